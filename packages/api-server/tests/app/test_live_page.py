@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from llmstack_server.app import build_app, explain_routes, live_page
+from llmstack_server.app.steps import core_name
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.options.secret import Secret
 from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.peers import Peers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
@@ -51,7 +54,8 @@ async def read_once(state: ServerState, path: str = "/live/events", key: str | N
     read = state.engine.recent_steps
 
     async def last_read(after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        state.lifecycle.advance(LifecycleState.DRAINING)
+        if not state.lifecycle.is_stopping:
+            state.lifecycle.advance(LifecycleState.DRAINING)
         return await read(after_step, engine_index)
 
     state.engine.recent_steps = last_read  # type: ignore[method-assign]
@@ -147,6 +151,52 @@ async def test_where_weights_can_change_it_says_which_answer() -> None:
     state.config = replace(state.config, reload=ReloadOptions(reload_models=("next=/models/next",)))
     state.weights_name = "next"
     assert (await read_once(state))["weights"] == {"name": "next", "num_finishing": 0}
+
+
+async def test_a_reader_that_fell_behind_gets_the_numbers_of_missing_steps() -> None:
+    state = ready_state(engine := FakeEngineClient())
+    log = kept_steps()
+    engine.step_log = log._replace(steps=log.steps[2:])
+    assert (await read_once(state))["gap"] is None
+    state = ready_state(engine)
+    part = await read_once(state, f"/live/events?after=1&core={core_name(state, 0)}")
+    assert part["gap"] == {"reason": "steps_forgotten", "after": 1, "next": 3}
+
+
+async def test_first_tokens_are_predicted_and_real_for_the_key_that_asked() -> None:
+    for key, ids in ((None, ["mine", "other"]), ("first-key", ["mine"])):
+        state = ready_state(FakeEngineClient(), HTTPConfig(api_keys=KEYS if key else ()))
+        tenants = [client.tenant for client in clients_of(state.config)] if key else ["", ""]
+        kept = state.predictions.note("mine", tenants[0], 0.25)
+        state.predictions.note("other", tenants[1], 0.5)
+        state.predictions.note_real(kept, 0.3)
+        part = await read_once(state, key=key)
+        expected = [["mine", 250.0, 300.0], ["other", 500.0, None]]
+        assert part["predictions"] == [row for row in expected if row[0] in ids]
+
+
+class Reloaded(FakeEngineClient):
+    """Two requests finish with the weights of before."""
+
+    num_finishing_requests = 2
+
+    async def reload(self, args: object, adapters: object, *, moves: bool) -> None:
+        raise NotImplementedError
+
+
+async def test_the_api_processes_of_a_server_are_one_page(tmp_path: Path) -> None:
+    states = []
+    for index in range(2):
+        state = ready_state(Reloaded())
+        state.config = replace(state.config, reload=ReloadOptions(reload_models=("next=/models/next",)))
+        state.peers = Peers(tmp_path, index, 2)
+        state.predictions.note(f"of {index}", "", 0.25)
+        states.append(state)
+    async with states[0].peers, states[1].peers:  # type: ignore[union-attr]
+        build_app(states[1])
+        part = await read_once(states[0])
+    assert part["predictions"] == [["of 0", 250.0, None], ["of 1", 250.0, None]]
+    assert part["weights"] == {"name": "start", "num_finishing": 4}
 
 
 async def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

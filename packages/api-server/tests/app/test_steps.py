@@ -68,6 +68,27 @@ async def test_an_engine_core_that_is_not_there_names_the_parameter() -> None:
     assert caught.value.param == "engine"
 
 
+@pytest.mark.parametrize(
+    ("query", "steps", "gap"),
+    [
+        ("after=5", [6, 8], None),
+        ("after=7", [8], None),  # a step without rows is not kept
+        ("after=8", [], None),
+        ("after=2", [5, 6, 8], {"reason": "steps_forgotten", "after": 2, "next": 5}),
+        ("after=40", [5, 6, 8], {"reason": "engine_core_replaced", "after": 40, "next": 5}),
+        ("after=6&core=another", [5, 6, 8], {"reason": "engine_core_replaced", "after": 6, "next": 5}),
+    ],
+)
+async def test_a_gap_after_the_step_that_was_asked_for_is_said(query: str, steps: list[int], gap: object) -> None:
+    engine = FakeEngineClient()
+    engine.step_log = StepRecording(20.0, [record(5), record(6), record(8)], [])
+    app = build_app(ready_state(engine))
+    answer = (await call(app, "GET", f"/steps?{query}")).json()
+    assert ([step["step"] for step in answer["steps"]], answer["gap"]) == (steps, gap)
+    same = (await call(app, "GET", f"/steps?after=8&core={answer['core']}")).json()
+    assert (same["steps"], same["gap"]) == ([], None)
+
+
 async def test_the_route_is_behind_the_key() -> None:
     app = build_app(ready_state(FakeEngineClient(), HTTPConfig(api_keys=(Secret("k"),))))
     assert (await call(app, "GET", "/steps")).status == 401

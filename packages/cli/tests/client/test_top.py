@@ -63,7 +63,7 @@ def board() -> Board:
 
 def test_a_request_has_its_waits_and_its_tokens() -> None:
     rows = board().lines(20)[3:]
-    assert rows[1].split() == ["cmpl-a", "length", "capped", "(ended)", "500", "ms", "520", "ms", "5", "3"]
+    assert rows[1].split() == ["cmpl-a", "length", "capped", "(ended)", "500", "ms", "520", "ms", "–", "5", "3"]
 
 
 def test_requests_that_are_not_over_stand_first_and_move_no_cursor() -> None:
@@ -121,6 +121,22 @@ def test_weights_and_a_shadow_stand_below_the_summary() -> None:
     ]
     made.add({**PARTS[1], "weights": {"name": "next", "num_finishing": None}, "shadow": None})
     assert made.notes == ["weights: next"]
+
+
+def test_predicted_first_tokens_stand_beside_the_real_ones() -> None:
+    made = Board()
+    made.add({**PARTS[0], "predictions": [["cmpl-a", 480.0, None]]})
+    assert " 520 ms     480 ms " in "\n".join(made.lines(20))
+    made.add({**PARTS[1], "predictions": [["cmpl-a", 480.0, 533.0]]})
+    assert " 533 ms     480 ms " in "\n".join(made.lines(20))
+
+
+def test_steps_that_are_missing_are_said() -> None:
+    made = Board()
+    made.add({**PARTS[0], "gap": {"reason": "steps_forgotten", "after": 3, "next": 9}})
+    assert made.notes == ["steps 4 to 8 are missing"]
+    made.add({**PARTS[1], "gap": {"reason": "engine_core_replaced", "after": 9, "next": 1}})
+    assert made.notes == ["another engine core: its steps begin again"]
 
 
 def test_the_steps_of_another_engine_core_begin_again() -> None:

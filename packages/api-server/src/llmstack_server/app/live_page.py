@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from llmstack_engine_core.timeline import timeline_of, timeline_page
 from llmstack_server.app.chat_page import page_response
-from llmstack_server.app.steps import parse_number
+from llmstack_server.app.steps import parse_number, read_steps
 from llmstack_server.protocols import ReloadableEngine
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web import sse
@@ -27,11 +26,17 @@ INTERVAL_S = 0.5
 # An empty part this often shows a proxy that the stream is alive, and a lost reader that it is gone.
 KEEP_ALIVE_S = 5.0
 MAX_READERS = 16
+# What API processes ask each other for their part of the page, with the age of what is new in milliseconds.
+TOPIC = "live"
+# Predictions of so long ago are sent to a new reader, and those of a little before its last part again.
+KEPT_S, OVERLAP_S = 3600.0, 2.0
 
 
 def add_live_page(router: APIRouter, state: ServerState) -> None:
     """Adds the page, which needs no key, and its stream, which does. Operators see every request, others their own."""
     num_readers = 0
+    if state.peers is not None:
+        state.peers.add_topic(TOPIC, lambda age_ms: _answer(state, age_ms))
 
     @router.head(LIVE_PATH, include_in_schema=False)
     @router.get(LIVE_PATH, include_in_schema=False)
@@ -72,42 +77,49 @@ async def _events(
     """Ends when the server drains, and with an error object where the engine is gone."""
     sent_s: float | None = None  # an empty part is first, so that the reader knows the number of engine cores
     while not state.lifecycle.is_stopping:
-        # After a crash or a reload there is another one, whose steps begin again.
-        before, core = core, _core(state, engine_index) or core
-        if before and core != before:
-            after_step = 0
         try:
-            log = await state.engine.recent_steps(after_step, engine_index)
+            log, found, gap = await read_steps(state, engine_index, after_step, core)
         except EngineDeadError as error:
             yield sse.frame(sse.encode_json(answer_to(error, "").body()))
             return
         now_s = time.monotonic()
-        if log.steps or sent_s is None or now_s - sent_s >= KEEP_ALIVE_S:
-            after_step, sent_s = log.steps[-1].stats.step if log.steps else after_step, now_s
-            part = {"core": core, "weights": _weights(state), **_part(log, tenant, len(state.engine.engines))}
+        if log.steps or gap or sent_s is None or now_s - sent_s >= KEEP_ALIVE_S:
+            age_s = KEPT_S if sent_s is None else now_s - sent_s + OVERLAP_S
+            if gap and not log.steps:
+                after_step = 0
+            after_step, sent_s, core = log.steps[-1].stats.step if log.steps else after_step, now_s, found
+            reports = [_report(state, age_s), *await state.ask_peers(f"{TOPIC} {round(1000 * age_s)}")]
+            part = {
+                "core": core, "gap": gap, "weights": _weights(state, reports),
+                "predictions": _predictions(reports, tenant), **_part(log, tenant, len(state.engine.engines)),
+            }  # fmt: skip
             if tenant is None:
                 part["shadow"] = state.metrics.shadows.live_part(engine_index)
             yield sse.frame(sse.encode_json(part))
         await asyncio.sleep(INTERVAL_S)
 
 
-def _core(state: ServerState, engine_index: int) -> str:
-    """Tells engine cores apart that had the same place one after the other; empty while there is none."""
-    pid = next((engine.pid for engine in state.engine.engines if engine.engine_index == engine_index), None)
-    if pid is None:
-        return ""
-    return hashlib.blake2b(b"%d" % pid, digest_size=8, key=state.config.deployment_secret[:64]).hexdigest()
+def _report(state: ServerState, age_s: float) -> dict[str, Any]:
+    """The part of this process: what it has predicted in the last seconds, and who finishes with earlier weights."""
+    num_finishing = state.engine.num_finishing_requests if isinstance(state.engine, ReloadableEngine) else 0
+    return {"predictions": state.predictions.rows(age_s), "num_finishing": num_finishing}
 
 
-def _weights(state: ServerState) -> dict[str, Any] | None:
-    """The weights that answer new requests, where they can change, and how many requests of before still run.
+async def _answer(state: ServerState, age_ms: str) -> dict[str, Any] | None:
+    return None if state.opened_engine is None else _report(state, int(age_ms) / 1000)
 
-    Only one process knows that number, so it is None where there are several.
-    """
+
+def _weights(state: ServerState, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The weights that answer new requests, where they can change, and how many requests of before still run."""
     if not state.config.reload.reload_models:
         return None
-    num_finishing = state.engine.num_finishing_requests if isinstance(state.engine, ReloadableEngine) else 0
-    return {"name": state.weights_name, "num_finishing": num_finishing if state.peers is None else None}
+    return {"name": state.weights_name, "num_finishing": sum(report["num_finishing"] for report in reports)}
+
+
+def _predictions(reports: Sequence[Mapping[str, Any]], tenant: str | None) -> list[list[Any]]:
+    """Request ids, with the predicted and the real milliseconds to the first token; of one tenant, or of all."""
+    rows = [row for report in reports for row in report["predictions"]]
+    return [[request_id, *times] for owner, request_id, *times in rows if tenant is None or owner == tenant]
 
 
 def _part(log: StepRecording, tenant: str | None, num_engines: int) -> dict[str, Any]:

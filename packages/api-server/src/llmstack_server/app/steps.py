@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +17,8 @@ from llmstack_types import RequestEvent, ScheduledRequest, StepRecord, StepRecor
 
 MAX_DIGITS = 18
 FOREIGN_ID = "another request"
+# Why steps are missing: the engine core is another one, or it keeps only later steps.
+REPLACED, FORGOTTEN = "engine_core_replaced", "steps_forgotten"
 
 IsShown = Callable[[str], bool]
 
@@ -25,12 +28,67 @@ def add_steps_routes(router: APIRouter, state: ServerState) -> None:
 
     @router.get("/steps")
     async def steps(request: Request) -> Response:
-        """Steps of engine core `engine` after step `after`, oldest first, and the last events of requests."""
+        """Steps of engine core `engine` after step `after`, oldest first, and the last events of requests.
+
+        `core` of an earlier answer says which engine core `after` is of. `gap` says what is missing after `after`.
+        """
         after_step = parse_number("after", request.query_params)
         engine_index = parse_number("engine", request.query_params, max_number=len(state.engine.engines) - 1)
-        log = await state.engine.recent_steps(after_step, engine_index)
+        found = await read_steps(state, engine_index, after_step, request.query_params.get("core", ""))
         client = current_client.get()
-        return JSONResponse(step_log_object(log, time.time(), None if client.is_operator else client.tenant))
+        tenant = None if client.is_operator else client.tenant
+        shown = step_log_object(found.log, time.time(), tenant)
+        return JSONResponse({**shown, "core": found.core, "gap": found.gap})
+
+
+class FoundSteps(NamedTuple):
+    """Steps of an engine core.
+
+    Attributes:
+        core: Tells engine cores apart that had the same place one after the other; empty while there is none.
+        gap: What is missing between the step that was asked for and the first one; None where nothing is.
+    """
+
+    log: StepRecording
+    core: str
+    gap: dict[str, Any] | None
+
+
+async def read_steps(state: ServerState, engine_index: int, after_step: int, core: str = "") -> FoundSteps:
+    """The steps after `after_step` of an engine core; those of another one than `core` are read from its first.
+
+    Without `core`, an engine core that has no step up to that number is another one.
+    """
+    found = core_name(state, engine_index) or core
+    if core and found != core:
+        log = await state.engine.recent_steps(0, engine_index)
+        return FoundSteps(log, found, _gap(REPLACED, after_step, log))
+    log = await state.engine.recent_steps(after_step, engine_index)
+    is_next = log.steps[0].stats.step == after_step + 1 if log.steps else bool(core)
+    if not after_step or is_next:
+        return FoundSteps(log, found, None)
+    # Steps that compute nothing are not kept, so the next number may be missing where no step is.
+    since = await state.engine.recent_steps(after_step - 1, engine_index)
+    if since.steps and since.steps[0].stats.step == after_step:
+        return FoundSteps(log, found, None)
+    whole = await state.engine.recent_steps(0, engine_index)
+    if whole.steps and whole.steps[0].stats.step <= after_step <= whole.steps[-1].stats.step:
+        return FoundSteps(log, found, None)
+    reason, shown = (FORGOTTEN, log) if core or log.steps else (REPLACED, whole)
+    return FoundSteps(shown, found, _gap(reason, after_step, shown))
+
+
+def _gap(reason: str, after_step: int, log: StepRecording) -> dict[str, Any]:
+    next_step = log.steps[0].stats.step if log.steps else None
+    return {"reason": reason, "after": after_step, "next": next_step}
+
+
+def core_name(state: ServerState, engine_index: int) -> str:
+    """The name of an engine core's process, from which nothing can be read; empty while there is none."""
+    pid = next((engine.pid for engine in state.engine.engines if engine.engine_index == engine_index), None)
+    if pid is None:
+        return ""
+    return hashlib.blake2b(b"%d" % pid, digest_size=8, key=state.config.deployment_secret[:64]).hexdigest()
 
 
 def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**MAX_DIGITS) -> int:

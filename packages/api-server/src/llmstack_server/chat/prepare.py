@@ -81,7 +81,7 @@ async def submit_chat(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
         tenant=client.tenant, adapter=adapter_of(state, model),
         deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
-        on_admitted=first_token_check(state),
+        on_admitted=first_token_check(state, request_id),
         kv_transfer=kv_transfer,
     )  # fmt: skip
     outputs = await state.engine.submit(request)

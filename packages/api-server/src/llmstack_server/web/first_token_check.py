@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable
 
@@ -19,8 +20,11 @@ def with_jitter(wait_s: float) -> float:
     return wait_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (nothing secret)
 
 
-def first_token_check(state: ServerState) -> Callable[[int, int], Callable[[float], None] | None]:
-    """What a request has as `on_admitted`: the last check, with the exact tokens of the prompt."""
+def first_token_check(state: ServerState, request_id: str) -> Callable[[int, int], Callable[[float], None] | None]:
+    """What a request has as `on_admitted`: the last check, with the exact tokens of the prompt.
+
+    `request_id`: Of its first prompt in the engine.
+    """
 
     def check(num_prompt_tokens: int, max_tokens: int) -> Callable[[float], None] | None:
         queue, deadline, left_s = state.queue, current_deadline.get(), None
@@ -37,9 +41,14 @@ def first_token_check(state: ServerState) -> Callable[[int, int], Callable[[floa
             retry_s = with_jitter(prediction.ttft_s)
             raise HTTPError(deadline_unreachable(prediction.ttft_s, deadline.limit_s, retry_s))
 
+        kept = None
+        if prediction is not None:
+            kept = state.predictions.note(request_id, current_client.get().tenant, prediction.ttft_s)
+
         def note_first_token(real_s: float) -> None:
             queue.note_first_token(request, real_s)
-            if prediction is not None:
+            if prediction is not None and kept is not None:
+                state.predictions.note_real(kept, real_s)
                 state.metrics.observe_prediction(prediction.ttft_s, real_s)
 
         return note_first_token

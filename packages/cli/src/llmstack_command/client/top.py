@@ -20,7 +20,9 @@ MAX_REQUESTS = 4096
 MAX_SENTENCES = 8
 NUM_STEP_VALUES = 8  # after its number
 _CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[J", "\x1b[?25l", "\x1b[?25h"
-_COLUMNS = f"{'REQUEST':<36} {'STATE':<22} {'QUEUED':>8} {'FIRST TOKEN':>12} {'PROMPT':>8} {'DECODED':>8}"
+_COLUMNS = (
+    f"{'REQUEST':<36} {'STATE':<22} {'QUEUED':>8} {'FIRST TOKEN':>12} {'PREDICTED':>10} {'PROMPT':>8} {'DECODED':>8}"
+)
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Board:
 
     steps: dict[int, list[Any]] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)
+    predictions: dict[str, list[Any]] = field(default_factory=dict)
     core: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -84,10 +87,11 @@ class Board:
                 lane.arrived_s = float(time_s)
         for name, first, last, kind, num_tokens, _, _ in part["runs"]:
             self._add_run(self.lanes.setdefault(str(name), Lane()), first, last, kind == "d", num_tokens)
-        for number in list(self.steps)[:-MAX_STEPS]:
-            del self.steps[number]
-        for name in list(self.lanes)[:-MAX_REQUESTS]:
-            del self.lanes[name]
+        for name, *times in part.get("predictions", ()):
+            self.predictions[str(name)] = [*map(_number_or_none, times)]
+        _forget(self.steps, MAX_STEPS)
+        _forget(self.lanes, MAX_REQUESTS)
+        _forget(self.predictions, MAX_REQUESTS)
 
     def _add_run(self, lane: Lane, first: int, last: int, is_decode: bool, num_tokens: int) -> None:
         if lane.began_s is None and first in self.steps:
@@ -118,8 +122,17 @@ class Board:
         """The summary and a table: requests that are not over first, then those that ended last."""
         living = [pair for pair in self.lanes.items() if not pair[1].is_over]
         ended = [pair for pair in reversed(self.lanes.items()) if pair[1].is_over]
-        rows = [_row(name, lane) for name, lane in (*living, *ended)]
+        rows = [_row(name, lane, self._prediction_of(name)) for name, lane in (*living, *ended)]
         return [self.summary(), *self.notes, "", _COLUMNS, *rows][: max(1, height)]
+
+    def _prediction_of(self, name: str) -> list[Any]:
+        """The predicted and the real milliseconds to its first token; of several answers that of their request."""
+        return self.predictions.get(name) or self.predictions.get(name.partition("_")[2]) or [None, None]
+
+
+def _forget(named: dict[Any, Any], max_num_kept: int) -> None:
+    for name in list(named)[:-max_num_kept]:
+        del named[name]
 
 
 def run_top(namespace: argparse.Namespace, stdout: TextIO | None = None) -> None:
@@ -161,6 +174,11 @@ def _draw(parts: Iterable[dict[str, Any]], stdout: TextIO, *, is_once: bool) -> 
 def _notes(part: dict[str, Any]) -> list[str]:
     """The weights that answer, and what a shadow scheduler would have changed."""
     lines = []
+    gap = part.get("gap")
+    if gap and gap["reason"] == "steps_forgotten":
+        lines.append(f"steps {int(gap['after']) + 1} to {int(gap['next']) - 1} are missing")
+    elif gap:
+        lines.append("another engine core: its steps begin again")
     if weights := part.get("weights"):
         before = weights["num_finishing"]
         lines.append(
@@ -176,16 +194,25 @@ def _number_or_none(value: Any) -> float | None:
     return value if value is None or isinstance(value, int) else float(value)
 
 
-def _row(name: str, lane: Lane) -> str:
+def _row(name: str, lane: Lane, prediction: list[Any]) -> str:
     shown = without_control_characters(name)
     shown = shown if len(shown) <= 36 else f"{shown[:35]}…"
     state = lane.state.removeprefix("finished_").replace("_", " ") + (" (ended)" if lane.is_over else "")
-    queued, first = _since(lane.arrived_s, lane.began_s), _since(lane.arrived_s, lane.first_token_s)
-    return f"{shown:<36} {state:<22} {queued:>8} {first:>12} {lane.num_prompt_tokens:>8} {lane.num_decoded_tokens:>8}"
+    predicted, real = prediction
+    queued, expected = _since(lane.arrived_s, lane.began_s), _milliseconds(predicted)
+    first = _since(lane.arrived_s, lane.first_token_s) if real is None else _milliseconds(real)
+    waits = f"{queued:>8} {first:>12} {expected:>10}"
+    return f"{shown:<36} {state:<22} {waits} {lane.num_prompt_tokens:>8} {lane.num_decoded_tokens:>8}"
 
 
 def _since(start_s: float | None, end_s: float | None) -> str:
     if start_s is None or end_s is None:
         return "–"
-    seconds = max(0.0, end_s - start_s)
+    return _milliseconds(1000 * max(0.0, end_s - start_s))
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    seconds = value / 1000
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

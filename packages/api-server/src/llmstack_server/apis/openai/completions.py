@@ -71,7 +71,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             adapter=adapter_of(state, fields.model),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
-            on_admitted=first_token_check(state),
+            on_admitted=first_token_check(state, f"{ids.engine}-0"),
             add_special_tokens=fields.add_special_tokens is not False,
             kv_transfer=kv_transfer,
         )

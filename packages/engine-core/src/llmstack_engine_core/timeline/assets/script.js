@@ -139,6 +139,7 @@ function describe() {
   const seconds = last.time - begin.time + last.ms / 1000;
   const lanes = visibleLanes(shown).map(({ lane }) => ({ lane, facts: factsOf(lane) }));
   const times = lanes.map(({ facts }) => facts.ttftMs).filter((value) => value !== undefined);
+  const expected = lanes.map(({ facts }) => facts.predictedMs).filter((value) => value !== undefined);
   const facts = {
     step: last.number,
     running: last.running,
@@ -146,7 +147,7 @@ function describe() {
     blocks: last.used === null ? "–" : `${last.used} of ${last.blocks}`,
     speed: seconds > 0 ? (tokens / seconds).toFixed(0) : "–",
     time: `${last.ms.toFixed(1)} ms`,
-    ttft: milliseconds(median(times)),
+    ttft: milliseconds(median(times)) + (expected.length ? `, predicted ${milliseconds(median(expected))}` : ""),
   };
   for (const [name, value] of Object.entries(facts)) byId(`fact-${name}`).textContent = value;
   fillTable(lanes.slice(-MAX_TABLE_ROWS).reverse());
@@ -172,6 +173,7 @@ function fillTable(lanes) {
     const name = document.createElement("td");
     name.append(button);
     row.append(name, cell(facts.state), cell(milliseconds(facts.queueMs)), cell(milliseconds(facts.ttftMs)),
+      cell(milliseconds(facts.predictedMs)),
       cell(`${facts.prefilled} in ${facts.chunks}`), cell(facts.decoded), cell(facts.preempted));
     return row;
   }));
@@ -196,6 +198,7 @@ function describeSelected() {
   if (facts.queueMs !== undefined) sentences.push(`It waited ${milliseconds(facts.queueMs)} for its first step.`);
   if (facts.chunks) sentences.push(`${facts.prefilled} tokens of its prompt were computed in ${facts.chunks} steps.`);
   if (facts.ttftMs !== undefined) sentences.push(`The first token came after ${milliseconds(facts.ttftMs)}.`);
+  if (facts.predictedMs !== undefined) sentences.push(`It was predicted after ${milliseconds(facts.predictedMs)}.`);
   if (facts.decoded) sentences.push(`${facts.decoded} tokens were decoded${facts.drafted ? `, ${facts.drafted} of them drafted` : ""}.`);
   if (facts.preempted) sentences.push(`It was preempted ${facts.preempted} times.`);
   if (facts.first !== undefined) sentences.push(`Its steps are ${facts.first} to ${facts.last}.`);
@@ -268,8 +271,12 @@ async function read(answer, isWanted) {
           return void reader.cancel();
         }
         data = emptyData();
+        byId("status").textContent = "There is another engine core. Its steps begin here.";
       }
       data.core = part.core;
+      if (part.gap && part.gap.reason === "steps_forgotten") {
+        byId("status").textContent = `The steps ${part.gap.after + 1} to ${part.gap.next - 1} are missing: the server keeps only later ones.`;
+      }
       const forgotten = add(part);
       if (view.isPaused) byId("position").value -= forgotten;
       showShadow(part.shadow);
@@ -313,6 +320,7 @@ function save() {
     runs: [...data.lanes.values()].flatMap((lane) => lane.runs.map((run) => [lane.id, run.from, run.to, run.kind,
       run.tokens, run.drafts, run.blocks])),
     events: [...data.lanes.values()].flatMap((lane) => lane.events.map((event) => [lane.id, event.time, event.state])),
+    predictions: [...data.predictions].map(([id, { predicted, real }]) => [id, predicted, real]),
   };
   const copy = document.documentElement.cloneNode(true);
   copy.querySelector("#timeline").textContent = JSON.stringify(part).replaceAll("<", "\\u003c");

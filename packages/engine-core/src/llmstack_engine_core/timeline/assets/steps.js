@@ -1,11 +1,12 @@
 // What has happened: steps, and requests as lanes over them.
 
 const MAX_STEPS = 5000; // kept; older ones are forgotten
+const MAX_PREDICTIONS = 4096;
 
 let data = emptyData();
 
 function emptyData() {
-  return { steps: [], lanes: new Map(), lastStep: 0, core: "" };
+  return { steps: [], lanes: new Map(), predictions: new Map(), lastStep: 0, core: "" };
 }
 
 // The number of old steps that are forgotten for it.
@@ -31,6 +32,11 @@ function add(part) {
     const events = laneOf(id).events;
     const last = events[events.length - 1];
     if (!last || last.time < time || (last.time === time && last.state !== state)) events.push({ time, state });
+  }
+  for (const [id, predicted, real] of part.predictions || []) data.predictions.set(id, { predicted, real });
+  for (const id of data.predictions.keys()) {
+    if (data.predictions.size <= MAX_PREDICTIONS) break;
+    data.predictions.delete(id);
   }
   const excess = Math.max(0, data.steps.length - MAX_STEPS);
   if (excess) forget(excess);
@@ -81,10 +87,14 @@ function factsOf(lane) {
   const prefills = lane.runs.filter((run) => run.kind === "p");
   const sum = (runs, name) => runs.reduce((total, run) => total + run[name], 0);
   const end = lane.events[lane.events.length - 1];
+  // Several answers of one request have its id after their index, and its prediction.
+  const known = data.predictions.get(lane.id) || data.predictions.get(lane.id.replace(/^\d+_/, "")) || {};
+  const steppedMs = arrival && step ? Math.max(0, 1000 * (step.time - arrival.time) + step.ms) : undefined;
   return {
     state: end ? end.state.replaceAll("_", " ") : "running",
     queueMs: arrival && beginning ? Math.max(0, 1000 * (beginning.time - arrival.time)) : undefined,
-    ttftMs: arrival && step ? Math.max(0, 1000 * (step.time - arrival.time) + step.ms) : undefined,
+    ttftMs: known.real ?? steppedMs,
+    predictedMs: known.predicted,
     chunks: prefills.reduce((total, run) => total + run.to - run.from + 1, 0),
     prefilled: sum(prefills, "tokens"),
     decoded: sum(lane.runs.filter((run) => run.kind === "d"), "tokens"),
