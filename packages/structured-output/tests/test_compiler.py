@@ -81,6 +81,8 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"json": {"type": "string", "maxLength": 10**9}}, "structured_outputs.json", "schema_too_complex"),
     ({"json": deep(30)}, "structured_outputs.json", "schema_too_complex"),
     ({"json": "[" * 60_000}, "structured_outputs.json", "schema_too_complex"),
+    ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "structured_outputs.json", "invalid_json_schema"),
+    ({"json": {"$ref": "#/$defs/limit"}}, "structured_outputs.json", "invalid_json_schema"),
     ({"regex": "[a"}, "structured_outputs.regex", "invalid_regex"),
     ({"regex": r"(a)\1"}, "structured_outputs.regex", "invalid_regex"),
     ({"regex": "(?=a)b"}, "structured_outputs.regex", "invalid_regex"),
@@ -110,6 +112,24 @@ def test_a_refusal_names_the_field_and_the_cause(
     assert caught.value.message.endswith(".")
     assert len(caught.value.message) < 300
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        ({"grammar": "start: start"}, "no text satisfies it"),
+        ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no text satisfies it"),
+        (
+            {"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+            "the branches of a oneOf have to exclude each",
+        ),
+    ],
+)
+def test_a_reason_is_a_sentence_without_the_words_of_the_library(
+    compiler: GrammarCompiler, constraint: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        compiler.compile(StructuredOutputsParams(**constraint))
 
 
 BOMBS: dict[str, dict[str, Any]] = {

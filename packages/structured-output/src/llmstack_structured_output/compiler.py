@@ -40,6 +40,12 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
 }
 # What the library says where a limit of ours ends its work.
 _LIMIT_WORDS = ("fuel", "limit", "too complex", "too large", "too big", "too many", "exceed", "maximum")
+_UNSATISFIABLE = "unsatisfiable"
+# What it says in the words of its own code, and what that means.
+_MEANINGS: Mapping[str, str] = {
+    "NoExtensionBias": "no text satisfies it",
+    "Enable 'coerce_one_of'": "the branches of a oneOf have to exclude each other",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +255,11 @@ def _parser_limits(limits: GrammarLimits) -> LLParserLimits:
 
 
 def _refusal(kind: str, param: str, message: str) -> InvalidRequestError:
-    reason = errors.one_line(message)
+    meanings = (meaning for words, meaning in _MEANINGS.items() if words in message)
+    reason = next(meanings, errors.one_line(message))
     is_schema = kind in ("json", "json_object", "structural_tag")
-    if any(word in message.lower() for word in _LIMIT_WORDS):
+    said = "".join(message.lower().replace('"', "'").split("'")[::2])  # without the names that it quotes
+    if _UNSATISFIABLE not in said and any(word in said for word in _LIMIT_WORDS):
         return errors.schema_too_complex(param, reason) if is_schema else errors.grammar_too_complex(param, reason)
     if is_schema:
         return errors.invalid_json_schema(param, reason)
