@@ -33,7 +33,6 @@ from llmstack_server.web.middleware import (
     RequestContextMiddleware,
     route_path,
 )
-from llmstack_server.web.openapi_document import complete_document
 from llmstack_server.web.queue_gate import PREDICTED_TTFT_HEADER, PREDICTED_WAIT_HEADER, QueueGateMiddleware
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 from llmstack_server.web.resumable import ResumableMiddleware
@@ -60,6 +59,8 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The description of all routes, made once."""
         if self.openapi_schema is None:
+            from llmstack_server.web.openapi_document import complete_document  # late: it has a type for each answer
+
             complete_document(super().openapi())
         return super().openapi()
 

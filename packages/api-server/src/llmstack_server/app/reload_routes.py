@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, StrictStr
@@ -21,6 +21,9 @@ from llmstack_server.web.errors import HTTPError, reload_failed
 from llmstack_server.web.fields import parse
 from llmstack_server.web.openapi import error_responses, request_body
 from llmstack_types import LLMStackError
+
+if TYPE_CHECKING:
+    from llmstack_server.web.api_types import Reloaded
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +61,9 @@ class _Reloads:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._task: asyncio.Task[dict[str, Any]] | None = None
+        self._task: asyncio.Task[Reloaded] | None = None
 
-    async def run(self, entry: ReloadEntry, *, moves: bool) -> dict[str, Any]:
+    async def run(self, entry: ReloadEntry, *, moves: bool) -> Reloaded:
         """The answer, when the new engine core takes requests.
 
         Raises:
@@ -71,7 +74,7 @@ class _Reloads:
         self._task = asyncio.create_task(self._reload(entry, moves=moves))
         return await asyncio.shield(self._task)
 
-    async def _reload(self, entry: ReloadEntry, *, moves: bool) -> dict[str, Any]:
+    async def _reload(self, entry: ReloadEntry, *, moves: bool) -> Reloaded:
         state = self._state
         try:
             for name, _ in entry.adapters or ():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmstack_server.web.openapi import ERROR_SCHEMA, error_responses
+from llmstack_server.web.openapi_answers import add_answers
 
 Schema = dict[str, Any]
 
@@ -41,6 +42,8 @@ _ANY_BODY: Schema = {
 }
 _TOOL_PATHS = ("/v1/chat/completions", "/v1/chat/completions/render", "/tokenize")
 _EMPTY_PATHS = ("/ping", "/reset_prefix_cache", "/sleep", "/wake_up")
+_TEXT_PATHS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_FILE_PATH = "/v1/files/{file_id}/content"
 _TAGS = (
     ("/v1/responses", "Responses"), ("/v1/messages", "Messages"), ("/v1/models", "Models"), ("/v1/files", "Batches"),
     ("/v1/batches", "Batches"), ("/v1/chat", "Chat"), ("/v1/completions", "Completions"), ("/v1/embeddings", "Pooling"),
@@ -61,6 +64,7 @@ _ALLOW = {"Allow": {"description": "the methods that the path has", "schema": _S
 
 def complete_document(document: Schema) -> Schema:
     """The document with required fields, errors, tags, summaries and links."""
+    add_answers(document)
     for path, operations in document.get("paths", {}).items():
         for operation in operations.values():
             _complete(path, operation)
@@ -88,8 +92,10 @@ def _complete(path: str, operation: Schema) -> None:
     responses["405"] = {"description": "a method that the path does not have", "content": content, "headers": _ALLOW}
     if path in _EMPTY_PATHS:
         responses["200"].pop("content", None)
-    elif path == "/metrics":
+    elif path in _TEXT_PATHS:
         responses["200"]["content"] = {"text/plain": {"schema": _STRING}}
+    elif path == _FILE_PATH:
+        responses["200"]["content"] = {"application/octet-stream": {"schema": _STRING | {"format": "binary"}}}
 
 
 def _has_body(path: str, operation: Schema) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,9 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, engine_unavailable, missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import check_deadline_ms
+
+if TYPE_CHECKING:
+    from llmstack_server.web.answer_types import Estimate
 
 MAX_OUTPUT_TOKENS = 2**31 - 1
 
@@ -31,7 +34,7 @@ class EstimateRequest(BaseModel):
     deadline_ms: int | None = Field(None, description="milliseconds that the request would be given")
 
 
-async def estimate(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+async def estimate(state: ServerState, body: dict[str, Any]) -> Estimate:
     """The predicted wait and time to the first token, and whether a deadline would be accepted.
 
     Raises:

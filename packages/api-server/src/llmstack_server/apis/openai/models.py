@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import adapter_of
+
+if TYPE_CHECKING:
+    from llmstack_server.web.answer_types import Permission
 
 
 def model_object(state: ServerState, name: str) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def _weight_fields(state: ServerState) -> dict[str, Any]:
     return {"weights": state.weights_object(), "previous_weights": list(state.previous_weights)}
 
 
-def _permission(state: ServerState, name: str) -> dict[str, Any]:
+def _permission(state: ServerState, name: str) -> Permission:
     """The permissions that older clients look for: everything that the server offers."""
     return {
         "id": "modelperm-" + hashlib.sha256(name.encode()).hexdigest()[:24],

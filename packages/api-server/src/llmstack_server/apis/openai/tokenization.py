@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_server.apis.openai.protocol import TOKENIZE, TOKENIZE_CHAT, DetokenizeRequest, TokenizeRequest
@@ -14,11 +14,14 @@ from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 
+if TYPE_CHECKING:
+    from llmstack_server.web.answer_types import Detokenized, Tokens
+
 MIN_LIMIT_OF_TOKENS = 1 << 16
 """Token ids that `/detokenize` takes at least, however short the context of the model is."""
 
 
-async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+async def tokenize(state: ServerState, body: dict[str, Any]) -> Tokens:
     """`{count, max_model_len, tokens, token_strs}` of a prompt, or of messages under the chat template."""
     fields = parse(TokenizeRequest, body)
     check_fields(state, body, fields, TOKENIZE_CHAT if fields.messages is not None else TOKENIZE)
@@ -53,7 +56,7 @@ async def _token_texts(state: ServerState, token_ids: list[int]) -> list[str]:
     return await asyncio.to_thread(lambda: [tokenizer.text_of(token_id) for token_id in token_ids])
 
 
-async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+async def detokenize(state: ServerState, body: dict[str, Any]) -> Detokenized:
     """`{prompt}` of token ids."""
     fields = parse(DetokenizeRequest, body)
     check_fields(state, body, fields, {})
