@@ -9,7 +9,7 @@ from llm_helpers.output_bench import DELTA, FINAL_ONLY, TOKENIZER, Bench, taken
 
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import RequestOutput
-from llmstack_llm.outputs.request_state import CompletionState
+from llmstack_llm.outputs.request_state import CompletionState, logprobs_dict
 from llmstack_types import (
     EngineCoreOutput,
     FinishReason,
@@ -152,6 +152,13 @@ def test_without_detokenization_there_are_ids_only():
     assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 2)
 
 
+def test_a_token_that_is_a_part_of_a_character_carries_its_bytes():
+    first, second = TOKENIZER.encode("é")
+    found = logprobs_dict(TokenLogprobs((first, second), (-0.5, -1.5), 1), TOKENIZER)
+    assert [one.decoded_token for one in found.values()] == ["\ufffd"] * 2
+    assert [one.token_bytes for one in found.values()] == [b"\xc3", b"\xa9"]
+
+
 def test_logprobs_are_keyed_by_token_and_add_up():
     bench = Bench()
     stream = bench.add(logprobs=2, prompt_logprobs=1)
@@ -164,6 +171,7 @@ def test_logprobs_are_keyed_by_token_and_add_up():
     assert list(completion.logprobs[0]) == [70, 71]
     assert [(one.rank, one.logprob) for one in completion.logprobs[0].values()] == [(2, -1.5), (1, -0.5)]
     assert completion.logprobs[0][70].decoded_token == TOKENIZER.decode([70])
+    assert completion.logprobs[0][70].token_bytes is None
     assert completion.logprobs[1][72].logprob == -9999.0
     assert completion.cumulative_logprob == -1.5 - 9999.0
     assert output.prompt_logprobs is not None

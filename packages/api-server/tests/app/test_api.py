@@ -175,6 +175,15 @@ async def test_chat_logprobs_have_the_form_of_chat(app: Any):
     assert [entry["top_logprobs"] for entry in bare] == [[]] * 7
 
 
+async def test_the_bytes_of_chat_logprobs_make_up_the_text_where_tokens_are_parts_of_characters(app: Any):
+    messages = [{"role": "user", "content": "é"}]
+    choice = choices(await chat(app, messages=messages, max_tokens=4, logprobs=True))[0]
+    entries = choice["logprobs"]["content"]
+    assert choice["message"]["content"] == "éé"
+    assert [entry["token"] for entry in entries] == ["\ufffd"] * 4
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == "éé"
+
+
 async def test_prompt_logprobs_come_beside_the_choice(app: Any):
     entries = choices(await complete(app, prompt_logprobs=1))[0]["prompt_logprobs"]
     assert entries[0] is None

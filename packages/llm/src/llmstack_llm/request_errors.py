@@ -154,7 +154,8 @@ def context_length_exceeded(
     part = "messages" if param.startswith("messages") else "prompt"
     limit = f"This model's maximum context length is {max_model_len} tokens. However, "
     if num_prompt_tokens is None:
-        text = f"your {part} is too long to be tokenized. Please reduce the length of the {part}."
+        verb = "are" if part == "messages" else "is"
+        text = f"your {part} {verb} too long to be tokenized. Please reduce the length of the {part}."
     elif max_tokens is None:
         text = f"your {part} resulted in {num_prompt_tokens} tokens. Please reduce the length of the {part}."
     else:

@@ -96,7 +96,8 @@ def _chat_entry(
 def _chat_token(token_id: int, entry: TokenLogprob, shows_ids: bool) -> dict[str, Any]:
     text = _text(entry, token_id)
     token = token_name(token_id) if shows_ids else text
-    return {"token": token, "logprob": floor(entry.logprob), "bytes": list(text.encode())}
+    raw = text.encode() if entry.token_bytes is None else entry.token_bytes
+    return {"token": token, "logprob": floor(entry.logprob), "bytes": list(raw)}
 
 
 def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[dict[str, Any] | None] | None:

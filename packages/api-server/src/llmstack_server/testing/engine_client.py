@@ -375,7 +375,7 @@ class FakeEngineClient(FakeAdapters):
 def _position(token_id: int, num_top: int) -> dict[int, Logprob]:
     """The chosen token with -0.5, then the lowest ids with less."""
     others = [other for other in range(65, 65 + num_top + 1) if other != token_id][:num_top]
-    found = {token_id: Logprob(-0.5, 1, ByteTokenizer().text_of(token_id))}
+    found = {token_id: Logprob(-0.5, 1, ByteTokenizer().text_of(token_id), bytes([token_id]))}
     return found | {other: Logprob(-1.5 - k, k + 2, ByteTokenizer().text_of(other)) for k, other in enumerate(others)}
 
 

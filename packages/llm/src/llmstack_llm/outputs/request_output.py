@@ -15,11 +15,13 @@ class Logprob:
     Attributes:
         rank: Rank in the whole vocabulary, 1 is the most likely; None where it is not known.
         decoded_token: The token alone as text; a broken character shows as U+FFFD.
+        token_bytes: The token's bytes where it has a broken character; None where `decoded_token` has all of them.
     """
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+    token_bytes: bytes | None = None
 
 
 @dataclass(slots=True)

@@ -41,8 +41,11 @@ def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None, *, are_best
 
 
 def _logprob(token_id: int, logprob: float, rank: int | None, tokenizer: Tokenizer | None) -> Logprob:
-    text = None if tokenizer is None else tokenizer.text_of(token_id)
-    return Logprob(max(logprob, LOWEST_LOGPROB), rank, text)
+    logprob = max(logprob, LOWEST_LOGPROB)
+    if tokenizer is None:
+        return Logprob(logprob, rank)
+    text = tokenizer.text_of(token_id)
+    return Logprob(logprob, rank, text, tokenizer.bytes_of(token_id) if "\ufffd" in text else None)
 
 
 class StepTimes:
