@@ -38,11 +38,22 @@ async def test_the_limits_of_headers_can_be_set(start: Start):
     assert (await running.ask(b"GET /ping HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2048 + b"\r\n\r\n"))[0] == 431
 
 
-async def test_bytes_that_are_not_http_get_a_minimal_answer(start: Start):
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+async def test_bytes_that_are_not_http_get_the_error_of_every_route(start: Start):
     running = await start()
-    status, _, body = await running.ask(b"\x16\x03\x01 hello\r\n\r\n")
-    assert status == 400
-    assert len(body) < 200
+    for raw in (
+        b"\x16\x03\x01 hello\r\n\r\n",
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Content-Length: -5\r\n\r\nabcde",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nno size\r\n",
+    ):
+        status, headers, body = await running.ask(raw)
+        error = json.loads(body)["error"]
+        assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_http")
+        assert headers["connection"] == "close"
+        assert headers["x-request-id"]
 
 
 async def test_headers_that_never_end_time_out(start: Start, monkeypatch: pytest.MonkeyPatch):
@@ -203,6 +214,18 @@ async def test_a_request_names_one_host_and_expects_nothing_unknown(start: Start
 async def test_http_1_0_needs_no_host(start: Start):
     running = await start()
     assert (await running.ask(b"GET /ping HTTP/1.0\r\n\r\n"))[0] == 200
+
+
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(start: Start):
+    running = await start()
+    raw = post_bytes({"prompt": "Hello", "max_tokens": 3, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    status, headers, body = await running.ask(raw)
+    assert (status, headers["connection"]) == (200, "close")
+    assert "transfer-encoding" not in headers
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"data: [DONE]\n\n")
+    status, headers, body = await running.ask(b"GET /version HTTP/1.0\r\n\r\n")
+    assert (status, int(headers["content-length"])) == (200, len(body))
 
 
 async def test_a_kept_connection_serves_split_and_chunked_requests(start: Start):

@@ -17,6 +17,7 @@ from llmstack_server.web.errors import (
     expectation_failed,
     headers_too_large,
     invalid_host,
+    invalid_http,
     request_timeout,
 )
 
@@ -135,6 +136,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse_while_parsing(expectation_failed())
         self._start_timer(self.request_timeout_s)
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _end_with_connection(self.cycle)
         self._is_in_body = True
 
     def on_body(self, body: bytes) -> None:
@@ -155,9 +158,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not HTTP, unless an answer was sent already."""
-        if not self._is_refused:
-            self._is_refused = True
-            super().send_400_response(msg)
+        self._refuse(invalid_http())
 
     def _check_body(self, num_bytes: int) -> None:
         """Ends a request whose framing is too large, or that goes on long after its answer."""
@@ -249,6 +250,22 @@ class LimitedProtocol(HttpToolsProtocol):
         }
         lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
         self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", content]))
+
+
+def _end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Lets the end of the connection end an answer without a length, since HTTP/1.0 has no chunks."""
+    send, has_length = cycle.send, True
+
+    async def send_without_chunks(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_without_chunks  # type: ignore[method-assign]
 
 
 def _limit_sending(connection: socket.socket | None, timeout_s: float) -> None:

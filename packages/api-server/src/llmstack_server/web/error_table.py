@@ -91,6 +91,7 @@ KINDS = (
         "headers, or trailers of a chunked body, over the limit of size or number",
         headers=_CLOSE,
     ),
+    ErrorKind("invalid_http", 400, INVALID_REQUEST, "bytes that are no request of HTTP/1", headers=_CLOSE),
     ErrorKind("invalid_host", 400, INVALID_REQUEST, "no `Host` header, or several", headers=_CLOSE),
     ErrorKind(
         "expectation_failed", 417, INVALID_REQUEST, "an `Expect` header other than `100-continue`", headers=_CLOSE

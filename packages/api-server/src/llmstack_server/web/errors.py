@@ -157,6 +157,11 @@ def invalid_host() -> ErrorAnswer:
     return error_answer("invalid_host", "The request needs exactly one 'Host' header.")
 
 
+def invalid_http() -> ErrorAnswer:
+    """400 `invalid_http`, for bytes that are no request of HTTP/1."""
+    return error_answer("invalid_http", "The server could not read the request as HTTP/1.1.")
+
+
 def expectation_failed() -> ErrorAnswer:
     """417 `expectation_failed`, for an unknown `Expect` header."""
     return error_answer("expectation_failed", "The server supports no expectation but '100-continue'.")
