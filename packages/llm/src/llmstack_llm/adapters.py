@@ -14,7 +14,7 @@ from typing import Any, Final
 from llmstack_llm import request_errors
 from llmstack_llm.requests import Adapter
 from llmstack_model_files import ModelFilesError, adapter_digest
-from llmstack_types import EngineCoreRequest, InvalidRequestError, LoRAIdentity
+from llmstack_types import InvalidRequestError, LoRAIdentity
 
 OnChange = Callable[[], Awaitable[None]]
 
@@ -42,11 +42,9 @@ class LoRARequest:
     base_model_name: str | None = None
 
 
-def lora_request_of(request: EngineCoreRequest) -> LoRARequest | None:
+def lora_request_of(identity: str, path: str) -> LoRARequest:
     """The adapter of an engine request, as a caller names it."""
-    if request.lora_name is None:
-        return None
-    return LoRARequest(LoRAIdentity.parse(request.lora_name).name, lora_path=request.lora_path)
+    return LoRARequest(LoRAIdentity.parse(identity).name, lora_path=path)
 
 
 class AdapterRegistry:

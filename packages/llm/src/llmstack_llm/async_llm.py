@@ -34,7 +34,6 @@ from llmstack_llm.requests import (
     GenerationRequest,
     PromptInput,
     RenderedPrompt,
-    adapter_fields,
 )
 from llmstack_llm.shared_reloading import SharedReload
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
@@ -229,7 +228,8 @@ class AsyncLLM(EngineFrontEnd):
             raise ValueError("requests that are submitted together share their sampling fields")
         sampling = self.input_processor.check_sampling(given)
         num_generated = sampling.num_generated
-        check_fan_out(len(requests), num_generated, self.input_processor.limits)
+        if len(requests) * num_generated > 1:
+            check_fan_out(len(requests), num_generated, self.input_processor.limits)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
         self._check_alive()
         num_prompt_tokens = sum([len(one.prompt_token_ids) for one in admitted])
@@ -367,6 +367,7 @@ class AsyncLLM(EngineFrontEnd):
         collector = self.output_processor.new_collector(admitted[0].sampling_params.output_kind)
         engine_requests: list[EngineCoreRequest] = []
         for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
+            adapter_fields = {} if request.adapter is None else request.adapter.fields()
             completions = self.input_processor.process_inputs(
                 request.request_id,
                 one,
@@ -375,7 +376,7 @@ class AsyncLLM(EngineFrontEnd):
                 tenant=request.tenant,
                 deadline_s=request.deadline_s,
                 kv_transfer=request.kv_transfer,
-                **adapter_fields(request.adapter),
+                **adapter_fields,
             )
             try:
                 self.output_processor.add_request(request.request_id, one, completions, collector, index)

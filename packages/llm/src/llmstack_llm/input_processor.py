@@ -255,7 +255,7 @@ class InputProcessor:
         """
         params = admitted.sampling_params
         if admitted.embeds is not None:
-            fields = {**fields, **admitted.embeds.fields()}
+            fields |= admitted.embeds.fields()
         first = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(admitted.prompt_token_ids),  # in one process the engine core would share it
@@ -285,7 +285,7 @@ class InputProcessor:
             raise request_errors.unsupported_value(
                 name, "what ends this model's reasoning is not known here (--reasoning-parser)"
             )
-        embeds = read_prompt_embeds(prompt, sampling, self.limits)
+        embeds = read_prompt_embeds(prompt, sampling, self.limits) if isinstance(prompt, Mapping) else None
         text, token_ids = self._text_and_ids(prompt, param) if embeds is None else (None, embeds.token_ids)
         if values.get("truncate_prompt_tokens") is not None:
             text, token_ids = self._cut(text, token_ids, sampling, param, add_special_tokens)

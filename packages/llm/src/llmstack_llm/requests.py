@@ -69,10 +69,9 @@ class Adapter:
     path: str
     base_model_name: str | None = None
 
-
-def adapter_fields(adapter: Adapter | None) -> dict[str, Any]:
-    """The fields of an `EngineCoreRequest` that name the adapter."""
-    return {} if adapter is None else {"lora_name": adapter.identity, "lora_path": adapter.path}
+    def fields(self) -> dict[str, Any]:
+        """The fields of an `EngineCoreRequest` that name the adapter."""
+        return {"lora_name": self.identity, "lora_path": self.path}
 
 
 @dataclass(frozen=True, slots=True)

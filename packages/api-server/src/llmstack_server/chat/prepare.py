@@ -27,7 +27,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
-from llmstack_server.web.first_token_check import first_token_check
+from llmstack_server.web.first_token_check import check_first_token
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
 from llmstack_types import KVTransferParams, RequestOutputKind
@@ -81,7 +81,7 @@ async def submit_chat(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
         tenant=client.tenant, adapter=adapter_of(state, model),
         deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
-        on_admitted=first_token_check(state, request_id),
+        on_admitted=functools.partial(check_first_token, state, request_id),
         kv_transfer=kv_transfer,
     )  # fmt: skip
     outputs = await state.engine.submit(request)

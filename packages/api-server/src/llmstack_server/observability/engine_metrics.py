@@ -217,8 +217,9 @@ class EngineMetrics:
         gauges["num_requests_running"].set(stats.num_running)
         gauges["num_requests_waiting"].set(stats.num_waiting)
         self._waiting[0].set(stats.num_waiting)
-        self.load = (stats.kv_cache_usage, stats.num_waiting)
-        gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
+        usage = stats.kv_cache_usage
+        self.load = (usage, stats.num_waiting)
+        gauges["kv_cache_usage_perc"].set(usage)
         if stats.num_scheduled_tokens:
             # So the sum is that of prompt tokens, without cached ones, and of output tokens.
             self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens + num_first_tokens)

@@ -106,7 +106,9 @@ class FirstTokens:
         if not self._engines:
             return None
         index, engine = min(self._engines.items(), key=lambda item: item[1].load.num_running + item[1].load.num_waiting)
-        before = self._before(index, engine, num_tokens, tenant, wanted_s, now_s)
+        before = QueuedTokens(coming_s=now_s)
+        if self.queued or engine.load.num_waiting:
+            before = self._before(index, engine, num_tokens, tenant, wanted_s, now_s)
         num_new_tokens = max(round(num_prompt_tokens * (1.0 - engine.found_share)), 1)
         prediction = engine.predict(before, num_new_tokens, now_s)
         if prediction is None:

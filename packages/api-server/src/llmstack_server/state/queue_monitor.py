@@ -68,7 +68,11 @@ _current: ContextVar[ComingRequest | None] = ContextVar("coming_request", defaul
 
 
 class QueueMonitor:
-    """Follows the queues of all engine cores; a `StatLogger` of the engine front end."""
+    """Follows the queues of all engine cores; a `StatLogger` of the engine front end.
+
+    Attributes:
+        first_tokens: Predicts the first tokens of requests, and corrects itself by the real ones.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class QueueMonitor:
         `has_deadlines`: Requests of one tenant go by their deadlines.
         """
         limits = StepLimits(max_num_running, 2048, max_num_row_tokens)
-        self._first_tokens = FirstTokens(limits, quantum, has_deadlines=has_deadlines)
+        self.first_tokens = FirstTokens(limits, quantum, has_deadlines=has_deadlines)
         self._step_tokens = step_tokens
         self._max_num_running = max_num_running
         self._quantum = quantum
@@ -101,7 +105,7 @@ class QueueMonitor:
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """An engine core can take requests; nothing is known of its rate yet."""
         max_num_tokens = 2048 if self._step_tokens is None else self._step_tokens(ready.max_model_len)
-        self._first_tokens.log_engine_initialized(ready, max_num_tokens)
+        self.first_tokens.log_engine_initialized(ready, max_num_tokens)
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
         """Takes in what an engine core reports after a step."""
@@ -115,7 +119,7 @@ class QueueMonitor:
             engine = self._engines[iteration_stats.engine_index] = DrainRate()
         engine.observe(scheduler_stats, iteration_stats.timestamp_s, max(MIN_MEMORY_S, SERVICE_TIMES * self._service_s))
         engine.reported_s = self._clock()
-        self._first_tokens.observe(scheduler_stats, iteration_stats, engine.reported_s)
+        self.first_tokens.observe(scheduler_stats, iteration_stats, engine.reported_s)
         if self._coming:
             phases = iteration_stats.phases
             self._forget_reported(iteration_stats.timestamp_s - (0.0 if phases is None else sum(phases)))
@@ -148,7 +152,7 @@ class QueueMonitor:
 
     def predict_wait(self, tokens: int, tenant: str) -> float | None:
         """`predict_wait` on the current state; None before steps, or a rate, were measured."""
-        ahead = self._first_tokens
+        ahead = self.first_tokens
         num_coming = len(self._coming)
         if ahead.is_calibrated and not (ahead.num_waiting or ahead.queued) and num_coming < self._max_num_running:
             return 0.0  # it is part of the next step
@@ -158,7 +162,7 @@ class QueueMonitor:
         return predict_wait(self.state(), tokens, tenant) if is_rated else None
 
     def _predict_wait(self, tokens: int, tenant: str) -> float | None:
-        prediction = self._first_tokens.predict(1, tokens, tenant, None, self._clock())
+        prediction = self.first_tokens.predict(1, tokens, tenant, None, self._clock())
         return None if prediction is None else prediction.wait_s
 
     def predict_first_token(
@@ -171,8 +175,8 @@ class QueueMonitor:
         """
         now_s = self._clock()
         wanted_s = None if left_s is None else now_s + left_s
-        prediction = self._first_tokens.predict(num_prompt_tokens, num_tokens, tenant, wanted_s, now_s)
-        if prediction is None or not self._first_tokens.is_blocked:
+        prediction = self.first_tokens.predict(num_prompt_tokens, num_tokens, tenant, wanted_s, now_s)
+        if prediction is None or not self.first_tokens.is_blocked:
             return prediction
         wait_s = self.predict_wait(num_tokens, tenant)
         return prediction if wait_s is None else FirstToken(wait_s, wait_s + prediction.ttft_s - prediction.wait_s)
@@ -190,16 +194,12 @@ class QueueMonitor:
         now_s = self._clock()
         request.num_prompt_tokens, request.submitted_s = num_prompt_tokens, now_s
         request.wanted_s = None if left_s is None else now_s + left_s
-        self._first_tokens.submit(request, now_s)
+        self.first_tokens.submit(request, now_s)
         return request
 
     def forget(self, request: ComingRequest) -> None:
         """The request is not submitted after all."""
-        self._first_tokens.forget(request)
-
-    def note_first_token(self, request: ComingRequest, real_s: float) -> None:
-        """The first token of a request is there, so long after it was submitted."""
-        self._first_tokens.note_first(request, real_s)
+        self.first_tokens.forget(request)
 
     def estimate_tokens(self, num_bytes: int | None) -> int:
         """Tokens that a request of so many bytes counts with, by the requests before it; None: of unknown size."""
@@ -217,7 +217,7 @@ class QueueMonitor:
             yield request
         finally:
             self._coming.pop(id(request), None)
-            self._first_tokens.forget(request)
+            self.first_tokens.forget(request)
 
     def note_submitted(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Notes that the current request was submitted, with what it counts with."""

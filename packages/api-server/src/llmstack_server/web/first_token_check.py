@@ -20,37 +20,38 @@ def with_jitter(wait_s: float) -> float:
     return wait_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (nothing secret)
 
 
-def first_token_check(state: ServerState, request_id: str) -> Callable[[int, int], Callable[[float], None] | None]:
-    """What a request has as `on_admitted`: the last check, with the exact tokens of the prompt.
+def check_first_token(
+    state: ServerState, request_id: str, num_prompt_tokens: int, max_tokens: int
+) -> Callable[[float], None] | None:
+    """The last check of a request, with the exact tokens of its prompt; bound to the first two, it is `on_admitted`.
 
     `request_id`: Of its first prompt in the engine.
+
+    Raises:
+        HTTPError: 503, its first token would come after its deadline.
     """
+    queue, deadline, left_s = state.queue, current_deadline.get(), None
+    if deadline is not None:
+        left_s = max(deadline.end_s - asyncio.get_running_loop().time(), 0.0)
+    num_output_tokens = min(max_tokens, state.config.engine.fair_quantum)
+    request = queue.admit(num_prompt_tokens, num_output_tokens, left_s)
+    if request is None:
+        return None
+    prediction = request.prediction
+    if deadline is not None and left_s is not None and prediction is not None and prediction.ttft_s > left_s:
+        queue.forget(request)
+        state.metrics.count_rejection("deadline")
+        retry_s = with_jitter(prediction.ttft_s)
+        raise HTTPError(deadline_unreachable(prediction.ttft_s, deadline.limit_s, retry_s))
 
-    def check(num_prompt_tokens: int, max_tokens: int) -> Callable[[float], None] | None:
-        queue, deadline, left_s = state.queue, current_deadline.get(), None
-        if deadline is not None:
-            left_s = max(deadline.end_s - asyncio.get_running_loop().time(), 0.0)
-        num_output_tokens = min(max_tokens, state.config.engine.fair_quantum)
-        request = queue.admit(num_prompt_tokens, num_output_tokens, left_s)
-        if request is None:
-            return None
-        prediction = request.prediction
-        if deadline is not None and left_s is not None and prediction is not None and prediction.ttft_s > left_s:
-            queue.forget(request)
-            state.metrics.count_rejection("deadline")
-            retry_s = with_jitter(prediction.ttft_s)
-            raise HTTPError(deadline_unreachable(prediction.ttft_s, deadline.limit_s, retry_s))
+    kept = None
+    if prediction is not None:
+        kept = state.predictions.note(request_id, current_client.get().tenant, prediction.ttft_s)
 
-        kept = None
-        if prediction is not None:
-            kept = state.predictions.note(request_id, current_client.get().tenant, prediction.ttft_s)
+    def note_first_token(real_s: float) -> None:
+        queue.first_tokens.note_first(request, real_s)
+        if prediction is not None and kept is not None:
+            state.predictions.note_real(kept, real_s)
+            state.metrics.observe_prediction(prediction.ttft_s, real_s)
 
-        def note_first_token(real_s: float) -> None:
-            queue.note_first_token(request, real_s)
-            if prediction is not None and kept is not None:
-                state.predictions.note_real(kept, real_s)
-                state.metrics.observe_prediction(prediction.ttft_s, real_s)
-
-        return note_first_token
-
-    return check
+    return note_first_token

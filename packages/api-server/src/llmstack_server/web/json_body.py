@@ -45,7 +45,11 @@ def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> 
         for _ in (document := decoding(body, limits)).run():
             pass
         return document.value
-    decoder = _checked_decoder(without_escapes(body), limits)
+    unescaped = without_escapes(body)
+    has_long_number = check_structure(unescaped, limits or _DEFAULT_LIMITS)
+    if b"\\u" in unescaped and _LONE_SURROGATE.search(unescaped):
+        _refuse(invalid_json("it holds half a surrogate pair"))
+    decoder = _SATURATING_DECODER if has_long_number else _DECODER
     try:
         value = decoder.decode(body.decode("utf-8"))
     except ValueError as error:
@@ -107,14 +111,6 @@ class Decoding:
 def decoding(body: bytes | bytearray, limits: JSONLimits | None = None) -> Decoding:
     """The decoding of an object, its structure checked; arguments and errors as `decode_object`."""
     return Decoding(body, limits or _DEFAULT_LIMITS)
-
-
-def _checked_decoder(unescaped: bytes | bytearray, limits: JSONLimits | None) -> json.JSONDecoder:
-    """The decoder for a document whose structure is within the limits."""
-    has_long_number = check_structure(unescaped, limits or _DEFAULT_LIMITS)
-    if b"\\u" in unescaped and _LONE_SURROGATE.search(unescaped):
-        _refuse(invalid_json("it holds half a surrogate pair"))
-    return _SATURATING_DECODER if has_long_number else _DECODER
 
 
 def _refusal(error: ValueError) -> HTTPError:

@@ -21,15 +21,13 @@ _TYPES: Final = {bool: "a boolean", str: "a string", int: "an integer"}
 
 
 def read_kv_transfer(
-    state: ServerState, given: Mapping[str, Any] | None, fields: GenerationFields, num_prompts: int = 1
+    state: ServerState, given: Mapping[str, Any], fields: GenerationFields, num_prompts: int = 1
 ) -> KVTransferParams | None:
     """The parameters of a request; None where it asks for no transfer.
 
     Raises:
         InvalidRequestError: The server does not do it, or they cannot be used as they stand.
     """
-    if given is None:
-        return None
     config = state.config.engine.kv_transfer_config
     if config is None:
         raise unsupported(PARAM)

@@ -52,7 +52,7 @@ class QueueGateMiddleware:
         tenant = current_client.get().tenant
         num_tokens = queue.estimate_tokens(num_bytes)
         wait_s = queue.predict_wait(num_tokens, tenant)
-        if wait_s is not None:
+        if wait_s:  # not 0: part of the next step
             self._check(wait_s, deadline_s)
         ended = current_deadline.set(None)  # what the body gives the request ends with it
         try:
@@ -106,9 +106,9 @@ def note_submitted(state: ServerState, outputs: OutputStream) -> None:
     num_prompt_tokens = num_output_tokens = 0
     quantum = state.config.engine.fair_quantum
     for prompt in outputs.prompts:
-        params = prompt.sampling_params
-        num_prompt_tokens += len(prompt.prompt_token_ids) * params.num_generated
-        num_output_tokens += min(params.max_tokens or 0, quantum) * params.num_generated
+        num_generated, max_tokens = prompt.sampling_params.num_generated, prompt.sampling_params.max_tokens or 0
+        num_prompt_tokens += len(prompt.prompt_token_ids) * num_generated
+        num_output_tokens += min(max_tokens, quantum) * num_generated
     state.queue.note_submitted(num_prompt_tokens, num_output_tokens)
     timeout_s = state.config.http.request_timeout_s
     if timeout_s is not None or current_deadline.get() is not None:

@@ -156,10 +156,10 @@ class RecoveringClient(ResumingClient):
         Raises:
             EngineDeadError: There are none, and there will be none.
         """
-        own = self._take_own()
-        if own is not None:
-            return own
-        self._check_alive()
+        if self._own_outputs or self._own_stats is not None:
+            return self._take_own()
+        if self._death is not None:
+            raise EngineDeadError(self._death)
         if self._recovery is not None:
             return None
         try:

@@ -56,10 +56,8 @@ class ResumingClient(ABC):
     def _recover(self, reason: str) -> None:
         """Begins to replace the engine core."""
 
-    def _take_own(self) -> EngineCoreOutputs | None:
+    def _take_own(self) -> EngineCoreOutputs:
         """What comes from no engine core: errors, and statistics of one that is gone."""
-        if not self.has_own_outputs:
-            return None
         own, self._own_outputs = list(self._own_outputs), deque()
         stats, self._own_stats = self._own_stats, None
         return EngineCoreOutputs(own, monotonic(), stats)

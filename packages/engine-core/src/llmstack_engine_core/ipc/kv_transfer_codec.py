@@ -13,9 +13,9 @@ _ID = fields.text(MAX_ID_LENGTH)
 _NUM_TOKENS = fields.integer(0, 2**31 - 1)
 
 
-def encode_kv_transfer(params: KVTransferParams | None) -> list[Any] | None:
+def encode_kv_transfer(params: KVTransferParams) -> list[Any]:
     """The fields, in the order of the class."""
-    return None if params is None else list(params)
+    return list(params)
 
 
 def decode_kv_transfer(value: Any, name: str) -> KVTransferParams | None:

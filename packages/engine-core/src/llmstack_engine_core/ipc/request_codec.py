@@ -67,7 +67,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.tenant,
         request.lora_path,
         request.deadline_s,
-        encode_kv_transfer(request.kv_transfer),
+        None if request.kv_transfer is None else encode_kv_transfer(request.kv_transfer),
         request.prompt_embeds,
     ]
 

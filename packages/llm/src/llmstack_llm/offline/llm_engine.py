@@ -25,7 +25,7 @@ from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
 from llmstack_llm.outputs.stats import StatLogger, record_all
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
-from llmstack_llm.requests import Adapter, AdmittedRequest, PromptInput, adapter_fields
+from llmstack_llm.requests import Adapter, AdmittedRequest, PromptInput
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import (
     Control,
@@ -153,9 +153,8 @@ class LLMEngine:
         """
         if not isinstance(prompt, AdmittedRequest):
             prompt = self.input_processor.admit(prompt, self.input_processor.check_params(sampling_params))
-        requests = self.input_processor.process_inputs(
-            request_id, prompt, priority=priority, **adapter_fields(prompt.adapter)
-        )
+        adapter_fields = {} if prompt.adapter is None else prompt.adapter.fields()
+        requests = self.input_processor.process_inputs(request_id, prompt, priority=priority, **adapter_fields)
         collector = self.output_processor.new_collector(prompt.sampling_params.output_kind)
         self.output_processor.add_request(request_id, prompt, requests, collector)
         self._request_id_to_collector[request_id] = collector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from llmstack_llm.adapters import lora_request_of
+from llmstack_llm.adapters import LoRARequest, lora_request_of
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmstack_llm.requests import AdmittedRequest
@@ -89,7 +89,9 @@ class RequestState:
         self.prompt = admitted.prompt
         self.prompt_token_ids = requests[0].prompt_token_ids
         self.tenant = requests[0].tenant
-        self.lora_request = lora_request_of(requests[0])
+        self.lora_request: LoRARequest | None = None
+        if requests[0].lora_name is not None:
+            self.lora_request = lora_request_of(requests[0].lora_name, requests[0].lora_path)
         self.sampling_params = admitted.sampling_params
         self.output_kind = self.sampling_params.output_kind
         self.collector = collector

@@ -60,7 +60,7 @@ class AnthropicErrorMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_anthropic(route_path(scope)):
+        if scope["type"] != "http" or not f"{route_path(scope)}/".startswith(f"{PATH}/"):
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
@@ -83,7 +83,3 @@ class AnthropicErrorMiddleware:
                 raise
             answer = in_anthropic_form(answer_to(error, request_id), request_id)
             await send_error(answer, receive, send_with_id)
-
-
-def _is_anthropic(path: str) -> bool:
-    return path == PATH or path.startswith(f"{PATH}/")

@@ -40,7 +40,9 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
     if fields.messages is None:
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
-    kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields)
+    kv_transfer = None
+    if fields.kv_transfer_params is not None:
+        kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields)
     ids = answer_ids("chatcmpl", fields.request_id)
     if fields.request_id is not None:
         await state.request_ids.claim(current_client.get().tenant, fields.request_id)

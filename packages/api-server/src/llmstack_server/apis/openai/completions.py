@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from llmstack_server.web.checks import adapter_of, check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
 from llmstack_server.web.fields import parse
-from llmstack_server.web.first_token_check import first_token_check
+from llmstack_server.web.first_token_check import check_first_token
 from llmstack_server.web.kv_transfer import read_kv_transfer
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
@@ -42,7 +43,9 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     values, is_list = ([], False) if is_vectors else parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS_OF_VECTORS if takes_vectors else COMPLETIONS)
     vectors = [vectors_of(fields)] if is_vectors else []
-    kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields, len(values))
+    kv_transfer = None
+    if fields.kv_transfer_params is not None:
+        kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields, len(values))
     check_echo(fields.suffix, fields.echo)
     ids = answer_ids("cmpl", fields.request_id)
     if fields.request_id is not None:
@@ -71,7 +74,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             adapter=adapter_of(state, fields.model),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
-            on_admitted=first_token_check(state, f"{ids.engine}-0"),
+            on_admitted=functools.partial(check_first_token, state, f"{ids.engine}-0"),
             add_special_tokens=fields.add_special_tokens is not False,
             kv_transfer=kv_transfer,
         )
