@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # The most that a path may have, as functions and calls: what it has, and a margin for what differs between passes.
-LIMITS = {"api": (276, 700), "engine-core": (134, 175), "engine-core-eager": (166, 420)}
+LIMITS = {"api": (264, 655), "engine-core": (120, 160), "engine-core-eager": (156, 410)}
 
 
 def trace(*arguments: str) -> str:

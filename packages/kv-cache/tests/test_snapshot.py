@@ -15,7 +15,7 @@ from llmstack_kv_cache.swap import HostBlockPool
 # The configuration, what follows from the rest, and what no later answer depends on.
 LEFT_OUT = {
     "_block_size", "_enable_prefix_caching", "_watermark", "_groups", "_leader", "_num_bytes", "num_reserved_blocks",
-    "num_blocks", "_events", "events", "_last_lookup", "_found", "_pool",
+    "num_blocks", "num_host_blocks", "_events", "events", "_last_lookup", "_found", "_pool",
 }  # fmt: skip
 
 

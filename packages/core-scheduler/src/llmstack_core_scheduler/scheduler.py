@@ -74,6 +74,7 @@ class Scheduler(PrefixTransfer):
         self.running = RequestQueue()
         self.waiting = make_waiting_queue(self._policy, config.fair_quantum)
         self._config = config
+        self._max_num_row_tokens = config.max_num_row_tokens
         self._kv_cache_manager = kv_cache_manager
         self._block_size = kv_cache_manager.block_size
         self._has_windows = kv_cache_manager.has_windows
@@ -145,7 +146,7 @@ class Scheduler(PrefixTransfer):
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step. `now_s` is when: for the cost of preemption, and deadlines."""
-        plan = StepPlan(self._config, len(self.running))
+        plan = StepPlan(self._config, len(self.running.requests))
         if self._has_windows:
             self._free_passed_blocks()
         self._schedule_running(plan)
@@ -227,7 +228,7 @@ class Scheduler(PrefixTransfer):
                 request.next_passed_token = advance(request.request_id, request.num_computed_tokens)
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        running, max_num_row_tokens = self.running.requests, self._config.max_num_row_tokens
+        running, max_num_row_tokens = self.running.requests, self._max_num_row_tokens
         add_row, block_size = plan.add, self._block_size
         num_unknown_tokens = plan.num_unknown_tokens if self._steps_under_way else 0
         num_visited = 0
@@ -284,7 +285,7 @@ class Scheduler(PrefixTransfer):
         """Admits the request if the step and the pool have room for it; False changes nothing."""
         allocation = plan_allocation(request, self._kv_cache_manager, self._needs, plan)
         num_missing_tokens = request.num_tokens - allocation.num_computed_tokens
-        num_tokens = min(num_missing_tokens, plan.budget, self._config.max_num_row_tokens)
+        num_tokens = min(num_missing_tokens, plan.budget, self._max_num_row_tokens)
         if num_tokens < num_missing_tokens and not self._config.enable_chunked_prefill:
             return False
         # All its tokens have to find room now, though the step takes only a chunk: half a prompt admitted is preempted.

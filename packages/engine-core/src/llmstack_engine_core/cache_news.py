@@ -33,6 +33,9 @@ class CacheNews:
     """Reads the events of one cache after each step. Without followers the cache notes no events.
 
     Used by the engine core's thread.
+
+    Attributes:
+        is_followed: Whether there is a follower or a publisher.
     """
 
     def __init__(self, cache: BlockAccounts, publisher: EventPublisher | None = None) -> None:
@@ -42,6 +45,7 @@ class CacheNews:
         self._segments: CachedSegments | None = None
         self._number = 0
         self._is_published = True
+        self.is_followed = publisher is not None
         if publisher is not None:
             cache.start_events(MAX_EVENTS_PER_STEP)
             self._is_published = publisher.publish((), is_whole=True)
@@ -52,6 +56,7 @@ class CacheNews:
         Call `take` before it, for those who follow already.
         """
         self.read()
+        self.is_followed = True
         if self._segments is None:
             self._cache.start_events(MAX_EVENTS_PER_STEP)
             self._segments = CachedSegments(self._cache.block_size)
@@ -62,7 +67,7 @@ class CacheNews:
 
     def read(self) -> None:
         """Reads the events since the last call; where some were given up, everything that is stored."""
-        if self._segments is None and self._publisher is None:
+        if not self.is_followed:
             return
         events, num_dropped = self._cache.fetch_events()
         if self._publisher is not None:

@@ -229,7 +229,10 @@ class EngineCore:
             pending = self._constrained_rows.execute(self._runner, scheduled)
         else:
             pending = self._runner.execute_model(scheduled)
-        step_outputs = self._update_due(scheduled, pending)
+        if self._num_steps_under_way == 1:
+            step_outputs = self._update(scheduled, pending)
+        else:
+            step_outputs = self._update_oldest(scheduled, pending)
         phases = StepPhases(scheduled_s - start_s, self._executed_s - scheduled_s, self._clock() - self._executed_s)
         if self._events.step_hooks:
             stats = step_outputs.scheduler_stats or self._scheduler.stats()
@@ -257,10 +260,8 @@ class EngineCore:
                 self._refused[request.request_id] = error_output(request.request_id, refusal.message)
                 self._forget([request.request_id])
 
-    def _update_due(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
-        """Applies the step's results, or those of the oldest one if several may be under way."""
-        if self._num_steps_under_way == 1:
-            return self._update(scheduled, pending)
+    def _update_oldest(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
+        """Applies the results of the oldest step under way, once there are as many as may be."""
         under_way = self._under_way
         under_way.append((scheduled, pending))
         self._executed_s = self._clock()
@@ -286,7 +287,7 @@ class EngineCore:
         finished = [output.request_id for output in step_outputs.outputs if output.finish_reason is not None]
         if finished:
             self._forget(finished)
-        if self.cache_news is not None:
+        if self.cache_news is not None and self.cache_news.is_followed:
             self.cache_news.read()
         if self._adapter_gate is not None:
             self._adapter_gate.end_step(is_idle=not self._under_way)

@@ -178,10 +178,15 @@ class EngineLoop(ABC):
             (client,) = self._clients
             if step.outputs or step.scheduler_stats is not None or step.shadow is not None:
                 self._send(client, step)
-            self._forget_finished(step.outputs)
-            return
+        else:
+            self._send_shares(step)
+        for output in step.outputs:
+            if output.finish_reason is not None:
+                self._request_id_to_client.pop(output.request_id, None)
+
+    def _send_shares(self, step: EngineCoreOutputs) -> None:
+        """Sends each client what concerns it."""
         outputs_of, events_of = self._by_client(step.outputs), self._by_client(step.events)
-        self._forget_finished(step.outputs)
         concerned = outputs_of.keys() | events_of.keys()
         informed = self._clients_to_inform(step, concerned)
         first = min(self._clients, default=b"")
@@ -215,10 +220,6 @@ class EngineLoop(ABC):
         self._last_cache_update_s = now_s or self._last_cache_update_s
         for client in list(self._followers):
             self._send(client, update)
-
-    def _forget_finished(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        for request_id in [output.request_id for output in outputs if output.finish_reason is not None]:
-            self._request_id_to_client.pop(request_id, None)
 
     def _clients_to_inform(self, step: EngineCoreOutputs, concerned: Set[bytes]) -> set[bytes]:
         """Those that get the step's statistics.

@@ -29,6 +29,11 @@ class BlockAccounts(ABC):
             while no other request holds blocks, so that what fits at all gets in.
         max_events: Events that are kept until they are fetched; with 0 there are none.
 
+    Attributes:
+        num_host_blocks: Blocks of the host pool, which swapped-out requests use; their ids are 0 to this number - 1.
+        prefix_cache_queries: Counter of tokens looked up, by requests that were then given blocks.
+        prefix_cache_hits: Counter of tokens they found.
+
     Raises:
         ValueError: A size that makes no sense; the text names the argument.
     """
@@ -55,8 +60,9 @@ class BlockAccounts(ABC):
         self._last_lookup = _NO_LOOKUP
         # By the last lookup, until blocks are taken or forgotten: a table that begins so needs no further check.
         self._found: tuple[list[int], Prefix] = ([], ROOT)
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
+        self.num_host_blocks = num_host_blocks
+        # Attributes and no properties: every step reads them.
+        self.prefix_cache_queries = self.prefix_cache_hits = 0
         self._num_forks = 0
 
     @property
@@ -75,24 +81,9 @@ class BlockAccounts(ABC):
         return self._pool.num_free_blocks
 
     @property
-    def num_host_blocks(self) -> int:
-        """Blocks of the host pool, which swapped-out requests use; their ids are 0 to num_host_blocks - 1."""
-        return self._host_pool.num_blocks
-
-    @property
     def num_free_host_blocks(self) -> int:
         """Blocks of the host pool that no swapped-out request holds."""
         return self._host_pool.num_free_blocks
-
-    @property
-    def prefix_cache_queries(self) -> int:
-        """Counter of tokens looked up, by requests that were then given blocks."""
-        return self._num_queried_tokens
-
-    @property
-    def prefix_cache_hits(self) -> int:
-        """Counter of tokens they found."""
-        return self._num_hit_tokens
 
     @property
     def num_groups(self) -> int:
@@ -175,8 +166,8 @@ class BlockAccounts(ABC):
             num_free_blocks=self.num_free_blocks,
             num_cached_blocks=self._prefix_index.num_findable,
             num_requests=self._num_requests(),
-            prefix_cache_queries=self._num_queried_tokens,
-            prefix_cache_hits=self._num_hit_tokens,
+            prefix_cache_queries=self.prefix_cache_queries,
+            prefix_cache_hits=self.prefix_cache_hits,
             num_evictions=self._pool.num_evictions,
             num_host_blocks=self.num_host_blocks,
             num_free_host_blocks=self.num_free_host_blocks,
@@ -224,6 +215,6 @@ class BlockAccounts(ABC):
         # Only now: a request that waits for room is looked up again and again, and would count as often.
         looked_up_request_id, num_tokens = self._last_lookup
         if looked_up_request_id == request_id:
-            self._num_queried_tokens += num_tokens
-            self._num_hit_tokens += num_hit_tokens
+            self.prefix_cache_queries += num_tokens
+            self.prefix_cache_hits += num_hit_tokens
         self._last_lookup = _NO_LOOKUP

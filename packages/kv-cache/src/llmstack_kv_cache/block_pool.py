@@ -27,6 +27,7 @@ class BlockPool:
 
     Attributes:
         prefix_index: What can be found where.
+        num_blocks: All blocks but the reserved ones.
         num_free_blocks: Blocks without a holder.
         num_reserved_blocks: Leading blocks that are never handed out.
         num_evictions: Counter of contents given up to make room.
@@ -36,7 +37,7 @@ class BlockPool:
         self, num_blocks: int, block_size: int, num_reserved_blocks: int = 0, events: EventLog | None = None
     ) -> None:
         self.prefix_index = PrefixIndex(num_blocks, block_size, events)
-        self.num_free_blocks = num_blocks - num_reserved_blocks
+        self.num_blocks = self.num_free_blocks = num_blocks - num_reserved_blocks
         self.num_evictions = 0
         self.num_reserved_blocks = num_reserved_blocks
         self._shared = Segment([])
@@ -46,11 +47,6 @@ class BlockPool:
         self._unfindable = list(range(num_blocks - 1, num_reserved_blocks - 1, -1))  # taken from its end
         self._collector: Segment | None = None
         self._segments: OrderedDict[Segment, None] = OrderedDict()  # least recently used first
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks but the reserved ones."""
-        return len(self._holders) - self.num_reserved_blocks
 
     def is_free(self, block_id: int) -> bool:
         """Whether the block has no holder."""
@@ -163,6 +159,7 @@ class BlockPool:
         added = range(num_blocks - 1, old - 1, -1)
         self._unfindable = [*added, *(block_id for block_id in self._unfindable if block_id < num_blocks)]
         self.num_free_blocks += num_blocks - old
+        self.num_blocks += num_blocks - old
         return True
 
     def inconsistencies(self, owners: Iterable[Segment]) -> list[str]:

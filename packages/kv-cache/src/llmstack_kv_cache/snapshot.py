@@ -47,7 +47,7 @@ def take_snapshot(manager: BlockAccounts) -> State:
             (request_id, host._request_id_to_salt[request_id], block_ids.copy())
             for request_id, block_ids in host._request_id_to_block_ids.items()
         ],
-        "counters": [manager._num_queried_tokens, manager._num_hit_tokens, manager._num_forks],
+        "counters": [manager.prefix_cache_queries, manager.prefix_cache_hits, manager._num_forks],
         "tables": _tables_state(manager),
         "swapped": _swapped_state(manager),
     }
@@ -69,7 +69,7 @@ def restore_snapshot(manager: BlockAccounts, state: State) -> None:
         host.num_swap_outs, host.num_swap_ins, host._free = state["host"]
         host._request_id_to_block_ids = {request_id: block_ids for request_id, _, block_ids in state["host_tables"]}
         host._request_id_to_salt = {request_id: salt for request_id, salt, _ in state["host_tables"]}
-        manager._num_queried_tokens, manager._num_hit_tokens, manager._num_forks = state["counters"]
+        manager.prefix_cache_queries, manager.prefix_cache_hits, manager._num_forks = state["counters"]
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"it is no snapshot of a cache: {type(error).__name__}") from error
     try:

@@ -70,7 +70,7 @@ def test_a_resumed_request_continues_as_if_it_had_not_been_preempted(params: Sam
     )
     for index in range(num_before, 15):
         assert draw(rows, logits, index) == [whole[index]]
-        rows.count_tokens(np.array([0]), np.array([whole[index]]))
+        rows.penalties.count_tokens(np.array([0]), np.array([whole[index]]))
 
 
 def draw(rows: SamplingRows, logits: torch.Tensor, index: int) -> list[int]:

@@ -243,10 +243,10 @@ def test_rows_remember_only_who_is_there() -> None:
     rows = PoolingRows(4)
     rows.set_row(2, PoolingParams(PoolingType.MEAN, True))
     rows.row_to_partial[2] = torch.ones(3)
-    assert (len(rows), rows.is_pooling.tolist()) == (1, [False, False, True, False])
+    assert (len(rows.row_to_params), rows.is_pooling.tolist()) == (1, [False, False, True, False])
     for row in range(4):
         rows.clear_row(row)
-    assert (len(rows), rows.row_to_partial, rows.is_pooling.any()) == (0, {}, False)
+    assert (len(rows.row_to_params), rows.row_to_partial, rows.is_pooling.any()) == (0, {}, False)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, Final
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import ControlCall, ControlResult
-from llmstack_engine_core.ipc.outputs_codec import decode_stats, encode_stats
+from llmstack_engine_core.ipc.outputs_codec import decode_stats
 from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
 from llmstack_types import Control, Operation
 
@@ -44,7 +44,7 @@ class _Signature:
 
 SIGNATURES: Final[dict[AnyOperation, _Signature]] = {
     Control.RESET_PREFIX_CACHE: _Signature(fields.boolean),
-    Control.STATS: _Signature(lambda value, _: decode_stats(value), encode_stats),
+    Control.STATS: _Signature(lambda value, _: decode_stats(value), list),
     Control.SHUTDOWN: _Signature(fields.boolean),
     Control.RECENT_STEPS: _Signature(
         lambda value, _: decode_recent_steps(value), encode_recent_steps, arguments=(fields.integer(),)

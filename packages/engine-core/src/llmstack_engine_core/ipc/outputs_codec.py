@@ -39,13 +39,8 @@ MAX_STATS_COUNTERS: Final = 1024
 _TENANTS = fields.texts(MAX_TENANT_LENGTH, MAX_STATS_COUNTERS)
 
 
-def encode_stats(stats: SchedulerStats) -> list[Any]:
-    """The figures, in the order of their class."""
-    return list(stats)
-
-
 def decode_stats(value: Any) -> SchedulerStats:
-    """The inverse of `encode_stats`."""
+    """The figures, from a list in the order of their class."""
     *values, names = fields.row(value, "scheduler_stats", len(SchedulerStats._fields))
     tenants = tuple(_TENANTS(names, "waiting_tenants"))
     counters: list[Any] = []
@@ -79,7 +74,7 @@ def encode_outputs(message: EngineCoreOutputs) -> list[Any]:
     stats = message.scheduler_stats
     return [
         message.timestamp_s,
-        None if stats is None else encode_stats(stats),
+        None if stats is None else list(stats),
         request_ids,
         fields.pack_uint32(map(len, token_ids), "new_token_ids") if has_counts else None,
         fields.pack_uint32(flat_ids, "new_token_ids"),
@@ -166,7 +161,7 @@ _SPARSE_COLUMNS: Final[tuple[tuple[Any, Callable[[list[Any]], Any]], ...]] = (
     (-1, lambda values: fields.pack_uint32(values, "num_cached_tokens")),
     (None, list),
     (None, list),
-    (None, lambda values: [encode_kv_transfer(value) for value in values]),
+    (None, lambda values: list(map(encode_kv_transfer, values))),
 )
 
 

@@ -15,7 +15,6 @@ from llmstack_engine_core.ipc.outputs_codec import (
     decode_phases,
     decode_stats,
     encode_events,
-    encode_stats,
 )
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_engine_core.row_columns import RowColumns
@@ -30,10 +29,7 @@ _KEY = fields.text(MAX_REQUEST_ID_LENGTH)
 
 def encode_recent_steps(recent: StepRecording) -> list[Any]:
     """Steps and events, oldest first."""
-    steps = [
-        [record.start_s, record.phases, encode_stats(record.stats), _encode_rows(record.rows)]
-        for record in recent.steps
-    ]
+    steps = [[record.start_s, record.phases, list(record.stats), _encode_rows(record.rows)] for record in recent.steps]
     return [recent.now_s, steps, encode_events(recent.events), [list(pair) for pair in recent.tenants.items()]]
 
 

@@ -23,6 +23,9 @@ class SamplingRows:
 
     Rarely used parameters are stored per row. A step that differs from the last one only in its tokens runs no loop
     over requests.
+
+    Attributes:
+        penalties: Those of the rows; they count every generated token.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class SamplingRows:
         self._typical_p = np.ones(max_num_rows, dtype=np.float64)
         self._seeds = np.zeros(max_num_rows, dtype=np.uint64)
         self._num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
-        self._penalties = PenaltyRows(token_ids, vocab_size)
+        self.penalties = PenaltyRows(token_ids, vocab_size)
         self._extras: dict[int, RowExtras] = {}
         self._batch_extras = BatchExtras()
         self._batch_rows: bytes | None = None
@@ -79,28 +82,24 @@ class SamplingRows:
         self._seeds[row] = seeds_array([params.seed or 0])[0]
         self._num_prompt_tokens[row] = num_prompt_tokens
         num_skipped = 0 if has_prompt_tokens else num_prompt_tokens
-        self._penalties.set_row(row, params, token_ids, num_prompt_tokens, num_skipped)
+        self.penalties.set_row(row, params, token_ids, num_prompt_tokens, num_skipped)
         extras = RowExtras.of(params, eos_token_ids, self._vocab_size)
         if extras is not None:
             self._extras[row] = extras
             self._batch_rows = None
-        if extras is not None or not params.is_greedy or self._penalties.has_row(row):
+        if extras is not None or not params.is_greedy or self.penalties.has_row(row):
             self._rows_beyond_greedy.add(row)
         if self._has_processors:
             self._processors.add_row(row, params, self._token_ids[row], num_prompt_tokens)
 
     def clear_row(self, row: int) -> None:
         """Removes the parameters of a row."""
-        self._penalties.clear_row(row)
+        self.penalties.clear_row(row)
         self._rows_beyond_greedy.discard(row)
         if self._extras.pop(row, None) is not None:
             self._batch_rows = None
         if self._has_processors:
             self._processors.remove_row(row)
-
-    def count_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
-        """Counts generated tokens for penalties; a row may occur several times."""
-        self._penalties.count_tokens(rows, token_ids)
 
     def metadata(
         self, rows: IntArray, output_indices: IntArray, bitmask: TokenBitmask | None = None
@@ -119,7 +118,7 @@ class SamplingRows:
         metadata = SamplingMetadata(
             random=self._random_rows(rows, output_indices),
             bitmask=bitmask,
-            penalties=self._penalties.gather(rows, num_known),
+            penalties=self.penalties.gather(rows, num_known),
         )
         if self._extras:
             extras = self._gather_extras(rows)

@@ -171,6 +171,6 @@ class HostSteps:
 
     def _repeat_decode(self, inputs: ModelInputs, is_adapted: bool) -> DecodeOutput | None:
         """Results of a replayed decode step; None for steps that cannot be replayed."""
-        if self._graphs is None or self._batch.num_prompt_logprobs or len(self._batch.pooling):
+        if self._graphs is None or self._batch.num_prompt_logprobs or self._batch.pooling.row_to_params:
             return None
         return self._graphs.run(inputs, is_adapted)

@@ -189,7 +189,7 @@ class InputBatch:
             columns, token_rows = ragged_aranges(columns, num_appended), np.repeat(rows, num_appended)
         self.token_ids[token_rows, columns] = token_ids
         self.num_tokens[rows] += 1 if num_appended is None else num_appended
-        self.sampling.count_tokens(token_rows, token_ids)
+        self.sampling.penalties.count_tokens(token_rows, token_ids)
 
     def reserve(self, rows: IntArray) -> Reservation:
         """Extends each of the distinct rows by a place for a token that only the device has yet."""
@@ -203,7 +203,7 @@ class InputBatch:
         is_same = self.generations[reservation.rows] == reservation.generations
         rows, token_ids = reservation.rows[is_same], token_ids[is_same]
         self.token_ids[rows, reservation.columns[is_same]] = token_ids
-        self.sampling.count_tokens(rows, token_ids)
+        self.sampling.penalties.count_tokens(rows, token_ids)
 
     def request_token_ids(self, request_id: str) -> list[int]:
         """All tokens of a request, prompt then output.

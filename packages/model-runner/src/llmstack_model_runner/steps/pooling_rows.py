@@ -17,6 +17,7 @@ class PoolingRows:
         is_pooling: Whether each row pools instead of sampling. [max_num_rows]
         second_text_start: Start of the second text in each row's prompt; beyond any prompt if there is none.
         num_pairs: Number of rows with a second text.
+        row_to_params: Parameters of the rows that pool.
         row_to_partial: Partial results of incomplete prompts: float32 [hidden_size], or [num_prompt_tokens,
             hidden_size] for token vectors.
     """
@@ -27,10 +28,7 @@ class PoolingRows:
         self.second_text_start = np.full(max_num_rows, _NOWHERE, dtype=np.int64)
         self.num_pairs = 0
         self.row_to_partial: dict[int, torch.Tensor] = {}
-        self._row_to_params: dict[int, PoolingParams] = {}
-
-    def __len__(self) -> int:
-        return len(self._row_to_params)
+        self.row_to_params: dict[int, PoolingParams] = {}
 
     def set_row(self, row: int, params: PoolingParams) -> None:
         """Sets a row to a request's parameters."""
@@ -38,11 +36,11 @@ class PoolingRows:
         if params.second_text_start is not None:
             self.second_text_start[row] = params.second_text_start
             self.num_pairs += 1
-        self._row_to_params[row] = params
+        self.row_to_params[row] = params
 
     def clear_row(self, row: int) -> None:
         """Removes the parameters of a row, if it has any."""
-        params = self._row_to_params.pop(row, None)
+        params = self.row_to_params.pop(row, None)
         if params is None:
             return
         self.is_pooling[row] = False
@@ -53,4 +51,4 @@ class PoolingRows:
 
     def params(self, row: int) -> PoolingParams | None:
         """The parameters of a row; None if it does not pool."""
-        return self._row_to_params.get(row)
+        return self.row_to_params.get(row)
