@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.option import option_group
@@ -180,7 +179,7 @@ def _adapter_conflicts(settings: Settings) -> Iterator[Problem]:
         if settings[name] and not settings["enable_lora"]:
             yield Problem(f"--{name.replace('_', '-')} needs --enable-lora")
     root = settings["lora_root"]
-    if root and not Path(root).is_dir():
+    if root and not os.path.isdir(root):
         yield Problem("{lora_root}: there is no folder {folder}", folder=root)
 
 
