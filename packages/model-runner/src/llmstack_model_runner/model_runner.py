@@ -299,8 +299,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
     ) -> PendingOutput:
         """Starts one step: row updates, copies of blocks, forward pass, sampling.
 
-        A step without rows performs only updates and copies. `token_masks` is called between forward pass and sampling
-        if the step has constrained rows.
+        Without rows it does only updates and copies. `token_masks`, for constrained rows, is called before sampling.
 
         Raises:
             InputBatchError: The step is inconsistent with the runner's rows.
@@ -312,7 +311,8 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         steps.settle(scheduled)
         with self.timing.phase("prepare"):
             step = batch.update(scheduled)
-            self._copies.apply(scheduled)
+            if scheduled.swap_outs or scheduled.swap_ins or scheduled.block_copies:
+                self._copies.apply(scheduled)
             self._recovery.unwritten.follow(scheduled)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:

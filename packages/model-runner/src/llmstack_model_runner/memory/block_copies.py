@@ -42,8 +42,6 @@ class DirectBlockCopies:
 
     def apply(self, scheduled: SchedulerOutput) -> None:
         """Performs the copies, which are complete on return."""
-        if not (scheduled.swap_outs or scheduled.swap_ins or scheduled.block_copies):
-            return
         check_copies(scheduled, num_blocks_of(self._storage), num_blocks_of(self._host_storage))
         _copy(scheduled.swap_outs, self._storage, self._host_storage)
         _copy(scheduled.swap_ins, self._host_storage, self._storage)
