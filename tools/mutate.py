@@ -1,10 +1,12 @@
 """Mutation tests: changes the code in small ways, and says which changes no test sees.
 
-    python tools/mutate.py journal admission cache scheduler
+    python tools/mutate.py journal admission
+    python tools/mutate.py cache scheduler --sample 120 --seed 1
 
 Each target is a part of the code with the tests that have to see its changes; slow tests are left out. A changed
 function is tested by the tests that call it, in forks of one process (mutmut). `.mutants/TARGET` keeps the results:
-a second call tests new functions, and what no test saw. What no test can see is listed with its reason in
+a second call tests new functions, and what no test saw. With `--sample` it tests random changes only, and says how far
+the share of all changes may be from theirs. What no test can see is listed with its reason in
 `tools/equivalent_mutants.toml`. `docs/reliability.md` has the last figures.
 """
 
@@ -12,20 +14,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
+CONFTEST = ROOT / "tools" / "mutation_conftest.py"
 MIN_KILLED = 0.9
 PYTEST = ["-c", str(ROOT / "pyproject.toml"), "--rootdir=.", "-p", "no:cacheprovider", "--timeout=0", "-m", "not full"]
 NAME = re.compile(r"^\s*(?P<name>\S+__mutmut_\d+): (?P<status>.+)$")
+KILLED, NOT_CHECKED = ("killed", "timeout"), "not checked"
+NO_FUNCTION = "no_function_has_this_name"
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,14 @@ class Mutant:
     function: str
     removed: str
     added: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """So many random changes in place of all."""
+
+    size: int
+    seed: int
 
 
 TARGETS = {
@@ -89,13 +104,14 @@ def prepare(name: str, target: Target) -> Path:
     for test in target.tests:
         source = ROOT / "packages" / test
         _copy(source, folder / "tests" / test if source.is_dir() else folder / "tests" / Path(test).parent)
+    shutil.copy(CONFTEST, folder / "tests" / "conftest.py")
     modules = [f"*/{module}" for module in target.modules]
     options = [*PYTEST, *(f"--ignore-glob=*/{one}" for one in target.left_out)]
     lines = {
         "source_paths": ["src"], "only_mutate": modules,
         "do_not_mutate": ["*/testing/*", *(f"*/{one}" for one in target.unchanged)],
         "pytest_add_cli_args_test_selection": ["tests"], "pytest_add_cli_args": options,
-        "use_git_change_detection": False, "timeout_constant": 10.0,
+        "use_git_change_detection": False, "timeout_constant": 10.0, "timeout_multiplier": 4.0,
     }  # fmt: skip
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
     (folder / "pyproject.toml").write_text("[tool.mutmut]\n" + text, encoding="utf-8")
@@ -119,10 +135,33 @@ def mutmut(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def survivor_names(folder: Path) -> list[str]:
+def statuses(folder: Path) -> dict[str, str]:
+    """What became of each change."""
+    matches = map(NAME.match, mutmut(folder, "results", "--all", "true").splitlines())
+    return {match["name"]: match["status"] for match in matches if match}
+
+
+def survivor_names(found: Mapping[str, str]) -> list[str]:
     """The changes that no test saw, and those that none could have seen because none calls the function."""
-    matches = map(NAME.match, mutmut(folder, "results").splitlines())
-    return [match["name"] for match in matches if match and match["status"] not in ("timeout", "not checked")]
+    return [name for name, status in found.items() if status not in KILLED and status != NOT_CHECKED]
+
+
+def sampled(found: Mapping[str, str], sample: Sample | None) -> dict[str, str]:
+    """Random changes of all; the same ones for the same seed and the same code."""
+    if sample is None or sample.size >= len(found):
+        return dict(found)
+    draw = random.Random(sample.seed)  # noqa: S311 (the same seed has to give the same changes)
+    chosen = set(draw.sample(sorted(found), sample.size))
+    return {name: status for name, status in found.items() if name in chosen}
+
+
+def interval(num_killed: int, num_tested: int) -> tuple[float, float]:
+    """Where the share of all changes is with 95 %, by Wilson's score: it holds near 100 % too."""
+    share, z = num_killed / max(num_tested, 1), 1.96
+    weight = 1 + z * z / max(num_tested, 1)
+    middle = (share + z * z / (2 * max(num_tested, 1))) / weight
+    half = z / weight * math.sqrt(share * (1 - share) / max(num_tested, 1) + (z / (2 * max(num_tested, 1))) ** 2)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def describe(folder: Path, name: str) -> Mutant:
@@ -133,11 +172,18 @@ def describe(folder: Path, name: str) -> Mutant:
     return Mutant(f"{module}.{function}", _changed(diff, "-"), _changed(diff, "+"))
 
 
-def test(name: str, target: Target, num_workers: int) -> Path:
+def test(name: str, target: Target, num_workers: int, sample: Sample | None) -> Path:
     """Tests what has not been tested, and what survived: there may be new tests."""
     folder = prepare(name, target)
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(num_workers)]
-    if (folder / "mutants" / "mutmut-stats.json").exists() and (names := survivor_names(folder)):
+    if sample is not None:
+        # It makes the changes, and fails because it finds none of this name. What else fails, fails below again.
+        subprocess.run([*command, f"*.{NO_FUNCTION}*"], cwd=folder, check=False, capture_output=True)
+        found = sampled(statuses(folder), sample)
+        if names := [one for one, status in found.items() if status not in KILLED]:
+            subprocess.run([*command, *names], cwd=folder, check=True)
+        return folder
+    if (folder / "mutants" / "mutmut-stats.json").exists() and (names := survivor_names(statuses(folder))):
         subprocess.run([*command, *names], cwd=folder, check=True)
     subprocess.run(command, cwd=folder, check=True)
     return folder
@@ -153,22 +199,25 @@ def equivalent_mutants() -> dict[Mutant, str]:
     return {Mutant(row["function"], row["removed"], row["added"]): row["reason"] for row in rows}
 
 
-def judge(name: str, folder: Path) -> bool:
+def judge(name: str, folder: Path, sample: Sample | None) -> bool:
     """Prints the result of a target; whether enough is killed, of all that was to be tested."""
-    mutmut(folder, "export-cicd-stats")
-    figures = json.loads((folder / "mutants" / "mutmut-cicd-stats.json").read_text())
-    left, listed = [describe(folder, one) for one in survivor_names(folder)], equivalent_mutants()
+    every = statuses(folder)
+    found = sampled(every, sample)
+    left, listed = [describe(folder, one) for one in survivor_names(found)], equivalent_mutants()
     real = [mutant for mutant in left if mutant not in listed]
     for mutant in real:
         print(f"{mutant.function}\n  - {mutant.removed}\n  + {mutant.added}")
-    num_tested = figures["killed"] + figures["timeout"] + len(left)
-    num_equivalent = len(left) - len(real)
-    share = (num_tested - len(left)) / max(num_tested - num_equivalent, 1)
+    num_killed, num_equivalent = sum(status in KILLED for status in found.values()), len(left) - len(real)
+    num_timeout = list(found.values()).count("timeout")
+    share = num_killed / max(num_killed + len(real), 1)
     print(
-        f"{name}: {num_tested - len(left)} killed ({figures['timeout']} by time), {len(real)} not, {num_equivalent} "
-        f"equivalent, {figures['total'] - num_tested} not tested: {share:.1%}"
+        f"{name}: {num_killed} killed ({num_timeout} by time), {len(real)} not, {num_equivalent} equivalent, "
+        f"{list(found.values()).count(NOT_CHECKED)} not tested: {share:.1%}"
     )
-    return bool(share >= MIN_KILLED and num_tested == figures["total"])
+    if sample is not None:
+        low, high = interval(num_killed, num_killed + len(real))
+        print(f"a random sample of {len(found)} of {len(every)}, seed {sample.seed}; 95 %: {low:.1%} to {high:.1%}")
+    return share >= MIN_KILLED and NOT_CHECKED not in found.values()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,13 +225,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all by default")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--judge", action="store_true", help="print the results that are there, and test nothing")
+    parser.add_argument("--sample", type=int, metavar="N", help="test N random changes of each target, and no others")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
     options = parser.parse_args(arguments)
+    if options.sample is not None and options.sample < 1:
+        parser.error("--sample must be at least 1")
+    sample = None if options.sample is None else Sample(options.sample, options.seed)
     if unknown := set(options.targets) - set(TARGETS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     results = []
     for name in options.targets or TARGETS:
-        folder = ROOT / ".mutants" / name if options.judge else test(name, TARGETS[name], options.workers)
-        results.append(judge(name, folder))
+        folder = ROOT / ".mutants" / name if options.judge else test(name, TARGETS[name], options.workers, sample)
+        results.append(judge(name, folder, sample))
     return 0 if all(results) else 1
 
 

@@ -239,8 +239,9 @@ def test_what_exactly_fits_the_pool_runs_to_its_end_and_one_more_is_refused():
 
 
 def test_an_empty_prompt_is_refused():
-    with pytest.raises(InvalidRequestError, match="no tokens"):
+    with pytest.raises(InvalidRequestError, match="no tokens") as caught:
         make_scheduler().add_request(make_request("a", 0))
+    assert caught.value.code == "empty_array"
 
 
 def test_a_duplicate_id_is_refused_and_the_first_one_is_unharmed():

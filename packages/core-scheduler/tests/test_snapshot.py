@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from core_scheduler_helpers.steps import make_request, step
 
 from llmstack_core_scheduler import Request, Scheduler, SchedulerConfig, SpeculativeConfig, snapshot
 from llmstack_core_scheduler.deadline_queue import DeadlineQueue
@@ -53,6 +54,22 @@ def test_a_restored_scheduler_has_the_same_snapshot():
     restore_snapshot(restored, state, arrivals)
     assert take_snapshot(restored) == (state, arrivals)
     assert [request.num_computed_tokens for request in restored.running] == [3, 13]
+
+
+@pytest.mark.parametrize("policy", ["fair", "deadline"])
+def test_tokens_and_shares_of_tenants_are_restored(policy):
+    scheduler = make(policy=policy)
+    for number in range(9):  # more than run at once
+        scheduler.add_request(make_request(str(number), 4, max_tokens=3, tenant="abc"[number % 3]))
+    for _ in range(4):
+        step(scheduler)
+        restored = make(policy=policy)
+        restore_snapshot(restored, *take_snapshot(scheduler))
+        assert take_snapshot(restored) == take_snapshot(scheduler)
+        tokens, expected = ([request.token_ids for request in one.running] for one in (restored, scheduler))
+        assert tokens == expected
+        order = [[request.request_id for request in one.waiting] for one in (restored, scheduler)]
+        assert order[0] == order[1]
 
 
 def test_a_snapshot_that_is_none_is_refused():

@@ -209,6 +209,7 @@ def test_a_window_gives_back_the_blocks_it_has_passed_while_the_request_runs():
     full, window = manager.block_tables("a")
     assert NULL_BLOCK_ID not in full
     assert [index for index, block_id in enumerate(window) if block_id == NULL_BLOCK_ID] == list(range(7))
+    assert manager.block_table("a") == [block_id for pair in zip(full, window, strict=True) for block_id in pair]
 
 
 def test_a_long_request_runs_through_a_window_in_a_pool_that_never_holds_it_all():

@@ -157,6 +157,8 @@ def test_counters_count_a_request_once_however_often_it_was_looked_up():
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (15, 4)
     assert stats.hit_rate == pytest.approx(4 / 15)
     assert stats.usage == 0.0
+    run_once(manager, "b", tokens)
+    assert (manager.prefix_cache_queries, manager.prefix_cache_hits) == (20, 8)
 
 
 def test_reset_forgets_everything_but_waits_for_requests():
@@ -239,6 +241,15 @@ def test_forks_that_diverge_find_their_own_continuations_only():
         assert manager.get_computed_blocks("x", [1, 2, 3, last, 0]) == (table, 4)
 
 
+def test_a_begun_request_may_be_as_short_as_what_was_found_and_takes_no_block_more():
+    manager = KVCacheManager(num_blocks=4, block_size=2)
+    run_once(manager, "a", [1, 2, 3, 4, 5])
+    block_ids, _ = manager.get_computed_blocks("b", [1, 2, 3, 4, 5])
+    assert manager.allocate_slots("b", 4, block_ids) == block_ids
+    assert manager.num_held_blocks("b") == 2
+    assert manager.keeps_prefix("b", 4)
+
+
 def test_a_fork_without_a_block_for_the_copy_is_none():
     manager = KVCacheManager(num_blocks=2, block_size=4)
     manager.allocate_slots("a", 6)
@@ -301,7 +312,7 @@ def test_a_pool_grows_and_shrinks_as_far_as_its_blocks_are_free():
     assert manager.resize(5)
     assert manager.allocate_slots("b", 10) is not None
     assert not manager.resize(4)
-    assert manager.num_blocks == 5
+    assert manager.num_blocks == len(manager._prefix_index.runs) == 5
 
 
 def test_events_tell_what_can_be_found_with_tokens_and_parents_and_do_not_show_the_salt():
