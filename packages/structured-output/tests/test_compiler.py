@@ -187,6 +187,13 @@ def test_nothing_is_cached_of_a_refusal(compiler: GrammarCompiler) -> None:
     assert compiler.num_cached == num_cached
 
 
+def test_a_constraint_whose_limit_ends_at_its_first_token_is_refused(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], limits=GrammarLimits(lexer_fuel=1000))
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.compile(StructuredOutputsParams(regex="a{900}"))  # its first mask is within the limit
+    assert caught.value.code == "grammar_too_complex"
+
+
 def test_limits_are_those_given(folder: Path) -> None:
     compiler = GrammarCompiler(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], limits=GrammarLimits(max_enum=2, lexer_fuel=10))
     with pytest.raises(InvalidRequestError) as caught:

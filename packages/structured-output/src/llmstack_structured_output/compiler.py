@@ -122,10 +122,9 @@ class GrammarCompiler:
         vocabulary = self._living_vocabulary()
         text = _grammar_text(kind, param, params, self._limits, vocabulary)
         matcher = LLMatcher(vocabulary, text, log_level=0, limits=_parser_limits(self._limits))
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask may be what takes too much work
-        if matcher.is_error():
-            raise _refusal(kind, param, matcher.get_error())
+        error = matcher.get_error() or _first_steps_error(matcher)
+        if error:
+            raise _refusal(kind, param, error)
         return Grammar(kind, matcher, self._eos_token_ids)
 
     def _living_vocabulary(self) -> LLTokenizer:
@@ -240,6 +239,19 @@ def _grammar_text(
                 disable_any_whitespace=params.disable_any_whitespace,
                 whitespace_pattern=params.whitespace_pattern,
             )
+
+
+def _first_steps_error(matcher: LLMatcher) -> str:
+    """What the first mask, a token of it or the next mask takes too much work for; empty where none does."""
+    mask = matcher.compute_bitmask()
+    first = next((index for index, byte in enumerate(mask) if byte), None)
+    if first is None or matcher.is_error():
+        return str(matcher.get_error())
+    trial = matcher.deep_copy()
+    trial.consume_token(8 * first + (mask[first] & -mask[first]).bit_length() - 1)
+    if not trial.is_error():
+        trial.compute_bitmask()
+    return str(trial.get_error())
 
 
 def _parser_limits(limits: GrammarLimits) -> LLParserLimits:
