@@ -73,6 +73,7 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, completion(prompt=[[]]), 400, "empty_array", "prompt[0]"),
     (COMPLETIONS, completion(prompt=7), 400, "invalid_type", "prompt"),
     (COMPLETIONS, completion(prompt=[[1], "a"]), 400, "invalid_type", "prompt[1]"),
+    (COMPLETIONS, completion(prompt=["a", 1]), 400, "invalid_type", "prompt[1]"),
     (COMPLETIONS, completion(prompt=[1, True]), 400, "invalid_value", "prompt[1]"),
     (COMPLETIONS, completion(prompt=[[1, 2.0]]), 400, "invalid_value", "prompt[0][1]"),
     (COMPLETIONS, completion(prompt=[1, 9999]), 400, "invalid_value", "prompt[1]"),

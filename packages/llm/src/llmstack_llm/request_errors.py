@@ -157,7 +157,8 @@ def context_length_exceeded(
         verb = "are" if part == "messages" else "is"
         text = f"your {part} {verb} too long to be tokenized. Please reduce the length of the {part}."
     elif max_tokens is None:
-        text = f"your {part} resulted in {num_prompt_tokens} tokens. Please reduce the length of the {part}."
+        full = ", which leaves no room for a completion" if num_prompt_tokens == max_model_len else ""
+        text = f"your {part} resulted in {num_prompt_tokens} tokens{full}. Please reduce the length of the {part}."
     else:
         text = (
             f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {part}, "

@@ -260,9 +260,9 @@ def test_an_empty_prompt_is_refused():
 def test_a_prompt_as_long_as_the_context_is_refused_with_the_wording_of_openai():
     error = prompt_refusal([1] * 100)
     assert error.code == "context_length_exceeded"
-    assert error.message.startswith(
-        "This model's maximum context length is 100 tokens. However, your prompt resulted in"
-    )
+    limit = "This model's maximum context length is 100 tokens. However, your prompt resulted in"
+    assert error.message.startswith(f"{limit} 100 tokens, which leaves no room for a completion.")
+    assert prompt_refusal([1] * 101).message.startswith(f"{limit} 101 tokens. Please reduce")
 
 
 def test_a_prompt_and_an_explicit_output_that_do_not_fit_together_are_refused():

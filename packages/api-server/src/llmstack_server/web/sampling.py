@@ -103,6 +103,9 @@ def parse_prompts(value: Any, body: dict[str, Any], *, param: str = "prompt") ->
         return list(value), True
     if isinstance(value[0], list):
         return [_token_ids(entry, f"{param}[{index}]") for index, entry in enumerate(value)], True
+    if isinstance(value[0], str):
+        index, other = next((index, entry) for index, entry in enumerate(value) if not isinstance(entry, str))
+        raise request_errors.invalid_type(f"{param}[{index}]", "a string", other)
     return [_token_ids(value, param)], False
 
 
