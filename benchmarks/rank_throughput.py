@@ -1,4 +1,4 @@
-"""The throughput of two ranks beside one process.
+"""The throughput of two ranks beside one process, and the ratios that the project aims at.
 
 python benchmarks/rank_throughput.py
 """
@@ -6,49 +6,89 @@ python benchmarks/rank_throughput.py
 from __future__ import annotations
 
 import json
+import os
+import runpy
+import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from llmstack_llm import LLM, SamplingParams
 
+ROOT = Path(__file__).resolve().parents[1]
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 8, "vocab_size": 8192,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 4, "vocab_size": 8192,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
+NUM_REQUESTS = 64
+NUM_REPEATS = 3
 
 
-def measure_throughput(**sizes: int) -> tuple[float, float]:
-    """Tokens per second of 64 requests: of their prompts, and of their decodes."""
+class Rates(NamedTuple):
+    """Tokens per second of 64 requests: of their prompts, and of their decodes; the medians."""
+
+    prefill: float
+    decode: float
+
+
+def measure_throughput(**sizes: int) -> Rates:
+    """Two stages share the running requests, so each of their micro-batches has 32 rows."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         options: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "enable_prefix_caching": False}
         with LLM(folder, skip_tokenizer_init=True, max_num_batched_tokens=512, **options, **sizes) as llm:
 
             def run(num_prompt_tokens: int, num_tokens: int) -> float:
-                prompts = [{"prompt_token_ids": [1 + index] * num_prompt_tokens} for index in range(64)]
+                prompts = [{"prompt_token_ids": [1 + index] * num_prompt_tokens} for index in range(NUM_REQUESTS)]
                 params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
                 start = time.perf_counter()
                 llm.generate(prompts, params, use_tqdm=False)
                 return time.perf_counter() - start
 
             run(4, 4)
-            return 64 * 64 / run(64, 1), 64 * 24 / run(2, 24)
+            prefills = [NUM_REQUESTS * 32 / run(32, 1) for _ in range(NUM_REPEATS)]
+            return Rates(statistics.median(prefills), statistics.median(_decodes(run)))
+
+
+def _decodes(run: Any) -> list[float]:
+    """The time of the prompts is taken off."""
+    return [NUM_REQUESTS * 15 / (run(2, 16) - run(2, 1)) for _ in range(NUM_REPEATS)]
+
+
+def say(what: str, value: float, aim: float, unit: str = "", *, is_most: bool = False) -> None:
+    """One line of the result."""
+    is_met = value <= aim if is_most else value >= aim
+    bound = "at most" if is_most else "at least"
+    print(f"{what}: {value:.2f}{unit}, aim {bound} {aim:g}{unit}: {'met' if is_met else 'missed'}", flush=True)
 
 
 def main() -> None:
+    """Measures everything, and says which aims are met."""
     torch.set_num_threads(2)
+    print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors", flush=True)
+    rates = {}
     for name, sizes in {
         "one process": {},
-        "TP 2": {"tensor_parallel_size": 2},
         "PP 2": {"pipeline_parallel_size": 2},
+        "TP 2": {"tensor_parallel_size": 2},
     }.items():
-        prefill, decode_rate = measure_throughput(**sizes)
-        print(f"{name}: {prefill:.0f} prompt tokens/s, {decode_rate:.0f} decoded tokens/s")
+        rates[name] = measured = measure_throughput(**sizes)
+        print(f"{name}: {measured.prefill:.0f} prompt tokens/s, {measured.decode:.0f} decoded tokens/s", flush=True)
+    alone, stages, shards = rates.values()
+    say("PP 2, 32 rows per micro-batch, to one process of 64 rows: decode", stages.decode / alone.decode, 0.9)
+    say("PP 2 to one process: prefill", stages.prefill / alone.prefill, 0.95)
+    say("TP 2 to one process: decode", shards.decode / alone.decode, 0.9)
+    say("TP 2 to one process: prefill", shards.prefill / alone.prefill, 0.9)
+    torch.set_num_threads(1)
+    ranks = runpy.run_path(str(ROOT / "packages/parallel/benchmarks/bench_ranks.py"))
+    say("control of a step at two ranks", ranks["measure_control"](), 150.0, " us", is_most=True)
+    ours, spinning = ranks["measure_sum"]()
+    print(f"sum of 32 x 4096 float32 at two ranks: {ours:.0f} us, a loop that copies and spins {spinning:.0f} us")
+    say("sum of 32 x 4096 to that loop", ours / spinning, 1.5, is_most=True)
 
 
 if __name__ == "__main__":

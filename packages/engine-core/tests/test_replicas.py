@@ -191,3 +191,6 @@ def test_the_contract_id_follows_all_that_bits_depend_on_and_nothing_else() -> N
     assert len({own, *ids}) == len(ids) + 1
     same = replace(config, model_path="elsewhere", max_model_len=4096, num_engines=4)
     assert numeric_contract_id(same, "float32", "float32", 257, {**backends, "decode": "eager"}) == own
+    one = replace(config, tensor_parallel_size=1)
+    stages, ranks = replace(one, pipeline_parallel_size=2), {**backends, "ranks": "2 stages"}  # these change no bit
+    assert numeric_contract_id(stages, "float32", "float32", 257, ranks) == ids[0]

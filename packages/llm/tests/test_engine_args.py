@@ -249,7 +249,6 @@ def test_kv_transfers_are_configured_by_vllms_names(tmp_path: Path):
             EngineArgs(model, kv_transfer_config=wrong)
     between_hosts = {"kv_transfer_config": {"kv_connector": "NixlConnector"}}
     for fields, sentence in (
-        ({"tensor_parallel_size": 2}, "several ranks"),
         ({"enable_prefix_caching": False}, "needs"),
         ({**between_hosts, "cluster_key_file": "key"}, "NixlConnector needs trust_cluster_network"),
         ({**between_hosts, "trust_cluster_network": "lo"}, "NixlConnector needs cluster_key_file"),

@@ -17,7 +17,8 @@ from llmstack_model_runner.testing import StepDriver
 from llmstack_parallel import runner as runner_module
 from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.launcher import ProcessPeers
-from llmstack_parallel.runner import ParallelRunner, start_peers, states_bytes
+from llmstack_parallel.peers import start_peers, states_bytes
+from llmstack_parallel.runner import ParallelRunner
 from llmstack_types import EngineStartError, ModelRunnerConfig, SamplingParams
 
 

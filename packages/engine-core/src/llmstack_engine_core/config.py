@@ -196,8 +196,6 @@ class EngineConfig:
     def _check_transfer(self) -> None:
         if self.kv_transfer is None:
             return
-        if self.model.tensor_parallel_size * self.model.pipeline_parallel_size > 1:
-            raise ValueError("kv_transfer and several ranks exclude each other: each rank has a part of the KV cache")
         if self.kv_transfer.is_between_hosts and self.kv_transfer_network is None:
             raise ValueError("kv_transfer between hosts needs kv_transfer_network: an interface and a key file")
         if not self.enable_prefix_caching:

@@ -20,8 +20,9 @@ def numeric_contract_id(
 
     `backends`: What the model runner reports; it includes the digest of the weights and the variants of the kernels.
     """
+    not_numeric = _NOT_NUMERIC if config.tensor_parallel_size > 1 else (*_NOT_NUMERIC, "ranks")  # stages change no bit
     parts: dict[str, Any] = {
-        "backends": {name: value for name, value in backends.items() if name not in _NOT_NUMERIC},
+        "backends": {name: value for name, value in backends.items() if name not in not_numeric},
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "vocab_size": vocab_size,

@@ -216,6 +216,10 @@ class TransferRunner(Protocol):
     The form of blocks is the canonical one: for each layer keys, then values, each `[block, kv_head, slot, dim]`.
     """
 
+    def kv_block_form(self) -> tuple[int, str]:
+        """Bytes of a block, and what distinguishes them from the canonical form, such as parts of several ranks."""
+        ...
+
     def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
         """Copies blocks into `out`, after all steps that have been started.
 

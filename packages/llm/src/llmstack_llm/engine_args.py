@@ -228,11 +228,6 @@ class EngineArgs(
             yield from _exposed_events(self.kv_events_config)
         if self.enable_prompt_embeds and self.num_ranks > 1:
             yield Problem("{enable_prompt_embeds} excludes several ranks: their steps are sent without vectors")
-        if self.kv_transfer_config and self.num_ranks > 1:
-            yield Problem(
-                "{kv_transfer_config} excludes several ranks ({tensor_parallel_size}, {pipeline_parallel_size}): each "
-                "has a part of the KV cache"
-            )
         yield from self._transfer_conflicts()
         if self.pipeline_parallel_size == 1:
             return

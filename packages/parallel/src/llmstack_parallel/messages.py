@@ -61,8 +61,10 @@ class _Tag(IntEnum):
     MASKS = 3
     ADAPTER = 4
     MEET = 5
+    BLOCKS = 6
     ANSWER = 16
     FAILURE = 17
+    BLOCK_BYTES = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,30 @@ class AdapterMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksMessage:
+    """KV blocks to read, or to write.
+
+    Attributes:
+        block_ids: The blocks of the pool.
+        first: Number of the first of these among those of the bytes.
+        data: A part of the bytes; others have come before it. Empty where blocks are read.
+        is_whole: It is the last part.
+    """
+
+    block_ids: tuple[int, ...]
+    first: int = 0
+    data: bytes = b""
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBytes:
+    """A part of the bytes of blocks, which follow each other."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MeetMessage:
     """Where ranks of several nodes find each other.
 
@@ -134,7 +160,8 @@ class Failure:
     numbers: tuple[int, ...] = field(default=(), init=False)
 
 
-Message = CallMessage | StepMessage | MasksMessage | AdapterMessage | MeetMessage | Answer | Failure
+ToRank = CallMessage | StepMessage | MasksMessage | AdapterMessage | BlocksMessage | MeetMessage
+Message = ToRank | Answer | Failure | BlockBytes
 
 
 def encode(epoch: int, message: Message) -> bytes:
@@ -222,6 +249,22 @@ def _decode_adapter(values: list[Any]) -> AdapterMessage:
     return AdapterMessage(AdapterCall(values[0]), _IDENTITY(values[1], "identity"), _PATH(values[2], "path"))
 
 
+def _bytes(value: Any, name: str) -> bytes:
+    if type(value) is not bytes:
+        raise CodecError(f"{name} must be bytes")
+    return value
+
+
+def _decode_blocks(values: list[Any]) -> BlocksMessage:
+    block_ids, first, data, is_whole = values
+    return BlocksMessage(
+        _numbers(block_ids, "block_ids"),
+        _COUNT(first, "first"),
+        _bytes(data, "data"),
+        fields.boolean(is_whole, "is_whole"),
+    )
+
+
 _COUNT = fields.integer()
 _IDENTITY = fields.text(1024, 1)
 _ADDRESS = fields.text(256)
@@ -237,6 +280,11 @@ _ENCODERS: Final[Mapping[type, tuple[_Tag, Callable[[Any], list[Any]]]]] = {
         lambda message: [message.number, list(message.masks.request_ids), bytes(message.masks.bits)],
     ),
     AdapterMessage: (_Tag.ADAPTER, lambda message: [int(message.call), message.identity, message.path]),
+    BlocksMessage: (
+        _Tag.BLOCKS,
+        lambda message: [list(message.block_ids), message.first, message.data, message.is_whole],
+    ),
+    BlockBytes: (_Tag.BLOCK_BYTES, lambda message: [message.data]),
     MeetMessage: (_Tag.MEET, lambda message: [message.link, message.store]),
     Answer: (_Tag.ANSWER, lambda message: [list(message.numbers)]),
     Failure: (_Tag.FAILURE, lambda message: [message.reason[:4096]]),
@@ -246,6 +294,8 @@ _DECODERS: Final[Mapping[int, tuple[int, Callable[[list[Any]], Message]]]] = {
     _Tag.STEP: (4, _decode_step),
     _Tag.MASKS: (3, _decode_masks),
     _Tag.ADAPTER: (3, _decode_adapter),
+    _Tag.BLOCKS: (4, _decode_blocks),
+    _Tag.BLOCK_BYTES: (1, lambda values: BlockBytes(_bytes(values[0], "data"))),
     _Tag.MEET: (2, lambda values: MeetMessage(_ADDRESS(values[0], "link"), _ADDRESS(values[1], "store"))),
     _Tag.ANSWER: (1, lambda values: Answer(_numbers(values[0], "numbers"))),
     _Tag.FAILURE: (1, lambda values: Failure(_REASON(values[0], "reason"))),

@@ -13,6 +13,7 @@ from llmstack_parallel.messages import (
     AdapterCall,
     AdapterMessage,
     Answer,
+    BlocksMessage,
     Call,
     CallMessage,
     Failure,
@@ -23,6 +24,7 @@ from llmstack_parallel.messages import (
     encode,
 )
 from llmstack_parallel.protocols import Channel, Exchange
+from llmstack_parallel.rank_blocks import reads
 from llmstack_types import LLMStackError, ModelRunnerConfig, TokenMasks
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class RankLoop:
         self._sharding: Sharding = exchange.sharding(is_expert_parallel=config.enable_expert_parallel)
         self._runner = ModelRunner(config, sharding=self._sharding)
         self._num_steps = 0
+        self._blocks = bytearray()  # what has come of those that are written
         self._reader = ThreadPoolExecutor(1, "read-adapter")
         self._reads: dict[str, Future[object]] = {}
 
@@ -77,9 +80,24 @@ class RankLoop:
             self._channel.send(encode(self._epoch, self._answer(message)))
         elif isinstance(message, AdapterMessage):
             self._handle_adapter(message)
+        elif isinstance(message, BlocksMessage):
+            self._handle_blocks(message)
         else:
             raise CodecError(f"a rank expects no {type(message).__name__}")
         return True
+
+    def _handle_blocks(self, message: BlocksMessage) -> None:
+        if not message.data:
+            num_bytes = len(message.block_ids) * self._runner.kv_cache_spec().bytes_per_block
+            found = bytearray(num_bytes)
+            self._runner.read_kv_blocks(message.block_ids, memoryview(found))
+            for answer in reads(found):
+                self._channel.send(encode(self._epoch, answer))
+            return
+        self._blocks += message.data
+        if message.is_whole:
+            data, self._blocks = self._blocks, bytearray()
+            self._runner.write_kv_blocks(message.block_ids, memoryview(data), message.first)
 
     def _handle_adapter(self, message: AdapterMessage) -> None:
         identity = message.identity

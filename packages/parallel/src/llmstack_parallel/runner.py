@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic, sleep
 
-import torch
-
 from llmstack_kernels.collective import CollectiveError
-from llmstack_model_files import ModelFilesError, overridden, read_json
-from llmstack_model_runner.device.start_checks import resolve_device
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_parallel.errors import LostRankError
-from llmstack_parallel.exchange import choose_backend
-from llmstack_parallel.launcher import ProcessPeers
 from llmstack_parallel.messages import (
     AdapterCall,
     AdapterMessage,
     Answer,
+    BlocksMessage,
     Call,
     CallMessage,
     Failure,
     MasksMessage,
+    Message,
     StepMessage,
     decode,
     encode,
 )
+from llmstack_parallel.peers import start_peers
 from llmstack_parallel.protocols import Peers
+from llmstack_parallel.rank_blocks import RankParts, receive_part, writes
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_parallel.topology import Topology
 from llmstack_types import (
@@ -51,8 +47,6 @@ _CAUSE_INTERVAL_S = 0.01
 MakePeers = Callable[[ModelRunnerConfig], Peers]
 MakeTokenMasks = Callable[[], TokenMasks]
 _POLL_MS = 100
-_NUM_STATES = 2
-"""Tensors between two stages: the output of a layer and the residual."""
 
 
 class ParallelRunner:
@@ -199,6 +193,43 @@ class ParallelRunner:
         self._started[1].remove_adapter(identity)
         self._send_adapter(AdapterMessage(AdapterCall.REMOVE, identity))
 
+    def kv_block_form(self) -> tuple[int, str]:
+        """Bytes of a block in all ranks, and what distinguishes them from those of one process."""
+        return RankParts(self._topology, self._bytes_per_block).form()
+
+    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
+        """Copies the blocks of all ranks into `out`, after all steps that have been started.
+
+        Raises:
+            ValueError: `out` has another size.
+            LostRankError: A rank does not answer.
+        """
+        peers, runner = self._started
+        if self._pending:
+            self._compute_until(self._pending[-1])
+        with RankParts(self._topology, self._bytes_per_block).split(out, len(block_ids)) as parts:
+            self._send(peers.channels, encode(peers.epoch, BlocksMessage(tuple(block_ids))))
+            runner.read_kv_blocks(block_ids, parts[0])
+            deadline_s = monotonic() + self._config.rank_timeout_s
+            for rank in peers.channels:
+                receive_part(parts[rank], lambda rank=rank: self._receive(rank, deadline_s))  # type: ignore[misc]
+
+    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
+        """Copies the last blocks of `data`, from number `first` on, into the blocks of all ranks.
+
+        Raises:
+            ValueError: `data` has another size.
+            LostRankError: A rank takes no message.
+        """
+        peers, runner = self._started
+        if self._pending:
+            self._compute_until(self._pending[-1])
+        with RankParts(self._topology, self._bytes_per_block).split(data, first + len(block_ids)) as parts:
+            for rank in peers.channels:
+                for message in writes(block_ids, first, parts[rank]):
+                    self._send([rank], encode(peers.epoch, message))
+            runner.write_kv_blocks(block_ids, parts[0], first)
+
     def _send_adapter(self, message: AdapterMessage) -> None:
         peers, _ = self._started
         self._send(peers.channels, encode(peers.epoch, message))
@@ -270,18 +301,22 @@ class ParallelRunner:
         peers, _ = self._started
         found: list[Answer | Failure] = []
         deadline_s = monotonic() + timeout_s
-        for rank, channel in peers.channels.items():
-            while (frame := channel.receive(_POLL_MS)) is None:
-                self._check_peers()
-                if monotonic() > deadline_s:
-                    self._fence = f"{self._topology.describe(rank)} has not answered a call within {timeout_s:g} s"
-                    peers.exchange.abort()
-                    raise LostRankError(self._fence)
-            answer = decode(peers.epoch, frame)
+        for rank in peers.channels:
+            answer = self._receive(rank, deadline_s, f" within {timeout_s:g} s")
             if not isinstance(answer, Answer | Failure):
                 raise LostRankError(f"{self._topology.describe(rank)} sent a {type(answer).__name__}")
             found.append(answer)
         return found
+
+    def _receive(self, rank: int, deadline_s: float, limit: str = "") -> Message:
+        peers, _ = self._started
+        while (frame := peers.channels[rank].receive(_POLL_MS)) is None:
+            self._check_peers()
+            if monotonic() > deadline_s:
+                self._fence = f"{self._topology.describe(rank)} has not answered a call{limit}"
+                peers.exchange.abort()
+                raise LostRankError(self._fence)
+        return decode(peers.epoch, frame)
 
     def _check_peers(self) -> None:
         lost = self._started[0].lost() or self._fence
@@ -327,40 +362,3 @@ def _is_over(error: BaseException | None, *, has_started: bool) -> bool:
     if error is None or not isinstance(error, Exception):
         return True
     return not has_started and isinstance(error, EngineStartError | ValueError)
-
-
-def start_peers(config: ModelRunnerConfig) -> Peers:
-    """Starts the other ranks as processes of this host, or waits for those of other nodes.
-
-    Raises:
-        ValueError: There are more ranks than GPUs.
-        EngineStartError: They could not be started, or the model's configuration cannot be read.
-    """
-    device = resolve_device(config.device)
-    if device.type == "cuda" and torch.cuda.device_count() < config.num_local_ranks:
-        raise ValueError(
-            f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
-            f"{config.pipeline_parallel_size} needs {config.num_local_ranks} GPUs here, and there are "
-            f"{torch.cuda.device_count()}"
-        )
-    if config.placement is not None:
-        from llmstack_parallel.hosts.peers import HostPeers  # most models have one node
-
-        if config.placement.launcher == "ray":
-            from llmstack_parallel.ray_ranks import place_on_ray
-
-            return HostPeers(config, place_on_ray(config))
-        return HostPeers(config)
-    return ProcessPeers(config, choose_backend(device.type), states_bytes(config))
-
-
-def states_bytes(config: ModelRunnerConfig) -> int:
-    """Upper bound of the states of one step between two stages."""
-    try:
-        values = overridden(read_json(Path(config.model_path), "config.json"), json.loads(config.hf_overrides or "{}"))
-    except ModelFilesError as error:
-        raise EngineStartError(str(error)) from error
-    text = values.get("text_config") or values
-    sizes = (text.get(name) for name in ("hidden_size", "n_embd", "n_embed"))
-    size = next((size for size in sizes if type(size) is int and size > 0), 4096)
-    return _NUM_STATES * config.max_num_batched_tokens * size * 4

@@ -37,7 +37,8 @@ def make_transfer(
             raise EngineStartError(f"--kv-transfer-config: {reason}")
     transfer = _connector(config, network)
     logger.info("KV transfer: %s as engine %s", config.kv_role, transfer.engine_id)
-    return TransferParts(config, transfer, cast(TransferRunner, runner), TagMaker(ready, spec.bytes_per_block))
+    carrying = cast(TransferRunner, runner)
+    return TransferParts(config, transfer, carrying, TagMaker(ready, *carrying.kv_block_form()))
 
 
 def _connector(config: KVTransferConfig, network: TransferNetwork | None) -> KVTransfer:

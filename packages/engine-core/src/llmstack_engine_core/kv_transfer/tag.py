@@ -33,10 +33,12 @@ class TagMaker:
     Attributes:
         ready: What describes the engine core.
         bytes_per_block: Of the KV storage.
+        form: What distinguishes the bytes from the canonical form.
     """
 
     ready: EngineReady
     bytes_per_block: int
+    form: str = ""
 
     def tag(self, request: EngineCoreRequest, num_tokens: int) -> bytes:
         """The tag of the request's first `num_tokens` tokens."""
@@ -45,8 +47,9 @@ class TagMaker:
             identity = LoRAIdentity.parse(request.lora_name)
             adapter = f"{identity.name}@{identity.digest}"  # each engine core counts generations for itself
         values = [
-            request.tenant, request.cache_salt, LAYOUT, ready.numeric_contract_id, ready.block_size, ready.dtype,
-            ready.kv_cache_dtype, self.bytes_per_block, adapter, pack_tokens(request.prompt_token_ids[:num_tokens]),
+            request.tenant, request.cache_salt, LAYOUT + self.form, ready.numeric_contract_id, ready.block_size,
+            ready.dtype, ready.kv_cache_dtype, self.bytes_per_block, adapter,
+            pack_tokens(request.prompt_token_ids[:num_tokens]),
         ]  # fmt: skip
         packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
         return packed

@@ -21,6 +21,10 @@ class BlockTransfer:
     _recovery: StepRecovery
     _device: torch.device
 
+    def kv_block_form(self) -> tuple[int, str]:
+        """Bytes of a block, which have the canonical form."""
+        return sum(tensor[0].nbytes for tensor in flat_storage(self._kv_caches)), ""
+
     @torch.inference_mode()
     def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
         """Copies blocks into `out`, which it does not keep.

@@ -6,9 +6,9 @@ import queue
 import threading
 
 from llmstack_parallel.collectives.shared_memory import SharedMemoryExchange
+from llmstack_parallel.peers import states_bytes
 from llmstack_parallel.protocols import Channel
 from llmstack_parallel.rank_loop import RankLoop
-from llmstack_parallel.runner import states_bytes
 from llmstack_parallel.segments import Segments
 from llmstack_parallel.topology import Topology
 from llmstack_types import ModelRunnerConfig
