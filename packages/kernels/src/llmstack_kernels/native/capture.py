@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class CapturedCalls:
         self._calls: list[tuple[str, list[int]]] = []
         self._packed_arguments: list[ctypes.Array[ctypes.c_char]] = []
         self._replay: Callable[[], None] | None = None
+        self._buffers: object = None  # what a replay reads by its address
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -102,13 +104,8 @@ class CapturedCalls:
             for word in (self._native.address(f"{name}_with_words"), ctypes.addressof(words))
         ]
         table = (ctypes.c_int64 * len(entries))(*entries)
-        function = self._native.function("repeat", Pointer, Int)
-        address, num_calls = ctypes.addressof(table), len(self._calls)
-
-        def replay(_kept: object = (arguments, table)) -> None:
-            function(address, num_calls)
-
-        return replay
+        self._buffers = arguments, table
+        return partial(self._native.function("repeat", Pointer, Int), ctypes.addressof(table), len(self._calls))
 
 
 @contextmanager
