@@ -94,6 +94,23 @@ def test_streams_go_on_with_the_same_text_in_another_engine_core(serve: Callable
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("scheme", ["int8_dynamic", "int8", "int4"])
+def test_streams_of_quantized_weights_go_on_with_the_same_text(scheme: str, serve: Callable[..., Any]) -> None:
+    """Activations that are rounded per token do not depend on which tokens are computed together."""
+    with serve("--quantization", scheme) as server:
+        model = str(server.client.models.list().data[0].id)
+        undisturbed = read_all(server, model, lambda _: None)
+
+        def kill(streams: list[Stream]) -> None:
+            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
+            os.kill(server.engine_pid(), signal.SIGKILL)
+
+        disturbed = read_all(server, model, kill)
+        assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
+        assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == 1
+
+
+@pytest.mark.full
 def test_each_of_several_engine_cores_is_replaced_by_itself(serve: Callable[..., Any]) -> None:
     with serve("-dp", "2") as server:
         model = str(server.client.models.list().data[0].id)

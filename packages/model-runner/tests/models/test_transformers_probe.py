@@ -66,6 +66,14 @@ def test_what_a_configuration_gives_away_is_refused_unloaded(config: dict[str, A
         TransformersModel(config, torch.float32, CPU)
 
 
+@pytest.mark.skipif(not hasattr(transformers, "Gemma4ForCausalLM"), reason="transformers has no Gemma 4 yet")
+def test_a_configuration_without_values_for_all_layers_is_refused_in_one_sentence() -> None:
+    architecture = "Gemma4ForCausalLM"
+    config = getattr(transformers, architecture).config_class(**SMALL | {"pad_token_id": 0}).to_dict()
+    with pytest.raises(UnsupportedByTransformersError, match=r"no values for all layers, 'head_dim' [^.]*\.$"):
+        TransformersModel(config | {"architectures": [architecture]}, torch.float32, CPU)
+
+
 def test_fields_that_would_choose_code_or_files_are_not_passed_on() -> None:
     fields = {"_attn_implementation": "org/kernel", "fusion_config": {"x": True}, "transformers_weights": "a.bin"}
     config, _ = resolve(LLAMA | fields | {"auto_map": {"AutoConfig": "x.Y"}})

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
@@ -51,15 +52,11 @@ class TransformersModel(CausalLM):
         self._config, self._model_class = resolve(config)
         self._dtype = dtype
         self._device = device
-        values = self._config
-        num_heads = int(getattr(values, "num_attention_heads", 1))
-        self.kv_spec = ModelKVSpec(
-            num_layers=int(values.num_hidden_layers),
-            num_kv_heads=int(getattr(values, "num_key_value_heads", None) or num_heads),
-            head_dim=int(getattr(values, "head_dim", None) or values.hidden_size // num_heads),
-            vocab_size=int(values.vocab_size),
-            max_model_len=max_model_len(values),
-        )
+        try:
+            self.kv_spec = _declared_spec(self._config)
+        except Exception as error:  # a configuration whose layers differ raises where a value is read for all of them
+            reason = f"its configuration has no values for all layers, {str(error).partition('. ')[0][:200]}"
+            raise UnsupportedByTransformersError(self._model_class.__name__, reason) from error
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all tensors under the model's names, which can differ from the checkpoint's; shared ones once."""
@@ -136,6 +133,17 @@ class TransformersModel(CausalLM):
             vocab_size=logits.shape[1],
             sliding_windows=tuple(layer.sliding_window for layer in layers),
         )
+
+
+def _declared_spec(config: PreTrainedConfig) -> ModelKVSpec:
+    num_heads = int(getattr(config, "num_attention_heads", 1))
+    return ModelKVSpec(
+        num_layers=int(config.num_hidden_layers),
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // num_heads),
+        vocab_size=int(config.vocab_size),
+        max_model_len=max_model_len(config),
+    )
 
 
 def _not_by_slot(tensor: torch.Tensor) -> None:
