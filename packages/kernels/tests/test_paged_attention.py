@@ -296,3 +296,26 @@ def test_tables_of_another_type_are_refused(variant: str) -> None:
         replace(case, block_tables=case.block_tables.long()).run()
     with pytest.raises(ValueError, match="contiguous"):
         replace(case, query=case.query.transpose(1, 2).contiguous().transpose(1, 2)).run()
+
+
+@pytest.mark.parametrize(
+    ("query_dim", "value_blocks", "seq_len", "named"),
+    [(16, 2, 40, "no room for a context of 40"), (16, 1, 1, "does not fit caches"), (32, 2, 1, "does not fit caches")],
+)
+def test_shapes_and_contexts_beyond_the_cache_are_refused(query_dim: int, value_blocks: int, seq_len: int, named: str):
+    keys, values = torch.zeros(2, 2, 4, 16), torch.zeros(value_blocks, 2, 4, 16)
+    starts, seq_lens, tables = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [seq_len], [[0]]))
+    with pytest.raises(ValueError, match=named):
+        paged_attention(
+            AttentionInputs(
+                torch.zeros(1, 4, query_dim),
+                keys,
+                values,
+                starts,
+                seq_lens,
+                tables,
+                0.25,
+                query_start_loc_list=[0, 1],
+                seq_lens_list=[seq_len],
+            )
+        )

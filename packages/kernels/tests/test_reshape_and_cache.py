@@ -64,3 +64,11 @@ def test_eight_bits_hold_what_is_divided_by_the_scale_of_its_head() -> None:
         reshape_and_cache(key, key, key_cache, value_cache, torch.tensor([1]))
     with pytest.raises(ValueError, match="value_scale"):
         reshape_and_cache(key, key, key_cache, value_cache, torch.tensor([1]), scales[0], scales[1][:1])
+
+
+@pytest.mark.parametrize("slots", [torch.tensor([]), torch.tensor([0, 1]), torch.tensor([0], dtype=torch.int32)])
+def test_slots_of_another_type_or_number_are_refused_before_anything_is_written(slots: torch.Tensor):
+    cache = torch.zeros(2, 2, 4, 16)
+    with pytest.raises(ValueError, match="slot_mapping must be int64"):
+        reshape_and_cache(torch.ones(1, 2, 16), torch.ones(1, 2, 16), cache, cache, slots)
+    assert not cache.any()

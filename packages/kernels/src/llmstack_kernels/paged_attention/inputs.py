@@ -15,7 +15,8 @@ class AttentionInputs(NamedTuple):
 
     Row i owns the tokens [query_start_loc[i], query_start_loc[i + 1]). They are the last tokens of its context, which
     has seq_lens[i] tokens. The context's keys and values, those of this step included, are in the blocks of
-    `block_tables[i]`. `num_heads` is a multiple of `num_kv_heads`; neighbouring query heads share a KV head.
+    `block_tables[i]`. Values of tensors are not read before the kernel, which trusts them: block ids have to be in the
+    cache. `num_heads` is a multiple of `num_kv_heads`; neighbouring query heads share a KV head.
 
     The order of fields is the order of positional arguments. A named tuple is built in every layer of every step, and
     costs a third of a frozen dataclass.
@@ -59,7 +60,10 @@ class AttentionInputs(NamedTuple):
     def check(self) -> None:
         """Raises ValueError if shapes, rows or scales do not fit together."""
         num_heads, num_kv_heads = self.query.shape[1], self.key_cache.shape[1]
-        if num_heads % num_kv_heads:
+        if self.key_cache.shape != self.value_cache.shape or self.key_cache.shape[3] != self.query.shape[2]:
+            shapes = [tuple(x.shape) for x in (self.query, self.key_cache, self.value_cache)]
+            raise ValueError(f"A query of shape {shapes[0]} does not fit caches of {shapes[1]} and {shapes[2]}.")
+        if not num_heads or num_heads % num_kv_heads:
             raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly.")
         self._check_rows()
         check_scales(self.key_cache, self.key_scale, self.value_scale)
@@ -76,3 +80,5 @@ class AttentionInputs(NamedTuple):
                 raise ValueError("max_query_len must be given where query_start_loc_list and seq_lens_list are not.")
         elif len(starts) != len(seq_lens) + 1 or starts[-1] != num_tokens:
             raise ValueError(f"query_start_loc does not divide {num_tokens} tokens into {len(seq_lens)} rows.")
+        elif seq_lens and max(seq_lens) > (most := self.block_tables.shape[-1] * self.key_cache.shape[2]):
+            raise ValueError(f"A block table of {most} slots has no room for a context of {max(seq_lens)} tokens.")

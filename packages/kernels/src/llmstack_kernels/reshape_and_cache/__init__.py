@@ -19,8 +19,8 @@ def reshape_and_cache(
 ) -> None:
     """Write token i's key and value to slot `slot_mapping[i]` (block_id * block_size + offset), in place.
 
-    A token whose slot is -1 is not written. Into caches of float8_e4m3fn goes a number over its head's scale, rounded,
-    at most 448.
+    A token whose slot is -1 is not written. Other slots have to be in the cache, which is not checked. Into caches of
+    float8_e4m3fn goes a number over its head's scale, rounded, at most 448.
 
     In PyTorch and in native code, writing a block's first slot clears the rest of the block, so that
     readers of whole blocks never see values of an earlier owner (a NaN would survive a mask). The Triton backend clears
@@ -33,6 +33,11 @@ def reshape_and_cache(
     if key_cache.shape != value_cache.shape or key_cache.shape[1::2] != key.shape[1:]:
         raise ValueError(
             f"caches of shape {key_cache.shape}, {value_cache.shape} do not fit keys of shape {key.shape}."
+        )
+    if slot_mapping.dtype != torch.int64 or slot_mapping.shape != key.shape[:1]:
+        raise ValueError(
+            f"slot_mapping must be int64 of shape {tuple(key.shape[:1])}, "
+            f"got {slot_mapping.dtype} of shape {tuple(slot_mapping.shape)}."
         )
     check_scales(key_cache, key_scale, value_scale)
     implementation("reshape_and_cache", key.device.type).reshape_and_cache(
