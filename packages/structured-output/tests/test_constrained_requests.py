@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmstack_structured_output import ConstrainedRequests
+from llmstack_structured_output import ConstrainedRequests, ConstraintFailedError
 from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID
 from llmstack_types import InvalidRequestError, StructuredOutputsParams
 
@@ -69,9 +69,10 @@ def test_the_end_waits_for_min_tokens_unless_nothing_else_may_follow(requests: C
     assert masks(requests, ("a", b"")) == ["b$"]
 
 
-def test_a_request_that_fails_is_left_without_a_token(requests: ConstrainedRequests) -> None:
+def test_a_request_that_fails_says_why_and_is_left_without_a_token(requests: ConstrainedRequests) -> None:
     requests.start("a", StructuredOutputsParams(regex="ab"), EOS)
-    requests.accept("a", b"z")
+    with pytest.raises(ConstraintFailedError, match=r"\S"):
+        requests.accept("a", b"z")
     assert masks(requests, ("a", b"")) == [""]
 
 

@@ -14,12 +14,17 @@ from llguidance import LLExecutor
 
 from llmstack_structured_output.compiler import GrammarCompiler, normal_form
 from llmstack_structured_output.cost import expected_seconds
+from llmstack_structured_output.errors import one_line
 from llmstack_structured_output.matcher import Matcher
-from llmstack_types import StructuredOutputsParams
+from llmstack_types import LLMStackError, StructuredOutputsParams
 
 _WORD_BYTES = 4
 _MAX_THREADS = 8
 _TIME_ALONE_S = 0.0004
+
+
+class ConstraintFailedError(LLMStackError):
+    """The output of a request cannot be constrained any longer; the text says why."""
 
 
 @dataclass(slots=True)
@@ -82,10 +87,14 @@ class ConstrainedRequests:
         self._requests[request_id] = _Request(grammar.new_matcher(), min_tokens)
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Advances a request by the tokens it generated; unknown ids are ignored."""
+        """Advances a request by the tokens it generated; unknown ids are ignored.
+
+        Raises:
+            ConstraintFailedError: A token was not allowed, or took more work than the limits permit.
+        """
         request = self._requests.get(request_id)
-        if request is not None:
-            request.matcher.accept(token_ids)
+        if request is not None and not request.matcher.accept(token_ids):
+            raise ConstraintFailedError(one_line(request.matcher.error))
 
     def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
         """What may come next in each request, and behind each of its draft tokens.
