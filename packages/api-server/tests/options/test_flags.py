@@ -233,6 +233,8 @@ def test_flags_of_the_engine_reach_it(line: list[str], name: str, value: Any):
         (["--enable-ssl-refresh"], "--enable-ssl-refresh needs --ssl-certfile"),
         (["--ssl-certfile", "c", "--ssl-cert-reqs", "1"], "--ssl-cert-reqs needs --ssl-ca-certs"),
         (["--enable-log-requests", "--disable-log-requests"], "contradict"),
+        (["--middleware", "a:b", "--middleware", "nothing"], "--middleware: 'nothing' is not of the form module:name"),
+        (["--extra-routes", ":x"], "--extra-routes: ':x' is not of the form module:name"),
         (["--enable-log-outputs"], "--enable-log-outputs needs --enable-log-requests"),
         (["--lora-root", "/absent {x}"], "--lora-root needs --enable-lora"),
         (["--enable-lora", "--lora-root", "/absent {x}"], "root: there is no folder /absent"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
+from llmstack_server.options.named_objects import check_names
 from llmstack_types.vocabulary import LogLevel
 
 
@@ -257,11 +258,16 @@ class ConnectionOptions(OptionGroup):
     middleware: tuple[str, ...] = option(
         (),
         flag="--middleware",
+        check=check_names,
         metavar="MODULE:NAME",
         help="custom ASGI middleware: classes, or async functions; the last one is outermost",
     )
     extra_routes: tuple[str, ...] = option(
-        (), flag="--extra-routes", metavar="MODULE:NAME", help="functions that add routes to a router"
+        (),
+        flag="--extra-routes",
+        check=check_names,
+        metavar="MODULE:NAME",
+        help="functions that add routes to a router",
     )
 
 
