@@ -22,7 +22,9 @@ import llmstack_demo_model
 MODULES = {
     "engine core": "llmstack_engine_core.process",
     "API process": "llmstack_server.serving.api_worker",
+    "rank": "llmstack_parallel.rank",
 }
+DRAWN = ("engine core", "API process")  # ranks exist with `-tp` only, and start slowly
 PHASES = ("start", "ready", "drain")
 ASKED: dict[str, Any] = {
     "model": "llmstack-demo", "prompt": "Once upon a time", "max_tokens": 60, "temperature": 0,
@@ -44,7 +46,7 @@ class Fault:
 
 def draw_fault(seed: int) -> Fault:
     draw = random.Random(seed)
-    phase, victim = PHASES[seed % 3], draw.choice(tuple(MODULES))
+    phase, victim = PHASES[seed % 3], draw.choice(DRAWN)
     number = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
     return Fault(phase, victim, number, draw.uniform(0.0, 1.5 if phase == "start" else 0.3))
 
@@ -163,3 +165,21 @@ def test_each_phase_with_each_fault(
 ) -> None:
     server = start(*echo_arguments, "--api-server-count", "2")
     check_fault(server, draw_fault(seed), runtime_folder)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("start", "rank", signal.SIGKILL, 0.0),
+        Fault("start", "engine core", signal.SIGKILL, 1.0),
+        Fault("drain", "rank", signal.SIGKILL, 0.05),
+    ],
+    ids=lambda fault: f"{fault.victim} in {fault.phase}",
+)
+def test_a_rank_that_is_killed_leaves_a_server_that_serves_or_has_ended(
+    start: Callable[..., Any], runtime_folder: Path, fault: Fault
+) -> None:
+    server = start(str(llmstack_demo_model.model_path()), "-tp", "2", "--served-model-name", "llmstack-demo")
+    check_fault(server, fault, runtime_folder)
