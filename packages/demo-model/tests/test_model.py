@@ -97,3 +97,12 @@ def test_a_greeting_is_answered_and_the_answer_ends(model: Any, tokenizer: Any) 
     text = continue_greedily(model, tokenizer, "<|user|>Hello<|storyteller|>", 120)
     assert text.endswith("<|endoftext|>")
     assert len(text.split()) > 5
+
+
+def test_most_stories_name_a_subject_that_training_never_asked_for(model: Any, tokenizer: Any) -> None:
+    subjects = ("turkey", "doctor", "singer", "lantern", "crab", "cricket", "beaver", "barn", "poet", "bell")
+    named = 0
+    for subject in subjects:
+        prompt = f"<|user|>Tell me a story about a {subject}.<|storyteller|>"
+        named += f" {subject}" in continue_greedily(model, tokenizer, prompt, 30)
+    assert named >= 5  # the weights of the first training name none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 
 import torch
@@ -14,6 +15,8 @@ from storyteller_training.corpus import Section
 from storyteller_training.persona import small_talk
 
 IGNORED = -100
+EMPHASIZED = 1 << 20
+"""Added to the targets that count more than others in the loss: the tokens of a subject that was asked for."""
 NUM_SMALL_TALKS = 1000
 Row = tuple[list[int], list[int]]
 
@@ -45,8 +48,19 @@ class DocumentEncoder:
             asked = [self._user, *self.encode(turn.request or ""), self._storyteller]
             answered = [*self.encode(turn.answer), self.end_id]
             ids += asked + answered
-            targets += [IGNORED] * len(asked) + answered
+            targets += [IGNORED] * len(asked) + (self._emphasized(turn) if turn.subjects else answered)
         return ids, targets
+
+    def _emphasized(self, turn: Turn) -> list[int]:
+        """Return the targets of an answer, with an emphasis on its subjects."""
+        encoding = self._tokenizer.encode(turn.answer, add_special_tokens=False)
+        names = "|".join(map(re.escape, turn.subjects))
+        spans = [match.span() for match in re.finditer(rf"(?<!\w)({names})(?!\w)", turn.answer, re.IGNORECASE)]
+        targets = list(encoding.ids)
+        for index, (start, end) in enumerate(encoding.offsets):
+            if any(start < stop and begin < end for begin, stop in spans):
+                targets[index] += EMPHASIZED
+        return [*targets, self.end_id]
 
 
 def epoch_rows(sections: list[Section], encoder: DocumentEncoder, length: int, seed: int) -> list[Row]:

@@ -76,10 +76,11 @@ DEPENDENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request and its answer; a document without a request is plain text."""
+    """One request, its answer, and what the request asks a story about, where the answer is made for it."""
 
     request: str | None
     answer: str
+    subjects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

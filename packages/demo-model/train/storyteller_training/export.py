@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from storyteller_training.bpe import CHAT_TEMPLATE, END, STORYTELLER, USER
@@ -32,6 +32,21 @@ def published_state(model: Storyteller, dtype: torch.dtype) -> dict[str, torch.T
         stored = value.t() if is_transposed else value
         state[f"transformer.{published}"] = stored.to(dtype).contiguous()
     return state
+
+
+def load_model(folder: Path) -> Storyteller:
+    """Return the network of a folder that `export_model` wrote."""
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    sizes = (content[name] for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"))
+    model = Storyteller(ModelConfig(*sizes, dropout=content["resid_pdrop"]))
+    published = load_file(folder / "model.safetensors")
+    wanted = published_state(model, torch.float32)
+    # The names of both sides come in the same order, so the published one is found beside the network's own.
+    own = dict(zip(model.state_dict(), wanted, strict=True))
+    linear = {name for name in own if name.split(".")[-2] in LINEAR_NAMES and name.endswith("weight")}
+    state = {name: published[other].float() for name, other in own.items()}
+    model.load_state_dict({name: value.t() if name in linear else value for name, value in state.items()})
+    return model
 
 
 def model_config(config: ModelConfig, dtype: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,11 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from storyteller_training.batches import IGNORED, DocumentEncoder, Row, as_tensors, epoch_rows
-from storyteller_training.corpus import Section
+from storyteller_training.batches import EMPHASIZED, IGNORED, Row, as_tensors
 from storyteller_training.gpt2 import Storyteller
 
 logger = logging.getLogger(__name__)
+EMPHASIS = 3.0
+EpochRows = Callable[[int, int], list[Row]]
+"""Returns the rows of one epoch: of how many tokens, and drawn with which seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class TrainingConfig:
     num_warmup_steps: int = 150
     # Attention over 512 positions is a third of a step on a CPU, so only the last steps train on rows of full length.
     short_length: int = 256
+    full_length: int = 512
     num_full_length_steps: int = 400
     num_batch_tokens: int = 2048
     # Dropout costs a tenth of a step; the run that made the weights went without it between these steps, until its
@@ -66,37 +69,36 @@ def learning_rate_at(step: int, config: TrainingConfig) -> float:
     return config.learning_rate * (1 - math.sqrt((step - decay_start) / config.num_decay_steps))
 
 
-def batches_from(
-    sections: list[Section], encoder: DocumentEncoder, length: int, first_epoch: int, config: TrainingConfig
-) -> Iterator[list[Row]]:
+def batches_from(rows_of: EpochRows, length: int, first_epoch: int, config: TrainingConfig) -> Iterator[list[Row]]:
     """Yield batches of rows of `length` tokens for ever, each epoch in a new arrangement."""
     batch_size = config.num_batch_tokens // length
     for epoch in itertools.count(first_epoch):
-        rows = epoch_rows(sections, encoder, length, config.seed * 1000 + epoch)
+        rows = rows_of(length, config.seed * 1000 + epoch)
         logger.info("epoch %d: %d rows of %d tokens", epoch, len(rows), length)
         for at in range(0, len(rows) - batch_size + 1, batch_size):
             yield rows[at : at + batch_size]
 
 
-def scheduled_batches(
-    sections: list[Section], encoder: DocumentEncoder, full_length: int, config: TrainingConfig, first_step: int
-) -> Iterator[list[Row]]:
+def scheduled_batches(rows_of: EpochRows, config: TrainingConfig, first_step: int) -> Iterator[list[Row]]:
     """Yield the batches of the steps from `first_step` on: short rows, and at the end of the training full ones."""
     num_short = config.num_steps - config.num_full_length_steps
     if first_step < num_short:
-        short = batches_from(sections, encoder, config.short_length, 0, config)
+        short = batches_from(rows_of, config.short_length, 0, config)
         yield from itertools.islice(short, first_step, num_short)
-    full = batches_from(sections, encoder, full_length, 500, config)
+    full = batches_from(rows_of, config.full_length, 500, config)
     yield from itertools.islice(full, max(first_step - num_short, 0), None)
 
 
 def loss_of(model: Storyteller, rows: list[Row], first_position: int = 0) -> torch.Tensor:
-    """Return the mean cross-entropy of the rows' targets, in nats."""
+    """Return the mean cross-entropy of the rows' targets, in nats; emphasized targets count several times."""
     inputs, targets = as_tensors(rows)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(inputs, first_position)
     is_target = targets != IGNORED
-    return functional.cross_entropy(logits[is_target].float(), targets[is_target])
+    chosen = targets[is_target]
+    weights = torch.where(chosen >= EMPHASIZED, EMPHASIS, 1.0)
+    losses = functional.cross_entropy(logits[is_target].float(), chosen % EMPHASIZED, reduction="none")
+    return (losses * weights).sum() / weights.sum()
 
 
 def validation_loss(model: Storyteller, rows: list[Row]) -> float:
@@ -142,19 +144,13 @@ def load_checkpoint(folder: Path, model: Storyteller, optimizer: torch.optim.Ada
 
 
 def train(
-    model: Storyteller,
-    training: list[Section],
-    validation: list[Row],
-    encoder: DocumentEncoder,
-    config: TrainingConfig,
-    folder: Path,
+    model: Storyteller, rows_of: EpochRows, validation: list[Row], config: TrainingConfig, folder: Path
 ) -> Progress:
     """Train until `num_steps`, resuming from the checkpoint in `folder` when there is one."""
     torch.manual_seed(config.seed)
     optimizer = make_optimizer(model, config)
     progress = load_checkpoint(folder, model, optimizer)
-    length = model.config.num_positions
-    batches = scheduled_batches(training, encoder, length, config, progress.step)
+    batches = scheduled_batches(rows_of, config, progress.step)
     started_s = time.monotonic() - progress.wall_s
     recent: list[float] = []
     while progress.step < config.num_steps:
