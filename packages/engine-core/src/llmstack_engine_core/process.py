@@ -147,6 +147,7 @@ def _serve(
     order: StartOrder, progress: SharedProgress, phases_s: Mapping[str, float], core: EngineCore | None = None
 ) -> int:
     """Serves an engine core, which is built here unless it is given."""
+    global _is_exiting
     import zmq
 
     from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
@@ -174,6 +175,7 @@ def _serve(
         logger.exception("the engine core failed")
         return 1
     finally:
+        _is_exiting = True  # what the interpreter calls at its end is not interrupted: it removes files
         bound.close()
         context.term()
     return 0
