@@ -172,11 +172,18 @@ class Attention {
     }
   }
 
+  // The queries of neighbouring tokens lie far apart, so all are fetched before the first is waited for.
   void begin() {
     const int64_t head_dim = call_.head_dim;
+    const auto query_of = [&](int64_t token, int64_t head) {
+      return call_.query + (item_.first_token + token) * call_.query_token_stride + head * call_.query_head_stride;
+    };
+    for_each_query([&](int64_t, int64_t token, int64_t head) {
+      const char* start = reinterpret_cast<const char*>(query_of(token, head));
+      for (int64_t byte = 0; byte < head_dim * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(start + byte);
+    });
     for_each_query([&](int64_t query, int64_t token, int64_t head) {
-      const int64_t offset = (item_.first_token + token) * call_.query_token_stride + head * call_.query_head_stride;
-      const T* source = call_.query + offset;
+      const T* source = query_of(token, head);
       Element* operands = reinterpret_cast<Element*>(scratch_.operands.data()) + query * head_dim;
       for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(operands + dim, load(source + dim));
       const float slope = call_.alibi_slopes == nullptr ? 0.0f : call_.alibi_slopes[head];
@@ -283,7 +290,7 @@ class Attention {
     const float factor = now == before ? 1.0f : exponential(broadcast(before - now))[0];
     Floats total = query.total * factor;
     for (int v = 0; v < vectors; ++v) {
-      const Floats exponent = scores[v] - now, power = exponential(exponent);
+      const Floats exponent = scores[v] - now, power = exponential<false>(exponent);
       const Floats weight = exponent == exponent ? power : exponent;  // a NaN stays one
       store(weights + v * kLanes, weight);
       total += weight;
