@@ -127,6 +127,7 @@ def test_chat_logprobs_have_the_chat_form(client: openai.OpenAI, model: str) -> 
         temperature=0,
         logprobs=True,
         top_logprobs=3,
+        extra_body={"repetition_penalty": 1},  # log-probabilities are those before penalties
     )
     content = answer.choices[0].logprobs.content
     assert len(content) == answer.usage.completion_tokens
