@@ -174,7 +174,6 @@ def test_each_phase_with_each_fault(
     [
         Fault("start", "rank", signal.SIGKILL, 0.0),
         Fault("start", "engine core", signal.SIGKILL, 1.0),
-        Fault("ready", "rank", signal.SIGKILL, 0.05),
         Fault("drain", "rank", signal.SIGKILL, 0.05),
     ],
     ids=lambda fault: f"{fault.victim} in {fault.phase}",
