@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import llmstack_demo_model
+from llmstack_kernels import native
 
 MODULES = {
     "engine core": "llmstack_engine_core.process",
@@ -169,11 +170,13 @@ def test_each_phase_with_each_fault(
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
+@pytest.mark.skipif(native.library() is None, reason="texts that go on as they were need the native kernels")
 @pytest.mark.parametrize(
     "fault",
     [
         Fault("start", "rank", signal.SIGKILL, 0.0),
         Fault("start", "engine core", signal.SIGKILL, 1.0),
+        Fault("ready", "rank", signal.SIGKILL, 0.05),
         Fault("drain", "rank", signal.SIGKILL, 0.05),
     ],
     ids=lambda fault: f"{fault.victim} in {fault.phase}",

@@ -329,10 +329,16 @@ def test_a_lost_rank_is_one_sentence_in_the_log_and_a_bug_has_a_traceback(
     monkeypatch.setattr("llmstack_engine_core.engine_core_proc.EngineCoreProc.run", fail)
     directory = make_private_directory()
     order = SimpleNamespace(config=config(), address=private_address(directory))
-    core = SimpleNamespace(shutdown=lambda: remove_places(directory, order.address))
+
+    def shut_down() -> None:
+        process_module._exit_on_signal(signal.SIGTERM, None)  # its parent stops what has failed
+        remove_places(directory, order.address)
+
+    core = SimpleNamespace(shutdown=shut_down)
     monkeypatch.setattr(process_module, "_is_exiting", False)
     assert process_module._serve(order, None, {}, core) == 1  # type: ignore[arg-type]  # what the function uses of them
-    process_module._exit_on_signal(signal.SIGTERM, None)  # its parent stops what has failed: no exception in its exit
+    process_module._exit_on_signal(signal.SIGTERM, None)
+    assert not directory.exists()
     (record,) = caplog.records
     assert (str(error) in record.getMessage(), record.exc_info is not None) == (not has_traceback, bool(has_traceback))
 

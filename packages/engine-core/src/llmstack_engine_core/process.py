@@ -166,6 +166,7 @@ def _serve(
         try:
             EngineCoreProc(core, bound, progress).run()
         finally:
+            _is_exiting = True  # what removes files is not interrupted, here and at the end of the interpreter
             core.shutdown()
     except LLMStackError as error:  # a lost rank, for one: a state of the machines, and no bug
         logger.error("the engine core ends: %s", _first_line(error))
@@ -175,7 +176,7 @@ def _serve(
         logger.exception("the engine core failed")
         return 1
     finally:
-        _is_exiting = True  # what the interpreter calls at its end is not interrupted: it removes files
+        _is_exiting = True
         bound.close()
         context.term()
     return 0
