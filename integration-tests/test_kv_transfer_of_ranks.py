@@ -71,9 +71,11 @@ def export(core: EngineCore) -> KVTransferParams:
     ("sizes", "other", "num_imported"),
     [
         (TP2, TP2, NUM_EXPORTED_TOKENS),
-        (PP2, {}, NUM_EXPORTED_TOKENS),  # the blocks of stages are those of one process
+        # The blocks of stages are those of one process.
+        pytest.param(PP2, {}, NUM_EXPORTED_TOKENS, marks=pytest.mark.full),
         pytest.param({}, PP2, NUM_EXPORTED_TOKENS, marks=pytest.mark.full),
-        (TP2, {}, 0),  # other parts and other bits: the prompt is computed
+        # Other parts and other bits: the prompt is computed.
+        pytest.param(TP2, {}, 0, marks=pytest.mark.full),
         pytest.param(TP2 | PP2, TP2 | PP2, NUM_EXPORTED_TOKENS, marks=pytest.mark.full),
         pytest.param(TP2 | PP2, TP2, 0, marks=pytest.mark.full),
         pytest.param({}, TP2, 0, marks=pytest.mark.full),

@@ -124,7 +124,7 @@ async def test_a_conversation_is_an_input_too(app: Any) -> None:
         ({"input": [[1], []]}, "input[1]", "empty_array"),
         ({"input": [1, "a"]}, "input[1]", "invalid_value"),
         ({"input": [1, True]}, "input[1]", "invalid_value"),
-        ({"input": ["a", 1]}, "input[0]", "invalid_value"),
+        ({"input": ["a", 1]}, "input[1]", "invalid_type"),
         ({"input": [[1], [2, 9999]]}, "input[1][1]", "invalid_value"),
         ({"input": "a" * 129}, "input", "context_length_exceeded"),
         ({"input": ["a", "a" * 129]}, "input[1]", "context_length_exceeded"),

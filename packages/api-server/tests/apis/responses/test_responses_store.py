@@ -173,3 +173,13 @@ def test_an_owner_within_its_share_loses_nothing_to_others(steps: list[tuple[str
                 assert all(store.get(str(one), other) is not None for one in numbers)
         for other, numbers in kept.items():
             kept[other] = [one for one in numbers if store.get(str(one), other) is not None]
+
+
+async def test_a_reader_whose_server_ends_goes_on_after_the_last_event_that_it_has_seen():
+    log = EventLog(is_held=True)
+    for event in (b"0", b"1", b"2"):
+        log.append(event)
+    log.reveal(2)  # the third one is not on the disk yet
+    log.end_early(lambda number: b"ended after %d" % number)
+    assert await log.read(0) == ([b"0", b"1"], False)
+    assert await log.read(2) == ([b"ended after 1"], True)

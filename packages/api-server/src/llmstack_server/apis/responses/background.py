@@ -116,10 +116,11 @@ class BackgroundResponse:
 
     def _leave(self, error: ErrorAnswer) -> None:
         """Ends its readers alone: the next server finishes the response, and they can read on there."""
-        log = self.stored.events
-        if log is not None:
-            last = {"type": "error", "sequence_number": max(0, len(log) - 1)}
-            log.end_early(frame_named(last | {"code": error.code, "message": error.message, "param": None}))
+        if self.stored.events is not None:
+            fields = {"code": error.code, "message": error.message, "param": None}
+            self.stored.events.end_early(
+                lambda number: frame_named({"type": "error", "sequence_number": number} | fields)
+            )
 
 
 def _ends_the_server(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,7 +21,7 @@ class EventLog:
         self._num_visible = len(self._events)
         self._is_held = is_held
         self._is_closed = False
-        self._last_event: bytes | None = None
+        self._make_last_event: Callable[[int], bytes] | None = None
         self._news = asyncio.Event()
 
     def __len__(self) -> int:
@@ -49,9 +50,12 @@ class EventLog:
         self._is_closed = True
         self._tell()
 
-    def end_early(self, event: bytes) -> None:
-        """Ends the readers with an event that is not of the log, after the events that they may see."""
-        self._last_event = event
+    def end_early(self, make_event: Callable[[int], bytes]) -> None:
+        """Ends the readers with an event that is not of the log, after the events that they may see.
+
+        `make_event` gets the number of the last event that a reader has seen, since others may have seen fewer.
+        """
+        self._make_last_event = make_event
         self._tell()
 
     def since(self, start: int) -> list[bytes]:
@@ -65,8 +69,8 @@ class EventLog:
     async def read(self, start: int, *, max_events: int = 1024) -> tuple[list[bytes], bool]:
         """Events from the sequence number `start` on, once there are some, and whether they are the last."""
         while start >= self._num_visible and not self._is_over:
-            if self._last_event is not None:
-                return [self._last_event], True
+            if self._make_last_event is not None:
+                return [self._make_last_event(max(0, start - 1))], True
             await self._news.wait()
         events = self._events[start : min(start + max_events, self._num_visible)]
         return events, self._is_over and start + len(events) >= len(self._events)
