@@ -147,6 +147,7 @@ def test_drafts_and_token_masks_keep_to_the_device(tmp_path: Path) -> None:
             new = []
 
 
+@pytest.mark.full
 def test_swaps_and_sleep_keep_to_the_device(tmp_path: Path) -> None:
     with fake_gpu():
         runner = start(tmp_path, GPT | {"architectures": ["GPT2LMHeadModel"]})

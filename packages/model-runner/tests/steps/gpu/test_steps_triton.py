@@ -105,7 +105,7 @@ def write(folder: Path, name: str) -> Path:
     return write_random_weights(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_captured_step_contains_nothing_that_changes(tmp_path: Path) -> None:
     check(write(tmp_path, "llama"), num_requests=1)
 
