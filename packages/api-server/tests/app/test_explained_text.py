@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmstack_llm import SubmittedRequest
 from llmstack_server.app import build_app
@@ -105,6 +108,16 @@ async def test_prompts_under_another_salt_are_not_compared() -> None:
     found = await prompts.parting("whole", "")
     assert found is not None
     assert (found["at"], found["other"], found["own_token"]) == (14, "r", None)
+
+
+@given(st.text("ab", max_size=9), st.text("ab", max_size=9))
+def test_prompts_part_at_the_first_token_that_differs(one: str, other: str) -> None:
+    prompts = RecentPrompts()
+    submit(prompts, "before", other)
+    submit(prompts, "r", one)
+    found = asyncio.run(prompts.parting("r", ""))
+    num_common = max(length for length in range(min(len(one), len(other)) + 1) if one[:length] == other[:length])
+    assert (None if found is None else found["at"]) == (num_common or None)
 
 
 async def test_the_prompts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
