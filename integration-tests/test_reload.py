@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,49 @@ def write_checkpoints(folder: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+class Reloading:
+    """A server that has other weights to load."""
+
+    def __init__(self, server: Any, num_engines: int) -> None:
+        self.server = server
+        self.num_engines = num_engines
+
+    def reload(self, command: str) -> dict[str, Any]:
+        """The answer to a command of the page."""
+        address = command.replace("http://127.0.0.1:8000", self.server.url)
+        answer: dict[str, Any] = json.loads(subprocess.check_output(["bash", "-c", address]))
+        assert "error" not in answer, answer
+        return answer
+
+    def text(self) -> str:
+        status, answer, _ = self.server.post("/v1/completions", BODY)
+        assert status == 200, answer
+        return str(answer["choices"][0]["text"])
+
+    def streamed(self) -> str:
+        chunks = self.server.client.completions.create(
+            model="m", stream=True, prompt=PROMPT, max_tokens=400, temperature=0, extra_body={"ignore_eos": True}
+        )
+        return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+
+    def stopped_streams(self, pool: Executor) -> tuple[list[int], list[Future[str]]]:
+        """The engine cores, which stand still, and streams that began in them."""
+        streams = [pool.submit(self.streamed) for _ in range(4)]
+        self.server.wait_for(lambda: self.server.metric("llmstack:num_requests_running"), "a stream")
+        pids: list[int] = self.server.engine_pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        return pids, streams
+
+    def weights(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.server.get_json("/v1/models")["data"][0]["weights"]
+        return found
+
+    def wait_for_engines(self) -> None:
+        """Returns when the engine cores of before have gone."""
+        self.server.wait_for(lambda: len(self.server.engine_pids()) == self.num_engines, "the engine cores of now")
+
+
 @pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
@@ -55,64 +98,32 @@ def test_streams_keep_their_weights_and_later_answers_have_the_next_ones(
         command.replace("\\\n", "").replace("/models/", f"{tmp_path}/") for command in COMMANDS
     )
     with serve(*shlex.split(start)[2:], "--served-model-name", "m", *options) as server:
-
-        def reload(command: str) -> dict[str, Any]:
-            address = command.replace("http://127.0.0.1:8000", server.url)
-            answer: dict[str, Any] = json.loads(subprocess.check_output(["bash", "-c", address]))
-            assert "error" not in answer, answer
-            return answer
-
-        def text() -> str:
-            status, answer, _ = server.post("/v1/completions", BODY)
-            assert status == 200, answer
-            return str(answer["choices"][0]["text"])
-
-        def streamed() -> str:
-            chunks = server.client.completions.create(
-                model="m", stream=True, prompt=PROMPT, max_tokens=400, temperature=0,
-                extra_body={"ignore_eos": True},
-            )  # fmt: skip
-            return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
-
-        def weights() -> dict[str, Any]:
-            found: dict[str, Any] = server.get_json("/v1/models")["data"][0]["weights"]
-            return found
-
-        first, first_weights = text(), weights()
+        reloading = Reloading(server, num_engines)
+        first, first_weights = reloading.text(), reloading.weights()
         with ThreadPoolExecutor(4) as pool:
-
-            def stopped_streams() -> tuple[list[int], list[Any]]:
-                """The engine cores, which stand still, and streams that began in them."""
-                streams = [pool.submit(streamed) for _ in range(4)]
-                server.wait_for(lambda: server.metric("llmstack:num_requests_running"), "a stream")
-                pids = server.engine_pids()
-                for pid in pids:
-                    os.kill(pid, signal.SIGSTOP)
-                return pids, streams
-
             # Settings of the same weights: streams move, and their texts are the same.
-            _, streams = stopped_streams()
-            moved = reload(to_larger)
+            _, streams = reloading.stopped_streams(pool)
+            moved = reloading.reload(to_larger)
             assert moved["num_moved_requests"]
             assert [stream.result() for stream in streams] == [first] * 4
             assert moved["weights"]["numeric_contract_id"] == first_weights["numeric_contract_id"]
             # Other weights: those that run end with the old ones.
-            server.wait_for(lambda: len(server.engine_pids()) == num_engines, "the engine cores of now")
-            pids, streams = stopped_streams()
-            answer = reload(to_next)
-            other = text()
+            reloading.wait_for_engines()
+            pids, streams = reloading.stopped_streams(pool)
+            answer = reloading.reload(to_next)
+            other = reloading.text()
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
             texts = [stream.result() for stream in streams]
             assert texts.count(first) == answer["num_finishing_requests"] > 0
             assert set(texts) <= {first, other}
         assert other != first
-        assert weights() == answer["weights"]
+        assert reloading.weights() == answer["weights"]
         assert answer["weights"]["digest"] != first_weights["digest"]
-        server.wait_for(lambda: len(server.engine_pids()) == num_engines, "the engine cores of now")
+        reloading.wait_for_engines()
         status, refused, _ = server.post("/v1/reload", {"name": "start", "running": "move"})
         assert (status, refused["error"]["code"]) == (409, "reload_failed")
         assert "numeric contract" in refused["error"]["message"]
-        server.wait_for(lambda: len(server.engine_pids()) == num_engines, "the engine cores of now")
+        reloading.wait_for_engines()
         assert server.post("/v1/reload", {"name": "start"})[0] == 200
-        assert (text(), weights()) == (first, first_weights)
+        assert (reloading.text(), reloading.weights()) == (first, first_weights)
