@@ -97,6 +97,6 @@ emphasis on subjects, and longer passages. Until step 1,750 an epoch held 35 % o
 was resumed with a longer schedule while its learning rate was falling.
 """
 REPRODUCTION = """\
-Reproduced by the commands in the package's README.
+The commands in the package's README train such a model again.
 Sums run in another order on another machine, so the weights will differ in the last bits and then more.
 """
