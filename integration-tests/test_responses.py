@@ -142,7 +142,8 @@ def test_the_examples_of_the_page_run(demo_server: Any, tmp_path: Path, number: 
 def test_every_process_of_a_server_knows_every_response(serve: Any) -> None:
     """Each request comes over a connection of its own, which either process may accept."""
     with serve("--api-server-count", "2") as server:
-        _, first, _ = server.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 4})
+        status, first, _ = server.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 4})
+        assert status == 200, first
         for _ in range(12):
             assert server.get_json(f"/v1/responses/{first['id']}") == first
             status, second, _ = server.post(

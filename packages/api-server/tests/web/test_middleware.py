@@ -98,6 +98,21 @@ async def test_while_loading_health_names_the_state_and_requests_may_come_again(
     assert (await call(app, "GET", "/v1/models")).json()["data"][0]["id"] == "fake"
 
 
+async def test_requests_are_answered_before_a_server_of_several_processes_is_healthy():
+    state = ready_state(FakeEngineClient())
+    state.lifecycle.waits_for_others = True
+    app = build_app(state)
+    for path in ("/health", "/ready"):
+        answer = await call(app, "GET", path)
+        assert (answer.status, answer.json()["status"]) == (503, "Initializing Engine")
+    assert (await call(app, "POST", COMPLETIONS, BODY)).status == 200
+    state.lifecycle.waits_for_others = False
+    assert (await call(app, "GET", "/ready")).json()["status"] == "Ready"
+    state.lifecycle.waits_for_others = True
+    state.lifecycle.advance(LifecycleState.DRAINING)
+    assert (await call(app, "GET", "/health")).status == 200
+
+
 async def test_while_draining_new_requests_are_refused_and_health_stays():
     state = ready_state(FakeEngineClient())
     state.lifecycle.advance(LifecycleState.DRAINING)

@@ -113,7 +113,7 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
 
 
 async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Response:
-    current = state.lifecycle.state
+    current = state.lifecycle.reported_state
     if current in healthy:
         try:
             await state.engine.check_health()

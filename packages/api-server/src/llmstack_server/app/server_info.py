@@ -20,7 +20,7 @@ def server_info(state: ServerState) -> dict[str, Any]:
     engines = [] if state.ready is None else [_engine_info(ready) for ready in ready_engines]
     return {
         "version": server_version(),
-        "state": str(state.lifecycle.state),
+        "state": str(state.lifecycle.reported_state),
         "python": platform.python_version(),
         "model": config.model or "(embedded demo model)",
         "served_model_names": list(config.served_model_names),

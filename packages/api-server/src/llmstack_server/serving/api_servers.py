@@ -174,10 +174,7 @@ class ApiServers:
             self._note_serving()
 
     def _let_serve(self, worker: _Worker) -> None:
-        """Lets all processes serve at the same time, so that no client meets one that is not ready.
-
-        A replacement serves at once.
-        """
+        """Lets the processes accept requests once all can; a replacement does at once."""
         if self._has_served:
             worker.send({"serve": True})
         elif all(one.is_ready for one in self._workers.values()):
@@ -185,9 +182,12 @@ class ApiServers:
                 one.send({"serve": True})
 
     def _note_serving(self) -> None:
+        """Lets the processes report Ready once all accept requests: after it no client meets one that does not."""
         if self._has_served or not all(worker.is_serving for worker in self._workers.values()):
             return
         self._has_served = True
+        for worker in self._workers.values():
+            worker.send({"all_serve": True})
         stages = {**self.timer.stage_to_s, **self._start_event["stages"]}
         summary = f"{self._start_event['summary']}, {len(self._workers)} API processes"
         log_ready(address_of(self.config.http, self.listener), self.timer.total_s, summary, stages)

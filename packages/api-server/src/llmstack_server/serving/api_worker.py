@@ -34,6 +34,7 @@ from llmstack_server.state.peers import Peers
 if TYPE_CHECKING:
     from llmstack_llm import AsyncLLM
     from llmstack_server.serving.reload_follower import ReloadFollower
+    from llmstack_server.state.lifecycle import Lifecycle
     from llmstack_server.state.server_state import ServerState
 
 logger = logging.getLogger("llmstack_server.serving.api_worker")  # `__name__` is `__main__` here
@@ -64,6 +65,7 @@ class Worker:
     _is_orphan: bool = False
     _addresses: process_channel.Message = field(default_factory=dict)
     _engine: AsyncLLM | None = None
+    _lifecycle: Lifecycle | None = None
     _follower: ReloadFollower | None = None
 
     def __post_init__(self) -> None:
@@ -113,15 +115,21 @@ class Worker:
         return bool(self.config.reload.reload_models)
 
     async def _on_ready(self, state: ServerState, stages: dict[str, float]) -> None:
-        """Waits for the other processes: a client must not find one ready and the next one not."""
+        """Waits until the engine is ready in all processes, and reports Ready once all accept requests."""
         if self._can_reload and self._engine is not None:
             from llmstack_server.serving.reload_follower import ReloadFollower
 
             self._follower = state.shared_reloads = ReloadFollower(state, self._engine, self._send_event)
             self._follower.begin(self._addresses["reloaded"], self._addresses["start_model_path"])
         self._send_event({"ready": True, "summary": ready_summary(state), "stages": stages})
+        self._lifecycle = state.lifecycle
+        state.lifecycle.waits_for_others = not self.is_replacement
         await self._may_serve.wait()
         asyncio.get_running_loop().call_soon(self._send_event, {"serving": True})  # runs once requests are accepted
+
+    def _report_ready(self) -> None:
+        if self._lifecycle is not None:
+            self._lifecycle.waits_for_others = False
 
     def _send_event(self, event: process_channel.Message) -> None:
         with contextlib.suppress(OSError):  # the other process has ended
@@ -133,6 +141,8 @@ class Worker:
             while (order := process_channel.receive(self.channel)) is not None:
                 if order.get("serve"):
                     loop.call_soon_threadsafe(self._may_serve.set)
+                elif order.get("all_serve"):
+                    loop.call_soon_threadsafe(self._report_ready)
                 elif "reload" in order and self._follower is not None:
                     loop.call_soon_threadsafe(self._follower.take, order)
         self._is_orphan = True

@@ -39,15 +39,27 @@ class LifecycleError(RuntimeError):
 
 
 class Lifecycle:
-    """The state of one server; it only moves forward."""
+    """The state of one server; it only moves forward.
+
+    Attributes:
+        waits_for_others: Whether another API process does not accept requests yet. This one accepts them already.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._state = LifecycleState.START
+        self.waits_for_others = False
         self.state_to_entered_s: dict[LifecycleState, float] = {LifecycleState.START: clock()}
 
     @property
     def state(self) -> LifecycleState:
+        return self._state
+
+    @property
+    def reported_state(self) -> LifecycleState:
+        """The state of the whole server: Ready once every API process accepts requests."""
+        if self._state is LifecycleState.READY and self.waits_for_others:
+            return LifecycleState.INITIALIZING_ENGINE
         return self._state
 
     @property
