@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -60,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch finds none"))
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Keeps modules and tests out of later collections: in a long run each of them would look at millions of objects."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.freeze()
 
 
 def _has_gpu() -> bool:
