@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Keeps modules and tests out of later collections: in a long run each of them would look at millions of objects."""
+    """Keeps modules and tests out of later collections: in a long run each would look at millions of objects."""
     if nextitem is None or nextitem.path != item.path:
         gc.freeze()
 

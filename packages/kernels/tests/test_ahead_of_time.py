@@ -64,9 +64,9 @@ def made() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(600)  # 30 s of a core with an empty cache, beside other tests
+@pytest.mark.timeout(600)  # 15 s of a core with an empty cache, beside other tests
 def test_a_sample_of_each_kernel_compiles_to_what_is_stored() -> None:
-    result = run_python("-m", "llmstack_kernels.ahead_of_time")
+    result = run_python("-m", "llmstack_kernels.ahead_of_time", "--arch", "90")  # the full run compiles for 80, too
     assert result.returncode == 0, f"{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
 
 
