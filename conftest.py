@@ -27,6 +27,7 @@ settings.register_profile("same-examples", settings.get_profile("llmstack"), der
 def pytest_configure(config: pytest.Config) -> None:
     """Only the full run searches for new examples."""
     settings.load_profile("same-examples" if config.option.markexpr == "not full" else "llmstack")
+    gc.disable()  # until all tests are collected
 
 
 _OUR_LOGGERS = [
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch finds none"))
+
+
+def pytest_collection_finish() -> None:
+    """Ends the time without collections of garbage: what is imported to collect the tests stays."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
