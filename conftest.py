@@ -73,6 +73,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Keeps modules and tests out of later collections: in a long run each would look at millions of objects."""
     if nextitem is None or nextitem.path != item.path:
+        gc.collect()
         gc.freeze()
 
 

@@ -102,13 +102,13 @@ async def test_requests_go_on_where_they_were() -> None:
     await client.wait_until_ready()
     first_pid = client.pid
     for index in range(4):
-        await client.add_request(request(f"r{index}", max_tokens=30 + index))
+        await client.add_request(request(f"r{index}", max_tokens=90 + index))
     reader = Reader(client)
     await reader.read_tokens(5)
     os.kill(client.pid, signal.SIGKILL)
     await reader.read(4)
-    assert reader.tokens == {f"r{index}": echo(30 + index) for index in range(4)}
-    assert reader.num_logprobs == {f"r{index}": 30 + index for index in range(4)}
+    assert reader.tokens == {f"r{index}": echo(90 + index) for index in range(4)}
+    assert reader.num_logprobs == {f"r{index}": 90 + index for index in range(4)}
     assert set(reader.num_firsts.values()) == {1}
     assert {reason for reason, _ in reader.ends.values()} == {FinishReason.LENGTH}
     assert client.num_restarts == 1
