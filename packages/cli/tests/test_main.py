@@ -44,7 +44,7 @@ def _greet(tmp_path: Path):
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch):
     """As if no other package of the stack were installed."""
-    monkeypatch.setattr(discovery, "FALLBACKS", {})
+    monkeypatch.setattr(discovery, "OF_PACKAGES", {})
     monkeypatch.setattr("llmstack_command.discovery.find_entry_points", lambda group: [])
 
 

@@ -1,4 +1,4 @@
-"""Discovery of subcommands: built in, by entry point, or by package name."""
+"""Discovery of subcommands: built in, of the packages here, or by entry point."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ BUILT_IN = {
     "versions": "llmstack_command.builtin:VersionsCommand",
 }
 
-# Entry points need an installed distribution; over PYTHONPATH these packages are found by name.
-FALLBACKS = {
+# Those of this project's packages. They have entry points, too; to read those of all distributions takes longer than
+# to parse a line, and there are none where the packages are only on PYTHONPATH.
+OF_PACKAGES = {
     "bench": "llmstack_bench.commands:BenchCommand",
+    "cluster-key": "llmstack_engine_core.commands.cluster_key:ClusterKeyCommand",
     "explain": "llmstack_engine_core.commands.explain:ExplainCommand",
+    "receipt-key": "llmstack_server.commands:ReceiptKeyCommand",
     "replay": "llmstack_engine_core.commands.replay:ReplayCommand",
     "run-batch": "llmstack_server.commands:RunBatchCommand",
     "serve": "llmstack_server.commands:ServeCommand",
     "simulate": "llmstack_engine_core.commands.simulate:SimulateCommand",
     "tune": "llmstack_engine_core.commands.tune:TuneCommand",
+    "verify": "llmstack_server.commands:VerifyCommand",
 }
 
 
@@ -60,11 +64,16 @@ class CommandSource(NamedTuple):
         return command
 
 
+def find_command(name: str) -> CommandSource | None:
+    """The source of a command of this project, found by name alone; None for any other."""
+    target = BUILT_IN.get(name) or OF_PACKAGES.get(name)
+    return CommandSource(name, target) if target and _is_importable(target) else None
+
+
 def find_commands() -> dict[str, CommandSource]:
-    """Subcommand name to its source, sorted by name; built-in commands take precedence over entry points."""
-    found = {name: CommandSource(name, target) for name, target in FALLBACKS.items() if _is_importable(target)}
-    found |= {source.name: source for source in _from_entry_points()}
-    found |= {name: CommandSource(name, target) for name, target in BUILT_IN.items()}
+    """Subcommand name to its source, sorted by name; no entry point replaces a command of this project."""
+    found = {source.name: source for source in _from_entry_points()}
+    found |= {name: own for name in (*BUILT_IN, *OF_PACKAGES) if (own := find_command(name))}
     return dict(sorted(found.items()))
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from llmstack_command.builtin import command_version
-from llmstack_command.discovery import BUILT_IN, CommandSource, find_commands
+from llmstack_command.discovery import BUILT_IN, CommandSource, find_command, find_commands
 from llmstack_command.errors import CommandLineError, did_you_mean
 from llmstack_command.parser import CommandParser
 from llmstack_command.protocols import CheckedCommand
@@ -40,14 +40,13 @@ def run_line(line: Sequence[str]) -> int:
     Raises:
         CommandLineError: The command line is invalid, or something it needs is missing.
     """
-    commands = find_commands()
     if not line or line[0] in ("-h", "--help", "help"):
-        print(overview(commands))
+        print(overview(find_commands()))
         return 0
     if line[0] in ("-V", "--version", "version"):
         print(f"llmstack {command_version()}")
         return 0
-    return run_command(choose(commands, line[0]), line[1:])
+    return run_command(find_command(line[0]) or choose(find_commands(), line[0]), line[1:])
 
 
 def choose(commands: Mapping[str, CommandSource], name: str) -> CommandSource:
