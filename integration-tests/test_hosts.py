@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -62,8 +64,10 @@ class Stream(threading.Thread):
 class Endpoint:
     """The first machine, with one engine core and the HTTP server, and another one that joins it."""
 
-    def __init__(self, places: Any, launch: Callable[..., Any], folder: Path, model: list[str], port: int) -> None:
-        self._places, self._launch = places, launch
+    def __init__(
+        self, places: Any, launch: Callable[..., Any], folder: Path, model: list[str], port: int, *first_options: str
+    ) -> None:
+        self._places, self._launch, self._first_options = places, launch, first_options
         self._uds = folder / "http.sock"
         key_file = folder / "cluster.key"
         command = ["python", "-m", "llmstack_command", "cluster-key", str(key_file)]
@@ -85,8 +89,12 @@ class Endpoint:
         )
         self.wait_until_ready()
 
+    @property
+    def num_processes(self) -> int:
+        return int(self._first_options[-1]) if self._first_options else 1
+
     def start_first(self) -> Any:
-        options = [*self._options, "--uds", str(self._uds)]
+        options = [*self._options, "--uds", str(self._uds), *self._first_options]
         return self._launch(*options, env=self._env, prefix=self._places.prefix("first"))
 
     def wait_until_ready(self) -> None:
@@ -101,6 +109,9 @@ class Endpoint:
         own = psutil.Process(self.other.process.pid)
         return [own, *own.children(recursive=True)]
 
+    def processes_of_first(self) -> list[psutil.Process]:
+        return psutil.Process(self.first.process.pid).children(recursive=True)
+
     def signal_other(self, number: signal.Signals) -> None:
         """To all of its processes at once, as where a machine stops."""
         for process in self.processes_of_other():
@@ -114,7 +125,8 @@ class Endpoint:
             stream.start()
         if meanwhile is not None:
             self.first.wait_for(lambda: min(one.num_chunks for one in streams) >= num_chunks, "running streams")
-            assert [self.num_running(index) for index in (0, 1)] == [2, 2]
+            if self.num_processes == 1:
+                assert [self.num_running(index) for index in (0, 1)] == [2, 2]
             meanwhile()
         for stream in streams:
             stream.join(90)
@@ -127,7 +139,9 @@ class Endpoint:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     def wait_until_both_serve(self, num_joins: int) -> None:
-        self.first.wait_for(lambda: self.first.log.count(" serves") == num_joins, "return of the other machine")
+        self.first.wait_for(
+            lambda: self.first.log.count(" serves") == num_joins * self.num_processes, "return of the other machine"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +224,57 @@ def test_a_first_machine_that_crashes_is_joined_again_without_loading(loopback: 
     assert len(set(loopback.read())) == 4
     assert loopback.first.stop() == 0
     assert loopback.other.process.wait(30) == 0
+
+
+@pytest.mark.full  # packages/engine-core/tests/test_relayed_members.py has the parts
+def test_streams_of_several_api_processes_go_on_when_a_machine_is_lost(
+    namespaces: Namespaces, launch: Callable[..., Any], slow_echo: list[str]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        two = Endpoint(namespaces, launch, Path(folder), slow_echo, PORT + 2, "--api-server-count", "2")
+        expected = two.read()
+        assert len(set(expected)) == 4
+        information = two.client.get("/server_info").json()
+        assert len(information["engines"]) == 2
+        assert information["processes"]["num_api_servers"] == 2
+
+        assert two.read(lambda: namespaces.set_cable("down")) == expected
+        namespaces.set_cable("up")
+        two.wait_until_both_serve(2)
+
+        assert two.read(lambda: two.signal_other(signal.SIGKILL)) == expected
+        two.other = two.start_other()
+        two.wait_until_both_serve(3)
+
+        # An API process that is replaced learns of the machine that is there.
+        worker = next(one for one in two.processes_of_first() if "api_worker" in " ".join(one.cmdline()))
+        worker.kill()
+        two.first.wait_for(lambda: two.first.log.count(" serves") == 3 * 2 + 1, "replaced API process")
+        assert two.read() == expected
+
+        # The engine core of the first machine is replaced, and its requests go on in the other one meanwhile.
+        core = next(one for one in two.processes_of_first() if "engine_core" in " ".join(one.cmdline()))
+        assert two.read(core.kill) == expected
+
+        assert two.first.stop() == 0
+        assert two.other.process.wait(30) == 0
+        assert "Traceback" not in two.first.log + two.other.log
+        two.client.close()
+
+
+@pytest.mark.full
+def test_a_port_that_is_taken_is_refused_before_anything_starts(
+    launch: Callable[..., Any], slow_echo: list[str], tmp_path: Path
+) -> None:
+    key_file = str(tmp_path / "cluster.key")
+    subprocess.run([sys.executable, "-m", "llmstack_command", "cluster-key", key_file], check=True)
+    for count in ("1", "2"):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            address = ["-dpa", "127.0.0.1", "-dpp", port, "--cluster-key-file", key_file]
+            server = launch(*slow_echo, "-dp", "2", "-dpl", "1", *address, "--api-server-count", count)
+            assert server.process.wait(60) == 1
+        assert f"tcp://127.0.0.1:{port} cannot be listened on: Address already in use" in server.log
+        assert "Traceback" not in server.log

@@ -69,7 +69,6 @@ JOINED = ["--data-parallel-address", "10.0.0.1", *KEYS]
         ([*HOSTS, "-dpl", "1", "-dpa", "10.0.0.1"], ["needs --cluster-key-file"]),
         ([*HOSTS, "-dpl", "3", "-dpr", "2", "--headless"], ["--data-parallel-start-rank 2", "exceed"]),
         ([*HOSTS, *JOINED, "-dpl", "2", "-dpr", "2"], ["--data-parallel-start-rank 2 needs --headless"]),
-        ([*HOSTS, *JOINED, "-dpl", "2", "-asc", "2"], ["--api-server-count 2", "one process knows the machines"]),
         ([*HOSTS, *JOINED, "-dpl", "0", "--headless"], ["would do nothing"]),
         ([*HOSTS, "-dpb", "ray"], ["ray needs --data-parallel-address", "ray needs --cluster-key-file"]),
         ([*HOSTS, *JOINED, "-dpb", "ray", "-dpl", "2"], ["--data-parallel-backend ray", "Ray decides"]),

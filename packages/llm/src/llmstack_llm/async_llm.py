@@ -40,6 +40,7 @@ from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
+    from llmstack_engine_core.hosts.relay import RelayedMembers
     from llmstack_llm.outputs.collector import RequestOutputCollector
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
@@ -102,19 +103,21 @@ class AsyncLLM(EngineFrontEnd):
         multiprocess: bool = True,
         client_addresses: Sequence[str] = (),
         client_index: int = 0,
+        members: RelayedMembers | None = None,
     ) -> AsyncLLM:
         """Starts the engine cores, or attaches to running ones, and returns without waiting for them.
 
         `multiprocess`: Whether the engine core gets a process of its own, or a thread of this one.
         `client_addresses`: Addresses of running engine cores, which continue after this front end has ended.
         `client_index`: Which of several front ends of one server this is.
+        `members`: Other machines with engine cores, of which another process of this machine is notified.
 
         Raises:
             EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError: The options or the folder are unusable.
             EngineStartError: A process cannot be started, or an address is unusable.
         """
         model_config, engine_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        if not client_addresses:
+        if not client_addresses and members is None:
             check_model_runs(engine_config)
         began_s = time.monotonic()
         tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
@@ -124,7 +127,13 @@ class AsyncLLM(EngineFrontEnd):
         engine = cls(
             model_config,
             make_engine_client(
-                engine_config, multiprocess, client_addresses, client_index, args.routing, can_reload=args.can_reload
+                engine_config,
+                multiprocess,
+                client_addresses,
+                client_index,
+                args.routing,
+                can_reload=args.can_reload,
+                members=members,
             ),
             tokenizer,
             stat_loggers=stat_loggers,

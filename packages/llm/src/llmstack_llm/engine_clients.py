@@ -13,6 +13,7 @@ from llmstack_types.vocabulary import RoutingPolicyName
 
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
+    from llmstack_engine_core.hosts.relay import RelayedMembers
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
 
@@ -24,17 +25,27 @@ def make_engine_client(
     routing: RoutingPolicyName,
     *,
     can_reload: bool = False,
+    members: RelayedMembers | None = None,
 ) -> AsyncEngineCoreClient:
     """The client that the options ask for; returns without waiting for the engine cores.
+
+    `members`: Other machines with engine cores, of which another process of this machine is notified.
 
     Raises:
         EngineArgsError: Options contradict each other.
         EngineStartError: A process cannot be started, or an address is unusable.
     """
-    from llmstack_engine_core.client import attach_async_client, attach_reloading_client, make_async_client
+    from llmstack_engine_core.client import (
+        attach_async_client,
+        attach_hosts_client,
+        attach_reloading_client,
+        make_async_client,
+    )
     from llmstack_engine_core.routing import RoutingPolicy
 
     policy = RoutingPolicy(routing)
+    if members is not None:
+        return attach_hosts_client(config, addresses, members, client_index=client_index, routing=policy)
     if addresses and can_reload:
         return attach_reloading_client(config, addresses, client_index=client_index, routing=policy)
     if addresses:

@@ -110,8 +110,6 @@ class ProcessConfig(OptionGroup):
             yield _exclusive(size, "{engine_addresses}", "the other machines join by themselves")
         if not self.is_multiprocess:
             yield _exclusive(size, "{is_multiprocess}", "engine cores of several machines have processes of their own")
-        if self.num_api_servers > 1:
-            yield _exclusive(size, f"{{num_api_servers}} {self.num_api_servers}", "one process knows the machines")
 
 
 def _exclusive(first: str, second: str, reason: str) -> Problem:

@@ -64,6 +64,7 @@ class _Worker:
     writer: asyncio.StreamWriter | None = None
     is_ready: bool = False
     is_serving: bool = False
+    has_addresses: bool = False
     failure: str = ""
 
     def send(self, order: process_channel.Message) -> None:
@@ -172,6 +173,8 @@ class ApiServers:
         elif event.get("serving"):
             worker.is_serving = True
             self._note_serving()
+        elif "refuse" in event and self._reloads.engines is not None and self._reloads.engines.members is not None:
+            self._reloads.engines.members.feed.refuse(event)
 
     def _let_serve(self, worker: _Worker) -> None:
         """Lets the processes accept requests once all can; a replacement does at once."""
@@ -219,6 +222,14 @@ class ApiServers:
 
         self._reloads.begin(engines)
         self._watch(outcome, engines)
+        if engines.members is not None:
+            engines.members.feed.serve(self._tell_all)
+
+    def _tell_all(self, order: process_channel.Message) -> None:
+        """Sends what has changed to the processes that know what was before."""
+        for worker in self._workers.values():
+            if worker.has_addresses:
+                worker.send(order)
 
     def _watch(self, outcome: asyncio.Future[int], engines: EngineProcesses) -> None:
         """Replaces engine cores that end; where those that take new requests are gone, the server stops."""
@@ -237,7 +248,11 @@ class ApiServers:
 
     async def _send_addresses(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
         with contextlib.suppress(ServeError):  # reported by `_watch_engines`
-            worker.send(self._reloads.addresses_order(await asyncio.shield(opening)))
+            engines = await asyncio.shield(opening)
+            worker.send(self._reloads.addresses_order(engines))
+            worker.has_addresses = True
+            for order in engines.members.feed.state if engines.members is not None else ():
+                worker.send(order)
 
     async def _stop(self, tasks: list[asyncio.Task[None]], opening: asyncio.Future[EngineProcesses]) -> None:
         """Lets the processes drain, then stops the engine cores; kills what does not end in time."""

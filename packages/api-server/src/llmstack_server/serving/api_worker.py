@@ -32,6 +32,7 @@ from llmstack_server.serving.launcher import StageTimer, start_engine
 from llmstack_server.state.peers import Peers
 
 if TYPE_CHECKING:
+    from llmstack_engine_core.hosts.relay import RelayedMembers
     from llmstack_llm import AsyncLLM
     from llmstack_server.serving.reload_follower import ReloadFollower
     from llmstack_server.state.lifecycle import Lifecycle
@@ -67,9 +68,14 @@ class Worker:
     _engine: AsyncLLM | None = None
     _lifecycle: Lifecycle | None = None
     _follower: ReloadFollower | None = None
+    _members: RelayedMembers | None = None
 
     def __post_init__(self) -> None:
         self.signals = EarlySignals(stops_on_hangup=self.config.http.tls is None)
+        if self.config.engine.has_other_hosts:
+            from llmstack_engine_core.hosts.relay import RelayedMembers
+
+            self._members = RelayedMembers(self._send_event)
 
     def run(self) -> int:
         """Serves until a signal (0) or the engine's death (1); a failed start is reported and returns 1."""
@@ -107,6 +113,7 @@ class Worker:
                 stat_loggers,
                 addresses=order["addresses"],
                 client_index=self.index,
+                members=self._members,
             )
             return self._engine
 
@@ -145,6 +152,8 @@ class Worker:
                     loop.call_soon_threadsafe(self._report_ready)
                 elif "reload" in order and self._follower is not None:
                     loop.call_soon_threadsafe(self._follower.take, order)
+                elif "member" in order and self._members is not None:
+                    loop.call_soon_threadsafe(self._members.take, order)
         self._is_orphan = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)

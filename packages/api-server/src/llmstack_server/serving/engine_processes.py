@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmstack_engine_core.spare import Spares
     from llmstack_engine_core.supervisor import EngineProcess
     from llmstack_llm import EngineArgs
+    from llmstack_server.serving.members import Members
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class EngineProcesses:
         processes: Processes started here; none where the engine cores run elsewhere.
         configs: What each of them was started with.
         spares: Engine cores in reserve; None without.
+        members: The other machines of the endpoint, where this process listens for them; None without.
     """
 
     model_path: str
@@ -39,6 +41,7 @@ class EngineProcesses:
     processes: list[EngineProcess] = field(default_factory=list)
     configs: list[EngineConfig] = field(default_factory=list)
     spares: Spares | None = None
+    members: Members | None = None
     _is_stopping: bool = False
     _limits: dict[int, RestartLimits] = field(default_factory=dict)
     _replacements: set[asyncio.Task[None]] = field(default_factory=set)
@@ -61,7 +64,10 @@ class EngineProcesses:
                 on_death(line, process.was_killed)
                 return
             if not self._may_replace(index):
-                if any(one.is_alive for one in self.processes):
+                if self.members is not None:
+                    logger.error("%s too often", line)
+                    self.members.feed.tell_end(index, line)
+                elif any(one.is_alive for one in self.processes):
                     logger.error("%s too often; the others go on", line)
                 else:
                     on_death(line, process.was_killed)
@@ -117,6 +123,8 @@ class EngineProcesses:
             process.terminate()
         for process in self.processes:
             await asyncio.to_thread(process.stop)
+        if self.members is not None:
+            await self.members.close()
 
 
 def start_engine_processes(config: ServeConfig, timer: StageTimer) -> EngineProcesses:
@@ -132,7 +140,14 @@ def start_engine_processes(config: ServeConfig, timer: StageTimer) -> EngineProc
         return EngineProcesses(arguments.model, addresses)
     with timer.stage("start engine processes"):
         try:
-            return launch_engine_processes(arguments, addresses)
+            if config.processes.is_headless or not arguments.has_other_hosts:
+                return launch_engine_processes(arguments, addresses)
+            from llmstack_server.serving.members import open_members
+
+            members = open_members(arguments)
+            engines = launch_engine_processes(arguments, addresses)
+            engines.members = members
+            return engines
         except (LLMStackError, OSError) as error:
             raise start_error(error) from error
 
@@ -149,7 +164,8 @@ def launch_engine_processes(arguments: EngineArgs, addresses: Sequence[str]) -> 
 
     _, engine_config = arguments.create_engine_config()
     check_model_runs(engine_config)
-    configs = engine_configs(engine_config)
+    hosts = engine_config.hosts
+    configs = [] if hosts is not None and not hosts.num_local else engine_configs(engine_config)
     places = addresses or [""] * len(configs)
     engines = EngineProcesses(arguments.model, [])
     engines.configs = configs

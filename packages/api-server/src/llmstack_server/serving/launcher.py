@@ -15,6 +15,7 @@ from llmstack_server.options.errors import ServeError
 from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
+    from llmstack_engine_core.hosts.relay import RelayedMembers
     from llmstack_llm import AsyncLLM, EngineArgs
 
 logger = logging.getLogger(__name__)
@@ -82,11 +83,13 @@ def start_engine(
     multiprocess: bool = True,
     addresses: Sequence[str] = (),
     client_index: int = 0,
+    members: RelayedMembers | None = None,
 ) -> AsyncLLM:
     """Starts the engine cores, or attaches to those at `addresses`, and returns without waiting for them.
 
     `multiprocess`: Whether an engine core runs in its own process rather than in a thread of this one.
     `client_index`: The index of this process among those of its server.
+    `members`: Other machines with engine cores, of which the process that started this one is notified.
 
     Raises:
         ServeError: It cannot be started, or an argument contradicts the model.
@@ -101,6 +104,7 @@ def start_engine(
             multiprocess=multiprocess,
             client_addresses=addresses,
             client_index=client_index,
+            members=members,
         )
     except (LLMStackError, ModelFilesError, OSError) as error:
         raise start_error(error) from error

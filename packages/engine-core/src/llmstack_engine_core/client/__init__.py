@@ -5,6 +5,7 @@ from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPCli
 from llmstack_engine_core.client.balanced import BalancedClient
 from llmstack_engine_core.client.factory import (
     attach_async_client,
+    attach_hosts_client,
     attach_reloading_client,
     engine_configs,
     make_async_client,
@@ -25,6 +26,7 @@ __all__ = [
     "ReloadingClient",
     "SyncMPClient",
     "attach_async_client",
+    "attach_hosts_client",
     "attach_reloading_client",
     "engine_configs",
     "make_async_client",

@@ -16,6 +16,7 @@ from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.reloading import ReloadingClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.hosts.relay import RelayedMembers
 from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.launcher import make_spares
 from llmstack_engine_core.routing import RoutingPolicy
@@ -104,10 +105,39 @@ def attach_async_client(
     Raises:
         EngineStartError: No engine core may listen at such an address.
     """
-    link = Link(key_file)
-    starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s, link) for address in addresses]
-    clients = [RecoveringClient(start, max_restarts, client_index) if max_restarts else start() for start in starts]
+    clients = _attached(addresses, client_index, start_timeout_s, max_restarts, Link(key_file))
     return clients[0] if len(clients) == 1 else BalancedClient(clients, routing=routing)
+
+
+def attach_hosts_client(
+    config: EngineConfig,
+    addresses: Sequence[str],
+    members: RelayedMembers,
+    *,
+    client_index: int = 0,
+    routing: RoutingPolicy = RoutingPolicy.EXACT,
+) -> HostsClient:
+    """As `attach_async_client`, with the engine cores of other machines, of which another process is notified.
+
+    `addresses`: The engine cores of this machine, which have the first numbers.
+
+    Raises:
+        EngineStartError: No engine core may listen at such an address.
+        ValueError: There are no other machines.
+    """
+    if config.hosts is None:
+        raise ValueError("there are no other machines")
+    local = _attached(addresses, client_index, config.start_timeout_s, config.max_restarts, Link())
+    client = HostsClient(config, config.hosts, local, routing, members=members, client_index=client_index)
+    members.follow_ends(client.note_end)
+    return client
+
+
+def _attached(
+    addresses: Sequence[str], client_index: int, start_timeout_s: float, max_restarts: int, link: Link
+) -> list[AsyncAttachedClient | RecoveringClient]:
+    starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s, link) for address in addresses]
+    return [RecoveringClient(start, max_restarts, client_index) if max_restarts else start() for start in starts]
 
 
 def attach_reloading_client(

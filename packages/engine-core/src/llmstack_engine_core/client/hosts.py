@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -48,6 +48,26 @@ class HostsLauncher(Protocol):
         ...
 
 
+class Membership(Protocol):
+    """Who tells which machines are there: a `Rendezvous`, or what another process says of its own."""
+
+    def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
+        """Calls `on_join` for a machine that is welcome, `on_leave` for one that ends. Idempotent."""
+        ...
+
+    def refuse(self, rank: int, reason: str) -> None:
+        """Sends the machine of an engine core away."""
+        ...
+
+    def host_of(self, rank: int) -> str:
+        """The machine of an engine core."""
+        ...
+
+    async def close(self) -> None:
+        """There is no endpoint any more. Idempotent."""
+        ...
+
+
 def make_launcher(config: EngineConfig, hosts: HostsConfig) -> HostsLauncher | None:
     """What starts the engine cores of other machines; None where their operators do.
 
@@ -77,20 +97,36 @@ class HostsClient(BalancedClient):
         hosts: HostsConfig,
         local: Sequence[AsyncClient | RecoveringClient],
         routing: RoutingPolicy = RoutingPolicy.EXACT,
+        *,
+        members: Membership | None = None,
+        client_index: int = 0,
     ) -> None:
-        """`local`: The engine cores of this machine; `routing`: how one of all is chosen for a request.
+        """Listens for the other machines, or learns of them from the process that does.
+
+        Args:
+            config: Of an engine core.
+            hosts: The engine cores of all machines.
+            local: The engine cores of this machine.
+            routing: How one of all is chosen for a request.
+            members: Which machines there are, where another process of this machine listens and starts them.
+            client_index: Which of several clients of one server this is.
 
         Raises:
             EngineStartError: The address for the other machines cannot be listened on.
         """
-        self._rendezvous = Rendezvous(hosts, config.key_file, len(local))
-        self._launcher = make_launcher(config, hosts)
+        self._launcher: HostsLauncher | None = None
+        self._rendezvous: Membership
+        if members is None:
+            self._rendezvous = Rendezvous(hosts, config.key_file, len(local))
+            self._launcher = make_launcher(config, hosts)
+        else:
+            self._rendezvous = members
         self._num_local = len(local)
         self._start_timeout_s = config.start_timeout_s
         self._promised: EngineReady | None = None
         link = Link(config.key_file, heartbeat_timeout_s=hosts.heartbeat_timeout_s)
         remote = [
-            RemoteClient(link, config.start_timeout_s, partial(self._check_remote, rank))
+            RemoteClient(link, config.start_timeout_s, partial(self._check_remote, rank), client_index)
             for rank in range(len(local), hosts.size)
         ]
         super().__init__([*local, *remote], allow_mixed_numerics=hosts.allow_mixed_numerics, routing=routing)
@@ -139,6 +175,12 @@ class HostsClient(BalancedClient):
         launcher, self._launcher = self._launcher, None
         if launcher is not None:
             await asyncio.to_thread(launcher.close)
+
+    def note_end(self, rank: int, reason: str) -> None:
+        """An engine core of this machine has ended, and its supervisor does not replace it."""
+        client = self._clients[rank]
+        if rank < self._num_local and isinstance(client, RecoveringClient):
+            client.end(reason)
 
     def _on_join(self, join: Join) -> None:
         logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.ranks)))

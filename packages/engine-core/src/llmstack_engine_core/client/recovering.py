@@ -214,6 +214,12 @@ class RecoveringClient(ResumingClient):
         if self._spares is not None:
             self._spares.close()
 
+    def end(self, reason: str) -> None:
+        """There will be no other engine core: others go on with its requests, where they compute the same bits."""
+        self._give_up(reason)
+        if self._recovery is not None:
+            self._recovery.cancel()
+
     def retire(self) -> None:
         """It gets no further requests. Where it dies for good, its own end with an error each."""
         self.share(lambda _: False)

@@ -10,7 +10,7 @@ from typing import Final
 
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.async_mp import AsyncAttachedClient
-from llmstack_engine_core.client.recovering import RecoveringClient
+from llmstack_engine_core.client.recovering import TURN_S, RecoveringClient
 from llmstack_engine_core.ipc.frames import ClientMessage
 from llmstack_engine_core.ipc.link import Link
 from llmstack_types import EngineDeadError, EngineLostError, EngineReady, EngineStartError
@@ -46,16 +46,20 @@ class RemoteClient(RecoveringClient):
     for an earlier one. A connection without a sign of life ends after the time-out of its heartbeats.
     """
 
-    def __init__(self, link: Link, start_timeout_s: float, check: Callable[[EngineReady], None]) -> None:
+    def __init__(
+        self, link: Link, start_timeout_s: float, check: Callable[[EngineReady], None], client_index: int = 0
+    ) -> None:
         """Begins without an engine core.
 
         Args:
             link: How to reach it; the rest of it comes with the address.
             start_timeout_s: How long it may load its model.
             check: Raises EngineStartError for one that must not be used.
+            client_index: Which of several clients of one server this is.
         """
         super().__init__(AbsentClient, max_restarts=0)
         self._link, self._start_timeout_s, self._check = link, start_timeout_s, check
+        self._client_index = client_index
         self._address = ""
         self._server_key: bytes | None = None
         self._name, self._epoch = secrets.token_hex(8), 0
@@ -121,6 +125,8 @@ class RemoteClient(RecoveringClient):
                     await asyncio.wait_for(self._has_changed.wait(), RETRY_S if self._address else None)
                 except TimeoutError:
                     continue
+            if is_search:  # clients that share it search one after the other
+                await asyncio.sleep(TURN_S * self._client_index)
         finally:
             losing.cancel()
         return True
@@ -135,7 +141,7 @@ class RemoteClient(RecoveringClient):
             self._link.key_file, self._server_key, self._link.heartbeat_timeout_s, self._name, self._epoch
         )  # fmt: skip
         try:
-            client = AsyncAttachedClient(self._address, 0, self._start_timeout_s, link)
+            client = AsyncAttachedClient(self._address, self._client_index, self._start_timeout_s, link)
         except EngineStartError as error:
             logger.error("an engine core cannot be used: %s", error)
             self._address = ""
