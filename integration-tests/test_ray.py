@@ -62,11 +62,15 @@ def read_all(server: Any, meanwhile: Callable[[], None] | None = None) -> list[s
     return texts
 
 
-def test_streams_go_on_when_a_node_is_killed(launch: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_api_processes", [1, 2])
+def test_streams_go_on_when_a_node_is_killed(
+    launch: Callable[..., Any], tmp_path: Path, num_api_processes: int
+) -> None:
     with cluster(has_token=True) as ray:
-        server = launch(*echo_model(tmp_path), *options(tmp_path), env=ray.env)
+        processes = ["--api-server-count", str(num_api_processes)]
+        server = launch(*echo_model(tmp_path), *options(tmp_path), *processes, env=ray.env)
         server.wait_until_listening()
-        server.wait_for(lambda: server.log.count(" serves") == 2, "engine cores on Ray")
+        server.wait_for(lambda: server.log.count(" serves") == 2 * num_api_processes, "engine cores on Ray")
         server.wait_for(lambda: server.get_status("/ready") == 200, "ready server")
         expected = read_all(server)
         assert len(set(expected)) == 4
@@ -88,7 +92,7 @@ def test_streams_go_on_when_the_node_of_a_rank_is_killed(launch: Callable[..., A
     key_file = tmp_path / "cluster.key"
     subprocess.run([sys.executable, "-m", "llmstack_command", "cluster-key", str(key_file)], check=True)
     line = ["-pp", "3", "--distributed-executor-backend", "ray", "--trust-cluster-network", "lo"]
-    line += ["--cluster-key-file", str(key_file), "--max-model-len", "512"]
+    line += ["--cluster-key-file", str(key_file), "--max-model-len", "512", "--api-server-count", "2"]
     with cluster(has_token=True, num_cpus=2) as ray:
         server = launch(*line, env=ray.env)
         server.wait_until_ready()
