@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-import zmq
 
 from llmstack_kernels.collective import SharedGroup
-from llmstack_parallel.channel import local_channel
 from llmstack_parallel.messages import Answer, StepMessage, decode, encode
+from llmstack_parallel.socket_channel import SocketChannel
 from llmstack_types import ScheduledRequest, SchedulerOutput
 
 NUM_ROWS, WIDTH = 32, 4096
@@ -41,25 +40,23 @@ def measure_control() -> float:
     """Microseconds of one step's message of 32 rows to another process, and of an answer: the median."""
     rows = [ScheduledRequest(f"request-{index:08}", 100 + index, 1, []) for index in range(NUM_ROWS)]
     step = SchedulerOutput(1, scheduled_requests=rows, total_num_scheduled_tokens=NUM_ROWS)
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"ipc://{folder}/rank.sock"
+    ours, theirs = socket.socketpair()
 
-        def answer() -> None:
-            channel = local_channel(zmq.Context(), address, binds=True)
-            for _ in range(NUM_REPEATS):
-                decode(1, channel.receive() or b"")
-                channel.send(encode(1, Answer()))
-            time.sleep(0.3)  # the last answer has to arrive
-
-        pid = in_child(answer)
-        channel = local_channel(zmq.Context(), address, binds=False)
-        times = []
-        for number in range(NUM_REPEATS):
-            start = time.perf_counter()
-            channel.send(encode(1, StepMessage(number, step)))
+    def answer() -> None:
+        channel = SocketChannel(theirs)
+        for _ in range(NUM_REPEATS):
             decode(1, channel.receive() or b"")
-            times.append(time.perf_counter() - start)
-        os.waitpid(pid, 0)
+            channel.send(encode(1, Answer()))
+
+    pid = in_child(answer)
+    channel = SocketChannel(ours)
+    times = []
+    for number in range(NUM_REPEATS):
+        start = time.perf_counter()
+        channel.send(encode(1, StepMessage(number, step)))
+        decode(1, channel.receive() or b"")
+        times.append(time.perf_counter() - start)
+    os.waitpid(pid, 0)
     return statistics.median(times) * 1e6
 
 

@@ -1,4 +1,4 @@
-"""Channels over ZeroMQ, on sockets in a private directory."""
+"""Channels over ZeroMQ, between nodes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,6 @@ from llmstack_parallel.messages import MAX_FRAME_BYTES
 _HIGH_WATER_MARK = 1024
 _LINGER_MS = 200
 _RECONNECT_MS = 20
-
-
-def local_channel(context: zmq.Context[zmq.Socket[bytes]], address: str, *, binds: bool) -> ZmqChannel:
-    """Listens on an address of a private directory, or connects to it, also before the other side listens.
-
-    Raises:
-        zmq.ZMQError: It cannot be listened on.
-    """
-    socket = context.socket(zmq.PAIR)
-    set_limits(socket)
-    if binds:
-        socket.bind(address)
-    else:
-        socket.connect(address)
-    return ZmqChannel(socket)
 
 
 def set_limits(socket: zmq.Socket[bytes], high_water_mark: int = _HIGH_WATER_MARK) -> None:

@@ -6,17 +6,16 @@ import logging
 import secrets
 import select
 import shutil
+import socket
 import threading
 
-import zmq
-
 from llmstack_engine_core.ipc.sockets import make_private_directory
-from llmstack_parallel.channel import ZmqChannel, local_channel
 from llmstack_parallel.exchange import SHARED_MEMORY, make_exchange
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_order import RankOrder
 from llmstack_parallel.rank_processes import RankProcess, end_ranks, start_rank
 from llmstack_parallel.segments import Segments
+from llmstack_parallel.socket_channel import SocketChannel
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, ModelRunnerConfig
 from llmstack_types.log_lines import log_format_in_use
@@ -47,15 +46,14 @@ class ProcessPeers:
         self.epoch = secrets.randbelow(_MAX_EPOCH)
         self.channels: dict[int, Channel] = {}
         self._directory = make_private_directory()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._processes: list[RankProcess] = []
-        self._sockets: list[ZmqChannel] = []
+        self._sockets: list[SocketChannel] = []
         self._lost: str | None = None
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
         try:
             self.exchange: Exchange = self._start(config, topology, backend, step_bytes)
-        except (OSError, zmq.ZMQError) as error:
+        except OSError as error:
             self.stop()
             raise EngineStartError(f"the other ranks cannot be started: {error}") from error
         except BaseException:
@@ -68,16 +66,17 @@ class ProcessPeers:
         segments = Segments(topology if backend == SHARED_MEMORY else Topology(), step_bytes)
         try:
             for rank in topology.peers:
-                address = f"ipc://{self._directory / f'rank-{rank}.sock'}"
-                channel = local_channel(self._context, address, binds=False)
+                ours, theirs = socket.socketpair()
+                channel = SocketChannel(ours)
                 self._sockets.append(channel)
                 self.channels[rank] = channel
                 own = segments.of_rank(rank)
                 level = logging.getLevelName(logger.getEffectiveLevel())
                 order = RankOrder(
-                    config, rank, self.epoch, address, backend, self._directory, own, level, log_format_in_use()
+                    config, rank, self.epoch, "", backend, self._directory, own, level, log_format_in_use()
                 )
-                self._processes.append(start_rank(order))
+                with theirs:
+                    self._processes.append(start_rank(order, theirs))
             return make_exchange(backend, topology, 0, segments.of_rank(0), self._directory)
         finally:
             segments.close()  # the processes have inherited them
@@ -102,7 +101,6 @@ class ProcessPeers:
         for channel in self._sockets:
             channel.close()
         self._sockets = []
-        self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _watch(self) -> None:

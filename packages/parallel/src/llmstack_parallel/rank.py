@@ -1,6 +1,7 @@
 """The process of one rank.
 
-The engine core's rank starts it as `python -m llmstack_parallel.rank FD`, with the start order on that descriptor.
+It is started as `python -m llmstack_parallel.rank FD`, with the start order on that descriptor. A second one is the
+channel to the engine core's rank, where that is on this node.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import torch
 import zmq
 
 from llmstack_kernels.collective import CollectiveError
-from llmstack_parallel.channel import ZmqChannel, local_channel
+from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.exchange import make_exchange
 from llmstack_parallel.messages import MeetMessage, decode, encode
 from llmstack_parallel.protocols import Exchange
 from llmstack_parallel.rank_loop import RankLoop
 from llmstack_parallel.rank_order import RankOrder, receive_rank_order
+from llmstack_parallel.socket_channel import SocketChannel
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, LLMStackError
 from llmstack_types.log_lines import LogFormatter
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=order.log_level, handlers=[handler])
     threading.Thread(target=_end_with_engine_core, args=(lifeline,), name="lifeline", daemon=True).start()
     try:
-        _serve(order, topology)
+        _serve(order, topology, arguments)
     except (LLMStackError, CollectiveError) as error:  # another rank has ended
         logger.error("%s ends: %s", topology.describe(order.rank), error)
         logger.debug("where it happened", exc_info=True)
@@ -57,8 +59,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _serve(order: RankOrder, topology: Topology) -> None:
-    channel, exchange = _connect(order, topology)
+def _serve(order: RankOrder, topology: Topology, arguments: list[str]) -> None:
+    channel, exchange = _connect(order, topology, arguments)
     for fd in order.segments.descriptors:
         os.close(fd)  # the memory stays mapped
     loop = RankLoop(order.config, channel, exchange, order.epoch)
@@ -70,13 +72,13 @@ def _serve(order: RankOrder, topology: Topology) -> None:
         channel.close()
 
 
-def _connect(order: RankOrder, topology: Topology) -> tuple[ZmqChannel, Exchange]:
+def _connect(order: RankOrder, topology: Topology, arguments: list[str]) -> tuple[ZmqChannel | SocketChannel, Exchange]:
     """The way to the engine core's rank, and to the others."""
     if order.config.placement is not None:
         return _join(order)
     if order.backend == "nccl":
         torch.cuda.set_device(order.rank)
-    channel = local_channel(zmq.Context.instance(), order.address, binds=True)
+    channel = SocketChannel(socket.socket(fileno=int(arguments[1])))
     return channel, make_exchange(order.backend, topology, order.rank, order.segments, order.directory)
 
 

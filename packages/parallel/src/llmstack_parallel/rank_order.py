@@ -24,7 +24,7 @@ class RankOrder:
 
     Attributes:
         epoch: Number of this start of all ranks.
-        address: Where the engine core's rank listens for this one.
+        address: Where the engine core's rank listens for this one; empty on its own node.
         backend: `shared_memory`, `gloo` or `nccl`.
         directory: Where ranks of torch.distributed meet.
         segments: Descriptors of shared memory, inherited under these numbers.

@@ -34,8 +34,10 @@ class RankProcess:
         return f"{topology.describe(self.rank)} ended with status {status}; its log says more"
 
 
-def start_rank(order: RankOrder) -> RankProcess:
+def start_rank(order: RankOrder, channel: socket.socket | None = None) -> RankProcess:
     """Starts a process and gives it its order.
+
+    `channel`: Its end of the channel to the engine core's rank; None where it connects to that itself.
 
     Raises:
         OSError: There can be no further process.
@@ -45,7 +47,8 @@ def start_rank(order: RankOrder) -> RankProcess:
         with theirs:
             # Threads of a rank would spin for milliseconds after each operation, on cores that other ranks need.
             environment = {"GOMP_SPINCOUNT": "1000"}
-            fds = [theirs.fileno(), *order.segments.descriptors]
+            channels = [] if channel is None else [channel.fileno()]
+            fds = [theirs.fileno(), *channels, *order.segments.descriptors]
             popen = start_module("llmstack_parallel.rank", fds, environment)
     except OSError:
         ours.close()

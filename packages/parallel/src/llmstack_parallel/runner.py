@@ -310,13 +310,19 @@ class ParallelRunner:
 
     def _receive(self, rank: int, deadline_s: float, limit: str = "") -> Message:
         peers, _ = self._started
-        while (frame := peers.channels[rank].receive(_POLL_MS)) is None:
+        while (frame := self._poll(rank)) is None:
             self._check_peers()
             if monotonic() > deadline_s:
                 self._fence = f"{self._topology.describe(rank)} has not answered a call{limit}"
                 peers.exchange.abort()
                 raise LostRankError(self._fence)
         return decode(peers.epoch, frame)
+
+    def _poll(self, rank: int) -> bytes | None:
+        try:
+            return self._started[0].channels[rank].receive(_POLL_MS)
+        except LostRankError as error:
+            raise LostRankError(self._describe_loss(str(error))) from error
 
     def _check_peers(self) -> None:
         lost = self._started[0].lost() or self._fence

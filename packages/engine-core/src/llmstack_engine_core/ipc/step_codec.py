@@ -67,7 +67,7 @@ def decode_step(value: Any) -> SchedulerOutput:
     return SchedulerOutput(
         step=_COUNT(step, "step"),
         new_requests=[_decode_new(entry) for entry in new],
-        scheduled_requests=[ScheduledRequest(*row) for row in zip(request_ids, *columns, strict=True)],
+        scheduled_requests=list(map(ScheduledRequest._make, zip(request_ids, *columns, strict=True))),
         removed_request_ids=_REQUEST_IDS(removed, "removed_request_ids"),
         total_num_scheduled_tokens=_COUNT(total, "total_num_scheduled_tokens"),
         swap_outs=swap_outs,
@@ -78,6 +78,8 @@ def decode_step(value: Any) -> SchedulerOutput:
 
 def pack_lists(lists: list[Any], name: str) -> list[bytes]:
     """Lists of numbers in [0, 2**32): their lengths, then the numbers of all of them."""
+    if not any(lists):  # as in most steps of most requests
+        return [bytes(4 * len(lists)), b""]
     return [fields.pack_uint32(map(len, lists), name), fields.pack_uint32(chain.from_iterable(lists), name)]
 
 
@@ -86,6 +88,8 @@ def unpack_lists(value: Any, name: str, num_lists: int | None = None) -> list[li
     lengths, numbers = fields.row(value, name, 2)
     counts = fields.unpack_uint32(lengths, name, num_lists)
     flat = fields.unpack_uint32(numbers, name, sum(counts))
+    if not flat:
+        return [[] for _ in counts]
     found, start = [], 0
     for count in counts:
         found.append(flat[start : start + count])
@@ -121,6 +125,8 @@ def _decode_new(value: Any) -> NewRequest:
 
 
 def _pairs(packed: Any) -> list[tuple[int, int]]:
+    if packed == b"":
+        return []
     numbers = fields.unpack_uint32(packed, "copies")
     if len(numbers) % 2:
         raise CodecError("copies must hold pairs")
