@@ -25,7 +25,7 @@ from llmstack_engine_core.kv_transfer.connectors import make_transfer
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.profiles import StepProfiles
 from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner
-from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog, make_marker
+from llmstack_engine_core.step_log import DeferredLog, FileSink, LogHeader, RingSink, StepLog, make_marker
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
@@ -256,7 +256,7 @@ def make_shadow(config: EngineConfig, header: LogHeader) -> ShadowFeed | None:
         raise EngineStartError(f"--shadow-scheduler: {error}") from error
 
 
-def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowFeed | None = None) -> StepLog | None:
+def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowFeed | None = None) -> DeferredLog | None:
     """The log of steps as configured: in a file, or the last of it in memory, or none. `follower` receives it too.
 
     Raises:
@@ -264,9 +264,9 @@ def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowFeed 
     """
     if config.record_steps is None:
         is_needed = config.step_log_bytes or follower is not None
-        return StepLog(header, RingSink(config.step_log_bytes), follower) if is_needed else None
+        return DeferredLog(StepLog(header, RingSink(config.step_log_bytes), follower)) if is_needed else None
     try:
-        return StepLog(header, FileSink(config.record_steps), follower, config.snapshot_steps)
+        return DeferredLog(StepLog(header, FileSink(config.record_steps), follower, config.snapshot_steps))
     except OSError as error:
         raise EngineStartError(f"cannot write --record-steps {config.record_steps}: {error.strerror}") from error
 

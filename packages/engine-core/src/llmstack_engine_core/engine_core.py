@@ -16,7 +16,7 @@ from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers, TransferParts
 from llmstack_engine_core.profiles import NOT_ENABLED, StepProfiles
 from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, Scheduler, ShadowSource
-from llmstack_engine_core.step_log import LoggedScheduler, StepLog
+from llmstack_engine_core.step_log import DeferredLog, LoggedScheduler
 from llmstack_engine_core.structured_output import ConstrainedRows, GrammarGate, LazyBackend
 from llmstack_types import (
     Control,
@@ -65,7 +65,7 @@ class EngineCore:
         constraints: Callable[[], ConstraintBackend] | None = None,
         log_stats: bool = True,
         max_num_queued_requests: int = 65_536,
-        step_log: StepLog | None = None,
+        step_log: DeferredLog | None = None,
         num_steps_under_way: int = 1,
         events: EventBus | None = None,
         recorder: StepRecorder | None = None,

@@ -38,6 +38,8 @@ ORPHAN_GRACE_S = 2.0
 # A client connects before or while the model loads; one that has not said hello by then will not.
 REFUSAL_WAIT_MS = 5000
 MAX_REASON_LENGTH = 500
+# Before they are collected. The rows of some steps wait for the thread of the step log, and free themselves after it.
+MAX_YOUNG_OBJECTS = 20_000
 # Imported in `main`, without garbage collections.
 PARTS = (
     "llmstack_engine_core.ipc.sockets", "llmstack_engine_core.start_order", "llmstack_engine_core.engine_core_proc",
@@ -95,6 +97,7 @@ def _import_parts(runners: Sequence[str]) -> dict[str, float]:
         with contextlib.suppress(EngineStartError):
             load_model_runner(runner)
     gc.freeze()
+    gc.set_threshold(MAX_YOUNG_OBJECTS)
     gc.enable()
     _is_importing = False
     if _is_exit_due:

@@ -1,5 +1,6 @@
 """The step log: every input of the scheduler, and the hash of its decisions."""
 
+from llmstack_engine_core.step_log.deferred_log import DeferredLog
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.header import LogHeader, make_marker
 from llmstack_engine_core.step_log.logged_scheduler import LoggedScheduler
@@ -8,6 +9,7 @@ from llmstack_engine_core.step_log.sinks import FileSink, RingSink
 from llmstack_engine_core.step_log.step_log import StepLog
 
 __all__ = [
+    "DeferredLog",
     "FileSink",
     "LogHeader",
     "LoggedScheduler",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.step_log.decisions import (
@@ -10,12 +11,9 @@ from llmstack_engine_core.step_log.decisions import (
     pack_imported,
     pack_refused,
     pack_reset,
-    pack_scheduled,
-    pack_updated,
 )
 from llmstack_engine_core.step_log.primitives import MICROSECONDS
 from llmstack_engine_core.step_log.snapshots import State, take_state
-from llmstack_engine_core.step_log.step_log import StepLog
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -26,15 +24,35 @@ from llmstack_types import (
 )
 
 
+class SchedulerLog(Protocol):
+    """What receives the calls of a scheduler and what it decides: `StepLog`, or `DeferredLog`.
+
+    Nothing that it is given may change afterwards, new requests apart.
+    """
+
+    def snapshots_from(self, take_state: Callable[[], State]) -> None: ...
+    def add_request(self, request: EngineCoreRequest) -> None: ...
+    def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None: ...
+    def abort_requests(self, request_ids: list[str]) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def import_prefix(self, token_ids: list[int], salt: str) -> None: ...
+    def schedule(self, now_us: int) -> None: ...
+    def scheduled(self, scheduled: SchedulerOutput) -> None: ...
+    def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None: ...
+    def updated(self, outputs: EngineCoreOutputs) -> None: ...
+    def decide(self, packed: bytes) -> None: ...
+    def flush(self) -> None: ...
+
+
 class LoggedScheduler:
     """Satisfies `Scheduler` by passing every call on. Times reach the scheduler in whole microseconds, as recorded."""
 
-    def __init__(self, scheduler: Scheduler, log: StepLog) -> None:
+    def __init__(self, scheduler: Scheduler, log: SchedulerLog) -> None:
         self._scheduler = scheduler
         self._log = log
         self._step = 0
         self._under_way: dict[int, SchedulerOutput] = {}
-        log.take_state = self._take_state
+        log.snapshots_from(self._take_state)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request.
@@ -46,7 +64,7 @@ class LoggedScheduler:
         try:
             self._scheduler.add_request(request)
         except InvalidRequestError:
-            self._log.decisions.add(pack_refused(request.request_id))
+            self._log.decide(pack_refused(request.request_id))
             raise
 
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> int:
@@ -59,9 +77,9 @@ class LoggedScheduler:
         try:
             num_tokens = self._scheduler.fork_request(parent_id, child)
         except InvalidRequestError:
-            self._log.decisions.add(pack_refused(child.request_id))
+            self._log.decide(pack_refused(child.request_id))
             raise
-        self._log.decisions.add(pack_forked(child.request_id, num_tokens))
+        self._log.decide(pack_forked(child.request_id, num_tokens))
         return num_tokens
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -83,7 +101,7 @@ class LoggedScheduler:
         now_us = round(now_s * MICROSECONDS)
         self._log.schedule(now_us)
         scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
-        self._log.decisions.add(pack_scheduled(scheduled))
+        self._log.scheduled(scheduled)
         self._step = scheduled.step
         self._under_way[scheduled.step] = scheduled
         return scheduled
@@ -95,7 +113,7 @@ class LoggedScheduler:
         now_us = round(now_s * MICROSECONDS)
         self._log.update(now_us, self._step - scheduled.step, output.sampled_token_ids, output.errors)
         outputs = self._scheduler.update_from_output(scheduled, output, now_us / MICROSECONDS)
-        self._log.decisions.add(pack_updated(outputs))
+        self._log.updated(outputs)
         self._under_way.pop(scheduled.step, None)
         return outputs
 
@@ -110,7 +128,7 @@ class LoggedScheduler:
         """Forgets cached prefixes; False while requests are running."""
         self._log.reset_prefix_cache()
         is_done = self._scheduler.reset_prefix_cache()
-        self._log.decisions.add(pack_reset(is_done))
+        self._log.decide(pack_reset(is_done))
         return is_done
 
     def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
@@ -121,5 +139,5 @@ class LoggedScheduler:
         """Makes another engine core's blocks findable."""
         self._log.import_prefix(list(token_ids), salt)
         block_ids = self._scheduler.import_prefix(token_ids, salt)
-        self._log.decisions.add(pack_imported(block_ids))
+        self._log.decide(pack_imported(block_ids))
         return block_ids

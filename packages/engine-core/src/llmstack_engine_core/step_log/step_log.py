@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from llmstack_engine_core.step_log.decisions import DecisionHash
+from llmstack_engine_core.step_log.decisions import DecisionHash, pack_scheduled, pack_updated
 from llmstack_engine_core.step_log.encoding import (
     encode_aborted,
     encode_added,
@@ -33,7 +33,7 @@ from llmstack_engine_core.step_log.records import (
 from llmstack_engine_core.step_log.sinks import Sink
 from llmstack_engine_core.step_log.snapshot_writer import SnapshotWriter
 from llmstack_engine_core.step_log.snapshots import State
-from llmstack_types import EngineCoreRequest
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SchedulerOutput
 
 # A checkpoint takes about 30 bytes, so this adds half a byte per step; a killed process loses what came after the last.
 STEPS_PER_CHECKPOINT = 64
@@ -70,7 +70,6 @@ class StepLog:
 
     Attributes:
         decisions: The hash of what the scheduler decides.
-        take_state: Copies the state of the control plane for a snapshot; without it there are none.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class StepLog:
         `snapshot_steps`: Steps between two snapshots, which need a marker in the header; 0 writes none.
         """
         self.sink = sink
-        self.take_state: Callable[[], State] | None = None
+        self._take_state: Callable[[], State] | None = None
         self._marker = header.marker
         self._snapshot_steps = snapshot_steps if header.marker else 0
         self._snapshots = SnapshotWriter(header.marker) if self._snapshot_steps else None
@@ -95,13 +94,21 @@ class StepLog:
         self.checkpoint()
         self._follower = follower
 
+    def snapshots_from(self, take_state: Callable[[], State]) -> None:
+        """Lets snapshots copy the state of the control plane with `take_state`; without it there are none."""
+        self._take_state = take_state
+
+    def is_snapshot_due(self, num_steps: int) -> bool:
+        """Whether there is one before the step that follows `num_steps` others."""
+        return self._snapshots is not None and num_steps > 0 and num_steps % self._snapshot_steps == 0
+
     def add_request(self, request: EngineCoreRequest) -> None:
         """Logs a new request."""
-        self._put(Tag.ADD, encode_added(RequestAdded(request)))
+        self.put(Tag.ADD, encode_added(RequestAdded(request)))
 
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None:
         """Logs a fork of a running request."""
-        self._put(Tag.FORK, encode_forked(RequestForked(parent_id, child)))
+        self.put(Tag.FORK, encode_forked(RequestForked(parent_id, child)))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Logs that requests are aborted."""
@@ -113,11 +120,11 @@ class StepLog:
 
     def import_prefix(self, token_ids: list[int], salt: str) -> None:
         """Logs that another engine core's blocks become findable."""
-        self._put(Tag.IMPORT, encode_imported(PrefixImported(token_ids, salt)))
+        self.put(Tag.IMPORT, encode_imported(PrefixImported(token_ids, salt)))
 
     def schedule(self, now_us: int) -> None:
         """Logs a call for the next step."""
-        if self._snapshots is not None and self._num_steps and self._num_steps % self._snapshot_steps == 0:
+        if self._snapshots is not None and self.is_snapshot_due(self._num_steps):
             self._mark(self._snapshots)
         elif self._num_steps and self._num_steps % STEPS_PER_CHECKPOINT == 0:
             self.checkpoint()
@@ -125,11 +132,23 @@ class StepLog:
         put_record(self._segment, Tag.SCHEDULE, encode_scheduled(now_us, self._last_us))
         self._last_us = now_us
 
+    def scheduled(self, scheduled: SchedulerOutput) -> None:
+        """Takes in the decided step."""
+        self.decide(pack_scheduled(scheduled))
+
     def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None:
         """Logs the results of the step `lag` steps before the last one."""
         payload = encode_updated(now_us, self._last_us, lag, sampled_token_ids, errors)
         put_record(self._segment, Tag.UPDATE, payload)
         self._last_us = now_us
+
+    def updated(self, outputs: EngineCoreOutputs) -> None:
+        """Takes in the outputs of a step."""
+        self.decide(pack_updated(outputs))
+
+    def decide(self, packed: bytes) -> None:
+        """Takes in a decision."""
+        self.decisions.add(packed)
 
     def flush(self) -> None:
         """Hands over what is not yet in the sink; for moments when there is nothing else to do."""
@@ -156,8 +175,8 @@ class StepLog:
         digest = self.decisions.digest()
         self.decisions.restart()
         put_record(self._segment, Tag.MARK, encode_mark(self._marker, self._num_steps))
-        if self.take_state is not None:
-            snapshots.begin(self._num_steps, self._last_us, digest, self.take_state)
+        if self._take_state is not None:
+            snapshots.begin(self._num_steps, self._last_us, digest, self._take_state)
 
     def _write_snapshot(self, payload: bytes | None) -> None:
         """A segment of its own, which no follower needs."""
@@ -169,7 +188,8 @@ class StepLog:
         put_checkpoint(segment, checkpoint)
         self.sink.write(bytes(segment), checkpoint)
 
-    def _put(self, tag: Tag, payload: bytes | bytearray) -> None:
+    def put(self, tag: Tag, payload: bytes | bytearray) -> None:
+        """Appends an encoded record, in the next segment where this one is full."""
         if len(self._segment) > MAX_SEGMENT_BYTES:
             self.checkpoint()
         put_record(self._segment, tag, payload)

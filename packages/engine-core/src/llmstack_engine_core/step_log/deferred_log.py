@@ -1,0 +1,156 @@
+"""A step log that a thread of its own writes, beside the steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any, Final
+
+from llmstack_engine_core.step_log.decisions import pack_scheduled
+from llmstack_engine_core.step_log.encoding import encode_added, encode_forked
+from llmstack_engine_core.step_log.records import RequestAdded, RequestForked, Tag
+from llmstack_engine_core.step_log.sinks import Sink
+from llmstack_engine_core.step_log.snapshots import State
+from llmstack_engine_core.step_log.step_log import StepLog
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SchedulerOutput
+
+# Those of eight steps: a millisecond of the thread at 256 rows, which the steps wait for where they need Python then.
+CALLS_PER_BATCH: Final = 32
+# Beyond that the steps wait for the thread, as for a disk that stands still.
+MAX_WAITING_BATCHES: Final = 64
+
+Call = tuple[Callable[..., object], *tuple[Any, ...]]
+
+
+class DeferredLog:
+    """Takes down the calls of `StepLog`, and lets a thread make them in the same order while the model computes.
+
+    What it is given must not change afterwards. New requests do, so they are encoded at once. An error of the thread is
+    raised by one of the next calls.
+    """
+
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
+        self._calls: list[Call] = []
+        self._batches: SimpleQueue[list[Call] | None] = SimpleQueue()
+        self._error: Exception | None = None
+        self._num_steps = 0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._write, name="step-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def sink(self) -> Sink:
+        """Where the log goes."""
+        return self._log.sink
+
+    @property
+    def num_waiting_batches(self) -> int:
+        """Batches that the thread has not begun."""
+        return self._batches.qsize()
+
+    def snapshots_from(self, take_state: Callable[[], State]) -> None:
+        """Lets snapshots copy the state of the control plane with `take_state`."""
+        self._log.snapshots_from(take_state)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Logs a new request."""
+        self._calls.append((self._log.put, Tag.ADD, encode_added(RequestAdded(request))))
+
+    def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None:
+        """Logs a fork of a running request."""
+        self._calls.append((self._log.put, Tag.FORK, encode_forked(RequestForked(parent_id, child))))
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Logs that requests are aborted."""
+        self._calls.append((self._log.abort_requests, request_ids))
+
+    def reset_prefix_cache(self) -> None:
+        """Logs a reset of the prefix cache."""
+        self._calls.append((self._log.reset_prefix_cache,))
+
+    def import_prefix(self, token_ids: list[int], salt: str) -> None:
+        """Logs that another engine core's blocks become findable."""
+        self._calls.append((self._log.import_prefix, token_ids, salt))
+
+    def schedule(self, now_us: int) -> None:
+        """Logs a call for the next step. A snapshot is of this moment, so all calls before it are made first."""
+        is_snapshot_due = self._log.is_snapshot_due(self._num_steps)
+        self._num_steps += 1
+        if is_snapshot_due:
+            self.wait()
+            self._log.schedule(now_us)
+        else:
+            self._calls.append((self._log.schedule, now_us))
+
+    def scheduled(self, scheduled: SchedulerOutput) -> None:
+        """Takes in the decided step. The model computes next, so this is the moment for the thread."""
+        if scheduled.new_requests:  # the model runner goes on with their lists of tokens
+            self._calls.append((self._log.decide, pack_scheduled(scheduled)))
+        else:
+            self._calls.append((self._log.scheduled, scheduled))
+        if len(self._calls) >= CALLS_PER_BATCH:
+            self._hand_over()
+
+    def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None:
+        """Logs the results of the step `lag` steps before the last one."""
+        self._calls.append((self._log.update, now_us, lag, sampled_token_ids, errors))
+
+    def updated(self, outputs: EngineCoreOutputs) -> None:
+        """Takes in the outputs of a step."""
+        self._calls.append((self._log.updated, outputs))
+
+    def decide(self, packed: bytes) -> None:
+        """Takes in another decision."""
+        self._calls.append((self._log.decide, packed))
+
+    def flush(self) -> None:
+        """Lets the thread hand over what is not yet in the sink; for moments when there is nothing else to do."""
+        if self._calls:
+            self._calls.append((self._log.flush,))
+            self._hand_over()
+
+    def wait(self) -> None:
+        """Returns when the thread has made all calls.
+
+        Raises:
+            Exception: What one of them has raised.
+        """
+        is_done = threading.Event()
+        self._batches.put(self._calls)
+        self._batches.put([(is_done.set,)])
+        self._calls = []
+        is_done.wait()
+        self._raise()
+
+    def close(self) -> None:
+        """Ends the log in good order. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._batches.put(self._calls)
+        self._batches.put(None)
+        self._calls = []
+        self._thread.join()
+        self._log.close()
+        self._raise()
+
+    def _hand_over(self) -> None:
+        if self.num_waiting_batches >= MAX_WAITING_BATCHES:
+            self.wait()
+        self._raise()
+        self._batches.put(self._calls)
+        self._calls = []
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _write(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            for call, *arguments in batch:
+                try:
+                    call(*arguments)
+                except Exception as error:  # noqa: BLE001 (the engine core's thread raises it)
+                    self._error = self._error or error

@@ -1,0 +1,154 @@
+"""The thread that writes a step log: the same bytes, its errors in the steps, and a bound on what waits."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmstack_engine_core import SchedulerConfig
+from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.replay import verify
+from llmstack_engine_core.step_log import (
+    DeferredLog,
+    FileSink,
+    LoggedScheduler,
+    LogHeader,
+    RecordedRun,
+    RingSink,
+    StepLog,
+    deferred_log,
+    make_marker,
+    read_step_log,
+)
+from llmstack_engine_core.step_log.records import Checkpoint
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
+
+LIMITS = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
+CACHE = CacheConfig(12, 4)
+HEADER = LogHeader.of(LIMITS, CACHE, {})
+
+
+class DiskError(Exception):
+    """What a sink raises."""
+
+
+class HeldSink(RingSink):
+    """Takes no segment before `is_released` is set; raises `error`, if there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(1 << 20)
+        self.is_released = threading.Event()
+        self._error = error
+
+    def write(self, segment: bytes, checkpoint: Checkpoint) -> None:
+        if checkpoint.num_steps:
+            self.is_released.wait(60)
+            if self._error is not None:
+                raise self._error
+        super().write(segment, checkpoint)
+
+
+def run(log: StepLog | DeferredLog, seed: int, num_steps: int = 150) -> None:
+    """Arrivals and aborts from one seed; the model runner goes on with lists that it is given, as the real one does."""
+    rng = random.Random(seed)
+    scheduler = LoggedScheduler(build_scheduler(LIMITS, CACHE), log)
+    adopted: dict[str, list[int]] = {}
+    for step in range(num_steps):
+        if rng.random() < 0.4:
+            params = SamplingParams(max_tokens=rng.randint(1, 9), seed=0, ignore_eos=True)
+            prompt = [rng.randrange(3) for _ in range(rng.randint(1, 20))]
+            scheduler.add_request(EngineCoreRequest(f"r{step}", prompt, params))
+        if rng.random() < 0.1:
+            scheduler.abort_requests([f"r{rng.randrange(step + 1)}"])
+        scheduled = scheduler.schedule(float(step))
+        adopted |= {request.request_id: request.token_ids for request in scheduled.new_requests}
+        sampled = []
+        for row in scheduled.scheduled_requests:
+            known = adopted[row.request_id]
+            is_last = row.num_computed_tokens + row.num_scheduled_tokens == len(known)
+            sampled.append([rng.randrange(5)] if is_last else [])
+            known += sampled[-1]
+        output = ModelRunnerOutput([row.request_id for row in scheduled.scheduled_requests], sampled)
+        scheduler.update_from_output(scheduled, output, step + 0.5)
+        if rng.random() < 0.05:
+            log.flush()
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000))
+def test_it_writes_the_same_bytes(seed: int) -> None:
+    sinks = RingSink(1 << 20), RingSink(1 << 20)
+    logs = StepLog(HEADER, sinks[0]), DeferredLog(StepLog(HEADER, sinks[1]))
+    for log in logs:
+        run(log, seed)
+        log.close()
+        log.close()
+    assert sinks[0].dump() == sinks[1].dump()
+    verify(RecordedRun(sinks[1].dump()))
+
+
+def test_its_snapshots_are_of_the_step_that_they_name(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.steps")
+    header = LogHeader.of(LIMITS, CACHE, {}, make_marker())
+    log = DeferredLog(StepLog(header, FileSink(path), snapshot_steps=64))
+    run(log, seed=1, num_steps=400)
+    log.close()
+    data = Path(path).read_bytes()
+    assert data.count(header.marker) > 6  # one in the header, and a mark before each of 6 snapshots
+    assert verify(read_step_log(path)).num_steps == 400  # compares the state with that of each snapshot
+
+
+def test_what_is_flushed_reaches_the_sink() -> None:
+    sink = RingSink(1 << 20)
+    log = DeferredLog(StepLog(HEADER, sink))
+    run(log, seed=2, num_steps=3)
+    log.flush()
+    log.wait()
+    assert RecordedRun(sink.dump()).last.num_steps == 3
+    log.close()
+
+
+def test_an_error_of_the_thread_is_raised_in_the_steps() -> None:
+    sink = HeldSink(DiskError("no space"))
+    sink.is_released.set()
+    log = DeferredLog(StepLog(HEADER, sink))
+    with pytest.raises(DiskError, match="no space"):
+        run(log, seed=3, num_steps=10_000)
+    with pytest.raises(DiskError, match="no space"):
+        log.wait()
+    with pytest.raises(DiskError, match="no space"):
+        log.close()
+    log.close()
+
+
+def test_steps_wait_for_a_thread_that_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred_log, "MAX_WAITING_BATCHES", 4)
+    sink = HeldSink()
+    log = DeferredLog(StepLog(HEADER, sink))
+    steps = threading.Thread(target=run, args=(log, 4, 2000))
+    steps.start()
+    while log.num_waiting_batches < 4:
+        steps.join(0.01)
+    steps.join(0.2)
+    assert steps.is_alive()
+    assert log.num_waiting_batches <= 4 + 2  # the last one, and what says that it is done
+    sink.is_released.set()
+    steps.join()
+    log.close()
+    assert verify(RecordedRun(sink.dump())).num_steps == 2000
+
+
+def test_the_process_collects_young_garbage_seldom() -> None:
+    """What waits for the thread would be looked at again and again."""
+    program = (
+        "import gc; from llmstack_engine_core import process as p; p._import_parts([]); print(gc.get_threshold()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 20_000
