@@ -146,7 +146,13 @@ class Scheduler(PrefixTransfer):
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step. `now_s` is when: for the cost of preemption, and deadlines."""
-        plan = StepPlan(self._config, len(self.running.requests))
+        running = self.running.requests
+        num_left_tokens = 0
+        if self._config.has_small_steps:
+            num_left_tokens = self.waiting.num_prefill_tokens + sum(
+                one.num_tokens - one.num_computed_tokens for one in running
+            )
+        plan = StepPlan(self._config, len(running), num_left_tokens)
         if self._has_windows:
             self._free_passed_blocks()
         self._schedule_running(plan)
@@ -274,12 +280,19 @@ class Scheduler(PrefixTransfer):
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
         order, places = self.waiting.order(now_s), AdapterPlaces(self.running.requests, self._config.max_loras)
         while plan.budget and len(self.running) < self._config.max_num_rows and (request := order.next()):
-            if not places.has_room(request) or waits_for_progress(request, plan, self._config):
+            is_too_early = request.num_preemptions and self._is_under_way(request)
+            if is_too_early or not places.has_room(request) or waits_for_progress(request, plan, self._config):
                 order.skip(request)
             elif not self._admit(request, plan):
                 break  # no request overtakes one that waits for room
             else:
                 places.add(request)
+
+    def _is_under_way(self, request: Request) -> bool:
+        """Whether a stage may still compute a row that the request has lost, and sample a token of it."""
+        if self._config.pipeline_parallel_size == 1:
+            return False
+        return any(one is request for step in self._steps_under_way.values() for one in step.requests)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Admits the request if the step and the pool have room for it; False changes nothing."""

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CPU_STAGE_TOKENS = 64
+GPU_STAGE_TOKENS = 512
+
 REPORTED_DISTRIBUTIONS = (
     "llmstack-engine-core", "llmstack-core-scheduler", "llmstack-kv-cache", "llmstack-model-runner", "llmstack-kernels",
     "llmstack-structured-output",
@@ -102,6 +105,7 @@ def _build_with_runner(
     events = make_event_bus(config, own, event_hooks)
     with timer.phase("build_scheduler"):
         scheduler_config = choose_drafts(replace(config.scheduler, max_model_len=max_model_len), runner.backends())
+        scheduler_config = choose_stage_tokens(scheduler_config, spec.device)
         if not spec.is_causal:
             scheduler_config = with_whole_prompts(scheduler_config)
         kv_cache = build_cache(cache)
@@ -190,6 +194,13 @@ def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str]) -> Sched
     has_drafts = backends.get("numeric_contract", "").startswith("holds")
     logger.info("draft tokens: %s", "n-grams, where they are expected to repay their cost" if has_drafts else "none")
     return config if has_drafts else replace(config, speculative=None)
+
+
+def choose_stage_tokens(config: SchedulerConfig, device: str) -> SchedulerConfig:
+    """The smallest part of a prompt that a stage computes about as fast per token as a large one."""
+    if config.pipeline_parallel_size == 1 or config.min_stage_tokens:
+        return config
+    return replace(config, min_stage_tokens=CPU_STAGE_TOKENS if device == "cpu" else GPU_STAGE_TOKENS)
 
 
 def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResidency | None:
