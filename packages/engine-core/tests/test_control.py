@@ -28,6 +28,7 @@ RESULT_TYPES = {
     Control.STOP_PROFILE: str,
     Control.STATS: SchedulerStats,
     Control.RECENT_STEPS: StepRecording,
+    Control.STEP_LOG: bytes,
     Control.SLEEP_LEVEL: int,
 }
 

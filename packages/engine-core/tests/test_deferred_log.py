@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from llmstack_engine_core.step_log import (
     read_step_log,
 )
 from llmstack_engine_core.step_log.records import Checkpoint
+from llmstack_engine_core.step_log.seek import LogFile
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 LIMITS = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
@@ -103,6 +105,33 @@ def test_its_snapshots_are_of_the_step_that_they_name(tmp_path: Path) -> None:
     data = Path(path).read_bytes()
     assert data.count(header.marker) > 6  # one in the header, and a mark before each of 6 snapshots
     assert verify(read_step_log(path)).num_steps == 400  # compares the state with that of each snapshot
+
+
+def test_a_log_in_memory_without_its_beginning_is_replayed_from_a_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "last.steps"
+    header = LogHeader.of(LIMITS, CACHE, {}, make_marker())
+    sink = RingSink(30_000)
+    log = DeferredLog(StepLog(header, sink, snapshot_steps=64))
+    run(log, seed=5, num_steps=2000)
+    path.write_bytes(log.dump())
+    log.close()
+    assert sink.num_dropped_steps > 500
+    assert sink.num_bytes <= 30_000
+    with closing(LogFile(path)) as file:
+        part = file.part_from(file.snapshot_steps[0])
+        assert part.start is not None
+        assert part.start.place.num_steps >= sink.num_dropped_steps
+        assert verify(part).num_steps == 2000
+
+
+def test_a_snapshot_that_leaves_no_room_for_steps_is_left_out() -> None:
+    sink = RingSink(2000)
+    log = DeferredLog(StepLog(LogHeader.of(LIMITS, CACHE, {}, make_marker()), sink, snapshot_steps=64))
+    run(log, seed=6, num_steps=1000)
+    data = log.dump()
+    log.close()
+    assert RecordedRun(data).last.num_steps == 1000
+    assert 0 < sink.num_bytes <= 2000
 
 
 def test_what_is_flushed_reaches_the_sink() -> None:

@@ -256,6 +256,8 @@ def test_a_run_whose_process_was_killed_is_proved_as_far_as_it_was_written(
     core.add_request(EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=9, seed=0)))
     while core.has_unfinished_requests():
         core.step()
+    assert core.step_log is not None
+    core.step_log.wait()  # for its thread
     code, out, _ = replay(capsys, path)
     assert code == 0
     assert "9 steps" in out or "10 steps" in out

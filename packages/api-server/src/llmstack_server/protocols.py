@@ -349,6 +349,10 @@ class EngineClient(Protocol):
         """The last steps after `after_step` and the last events that the engine core keeps."""
         ...
 
+    async def step_log(self, engine_index: int = 0) -> bytes:
+        """The step log of that engine core; empty where it keeps none in memory."""
+        ...
+
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
         """Ids of the requests without progress for so long, and whether the engine core has stopped."""
         ...

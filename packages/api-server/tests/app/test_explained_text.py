@@ -56,7 +56,7 @@ def serving(*, explains_text: bool = True) -> tuple[Any, ServerState]:
     steps = [StepRecord(10.0, StepPhases(0.0, 0.01, 0.0), stats, rows)]
     events = [RequestEvent(name, RequestStatus.WAITING, 9.0) for name in NAMES]
     owners = dict(zip(NAMES, (first, first, second), strict=True))
-    engine.step_log = StepRecording(11.0, steps, events, tenants=owners)
+    engine.last_steps = StepRecording(11.0, steps, events, tenants=owners)
     app = build_app(state)
     for begin in state.at_ready:
         begin()

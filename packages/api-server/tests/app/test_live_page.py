@@ -96,7 +96,7 @@ async def test_with_keys_the_page_asks_for_one_and_its_stream_needs_one() -> Non
 
 async def test_the_stream_has_steps_runs_and_events() -> None:
     state = ready_state(engine := FakeEngineClient())
-    engine.step_log = kept_steps()
+    engine.last_steps = kept_steps()
     part = await read_once(state)
     assert part["num_engines"] == 1
     assert [step[0] for step in part["steps"]] == [1, 2, 3]  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ async def test_operators_alone_see_what_a_shadow_has_found() -> None:
 
 async def test_a_key_sees_its_own_requests_and_no_blocks() -> None:
     state = ready_state(engine := FakeEngineClient(), HTTPConfig(api_keys=KEYS))
-    engine.step_log = kept_steps(state)
+    engine.last_steps = kept_steps(state)
     state.metrics.shadows.record(0, ShadowReport("policy=fair"))
     part = await read_once(state, key="first-key")
     assert {run[0] for run in part["runs"]} == {"mine"}  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ async def test_a_key_sees_its_own_requests_and_no_blocks() -> None:
 
 async def test_it_goes_on_after_a_step() -> None:
     state = ready_state(engine := FakeEngineClient())
-    engine.step_log = kept_steps()
+    engine.last_steps = kept_steps()
     part = await read_once(state, "/live/events?after=2")
     assert [step[0] for step in part["steps"]] == [3]  # type: ignore[attr-defined]
 
@@ -137,7 +137,7 @@ async def test_the_steps_of_another_engine_core_are_sent_from_its_first() -> Non
     for pid, is_known, numbers in ((7, False, [3]), (7, True, [3]), (8, True, [1, 2, 3])):
         state = ready_state(engine := FakeEngineClient())
         state.config = replace(state.config, deployment_secret=b"shared by the processes")
-        engine.step_log, engine.engines = kept_steps(), [replace(READY, pid=pid)]
+        engine.last_steps, engine.engines = kept_steps(), [replace(READY, pid=pid)]
         core = f"&core={cores.pop()}" if is_known else ""
         part = await read_once(state, f"/live/events?after=2{core}")
         assert [step[0] for step in part["steps"]] == numbers  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ async def test_where_weights_can_change_it_says_which_answer() -> None:
 async def test_a_reader_that_fell_behind_gets_the_numbers_of_missing_steps() -> None:
     state = ready_state(engine := FakeEngineClient())
     log = kept_steps()
-    engine.step_log = log._replace(steps=log.steps[2:])
+    engine.last_steps = log._replace(steps=log.steps[2:])
     assert (await read_once(state))["gap"] is None
     state = ready_state(engine)
     part = await read_once(state, f"/live/events?after=1&core={core_name(state, 0)}")
@@ -207,7 +207,7 @@ async def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_request_is_explained_to_its_own_key_and_to_no_other() -> None:
     state = ready_state(engine := FakeEngineClient(), HTTPConfig(api_keys=KEYS))
-    engine.step_log = kept_steps(state)
+    engine.last_steps = kept_steps(state)
     app = build_app(state)
     first, second = ({"authorization": f"Bearer {key}"} for key in ("first-key", "second-key"))
     mine = await call(app, "GET", "/v1/requests/mine/explanation", headers=first)
@@ -225,7 +225,7 @@ async def test_one_of_several_answers_is_found_by_the_id_of_all() -> None:
     state = ready_state(engine := FakeEngineClient())
     log = kept_steps()
     rows = [ScheduledRequest("mine-0", 0, 4, [5]), ScheduledRequest("mine-1", 0, 4, [6])]
-    engine.step_log = log._replace(steps=[step._replace(rows=rows) for step in log.steps], events=[])
+    engine.last_steps = log._replace(steps=[step._replace(rows=rows) for step in log.steps], events=[])
     answer = await call(build_app(state), "GET", "/v1/requests/mine/explanation")
     assert answer.json()["id"] == "mine-0"
 
@@ -249,7 +249,7 @@ async def test_an_explanation_estimates_other_settings_where_asked(monkeypatch: 
     state = ready_state(engine := FakeEngineClient(), ready=(ready := replace(READY, max_model_len=256)))
     state.config = replace(state.config, engine=replace(state.config.engine, max_num_batched_tokens=16))
     engine.engines = [ready]
-    engine.step_log = behind_a_long_prompt("r")
+    engine.last_steps = behind_a_long_prompt("r")
     app = build_app(state)
     without = (await call(app, "GET", "/v1/requests/r/explanation")).json()
     assert "replayed" not in without["facts"]

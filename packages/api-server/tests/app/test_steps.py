@@ -48,7 +48,7 @@ def test_a_step_shows_its_batch_blocks_and_phases() -> None:
 
 async def test_steps_are_read_from_a_number_on() -> None:
     engine = FakeEngineClient()
-    engine.step_log = STEP_LOG
+    engine.last_steps = STEP_LOG
     app = build_app(ready_state(engine))
     answer = await call(app, "GET", "/steps")
     assert [step["step"] for step in answer.json()["steps"]] == [1, 2]
@@ -81,12 +81,26 @@ async def test_an_engine_core_that_is_not_there_names_the_parameter() -> None:
 )
 async def test_a_gap_after_the_step_that_was_asked_for_is_said(query: str, steps: list[int], gap: object) -> None:
     engine = FakeEngineClient()
-    engine.step_log = StepRecording(20.0, [record(5), record(6), record(8)], [])
+    engine.last_steps = StepRecording(20.0, [record(5), record(6), record(8)], [])
     app = build_app(ready_state(engine))
     answer = (await call(app, "GET", f"/steps?{query}")).json()
     assert ([step["step"] for step in answer["steps"]], answer["gap"]) == (steps, gap)
     same = (await call(app, "GET", f"/steps?after=8&core={answer['core']}")).json()
     assert (same["steps"], same["gap"]) == ([], None)
+
+
+async def test_the_log_is_a_file_for_operators_where_one_is_kept() -> None:
+    engine = FakeEngineClient()
+    app = build_app(ready_state(engine))
+    answer = await call(app, "GET", "/steps/log")
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "not_found")
+    engine.last_steps = STEP_LOG
+    answer = await call(app, "GET", "/steps/log")
+    assert (answer.status, answer.body) == (200, b"llmsteps")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert (await call(app, "GET", "/steps/log?engine=1")).status == 400
+    app = build_app(ready_state(engine, HTTPConfig(api_keys=(Secret("k"), Secret("l")))))
+    assert (await call(app, "GET", "/steps/log", headers={"authorization": "Bearer k"})).status == 403
 
 
 async def test_the_route_is_behind_the_key() -> None:

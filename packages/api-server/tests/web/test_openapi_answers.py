@@ -87,7 +87,7 @@ def engine_of(num_labels: int) -> FakeEngineClient:
     rows = [ScheduledRequest("r", 0, 5, [1]), ScheduledRequest("s", 0, 1, [])]
     stats = SchedulerStats(1, num_running=2, num_free_blocks=5, num_blocks=8)
     steps = [StepRecord(10.0, StepPhases(0.0, 0.01, 0.0), stats, rows)]
-    engine.step_log = StepRecording(11.0, steps, [RequestEvent("r", RequestStatus.WAITING, 9.0)])
+    engine.last_steps = StepRecording(11.0, steps, [RequestEvent("r", RequestStatus.WAITING, 9.0)])
     return engine
 
 

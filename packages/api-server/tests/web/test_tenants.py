@@ -219,7 +219,7 @@ def step_log(tenants: dict[str, str]) -> StepRecording:
 async def test_steps_show_a_key_its_own_requests_and_that_others_exist(engine: OwnersEngine):
     state = ready_state(engine, http(*KEYS))
     alice, bob, _ = clients_of(state.config)
-    engine.step_log = step_log({"a": alice.tenant, "b": bob.tenant})
+    engine.last_steps = step_log({"a": alice.tenant, "b": bob.tenant})
     app = build_app(state)
     foreign = {"id": "another request"}
     [step] = (await send(app, "alice", "GET", "/steps")).json()["steps"]
@@ -236,7 +236,7 @@ async def test_steps_show_a_key_its_own_requests_and_that_others_exist(engine: O
 
 @pytest.mark.parametrize("options", [{"keys": ()}, {"keys": ("alice",)}, {"keys": ("alice", "bob"), "uds": "/run/s"}])
 async def test_a_server_without_foreign_keys_shows_everything(engine: OwnersEngine, options: dict[str, Any]):
-    engine.step_log = step_log({"b": "someone"})
+    engine.last_steps = step_log({"b": "someone"})
     app = app_of(engine, *options.pop("keys"), enable_control_routes=True, **options)
     [step] = (await send(app, "alice", "GET", "/steps")).json()["steps"]
     assert [row["id"] for row in step["requests"]] == ["a", "b", "old"]

@@ -25,7 +25,7 @@ from llmstack_engine_core.kv_transfer.connectors import make_transfer
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.profiles import StepProfiles
 from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner
-from llmstack_engine_core.step_log import DeferredLog, FileSink, LogHeader, RingSink, StepLog, make_marker
+from llmstack_engine_core.step_log import DeferredLog, FileSink, LogHeader, RingSink, Sink, StepLog, make_marker
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
@@ -110,7 +110,7 @@ def _build_with_runner(
             scheduler_config = with_whole_prompts(scheduler_config)
         kv_cache = build_cache(cache)
         scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
-        marker = make_marker() if config.record_steps is not None and config.snapshot_steps else b""
+        marker = make_marker() if config.snapshot_steps else b""
         header = LogHeader.of(scheduler_config, cache, _versions(), marker)
         shadow = make_shadow(config, header)
         step_log = open_step_log(config, header, shadow)
@@ -275,11 +275,16 @@ def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowFeed 
     """
     if config.record_steps is None:
         is_needed = config.step_log_bytes or follower is not None
-        return DeferredLog(StepLog(header, RingSink(config.step_log_bytes), follower)) if is_needed else None
-    try:
-        return DeferredLog(StepLog(header, FileSink(config.record_steps), follower, config.snapshot_steps))
-    except OSError as error:
-        raise EngineStartError(f"cannot write --record-steps {config.record_steps}: {error.strerror}") from error
+        if not is_needed:
+            return None
+        sink: Sink = RingSink(config.step_log_bytes)
+        snapshot_steps = config.snapshot_steps if config.step_log_bytes else 0
+    else:
+        try:
+            sink, snapshot_steps = FileSink(config.record_steps), config.snapshot_steps
+        except OSError as error:
+            raise EngineStartError(f"cannot write --record-steps {config.record_steps}: {error.strerror}") from error
+    return DeferredLog(StepLog(header, sink, follower, snapshot_steps))
 
 
 def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: int) -> int:

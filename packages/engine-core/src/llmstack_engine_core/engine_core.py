@@ -90,8 +90,7 @@ class EngineCore:
         self.step_log = step_log
         self.recorder = recorder
         self.cache_news = cache_news
-        self.sleep_level = 0
-        self.is_stopping = False
+        self.sleep_level, self.is_stopping = 0, False
         self._scheduler = scheduler if step_log is None else LoggedScheduler(scheduler, step_log)
         self._runner = runner
         self._events = events if events is not None else EventBus((), clock)
@@ -117,6 +116,7 @@ class EngineCore:
             Control.STATS: self.stats,
             Control.SHUTDOWN: self._stop,
             Control.RECENT_STEPS: self.recent_steps,
+            Control.STEP_LOG: lambda: b"" if step_log is None else step_log.dump(),
             Control.SLEEP: self.sleep,
             Control.WAKE_UP: self.wake_up,
             Control.SLEEP_LEVEL: lambda: self.sleep_level,

@@ -255,6 +255,10 @@ class EngineFrontEnd:
         """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
         return await self._client.call(Control.RECENT_STEPS, after_step, engine_index=engine_index)
 
+    async def step_log(self, engine_index: int = 0) -> bytes:
+        """The step log of that engine core, for `llmstack replay`; empty where it keeps none in memory."""
+        return await self._client.call(Control.STEP_LOG, engine_index=engine_index)
+
     def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
         """Checks that so many completions, or prompts to pool, may join the queue.
 

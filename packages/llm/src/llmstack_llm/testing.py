@@ -194,6 +194,7 @@ class FakeEngineCoreClient:
             Control.RESET_PREFIX_CACHE: lambda: not self.engine.request_id_to_state,
             Control.STATS: SchedulerStats,
             Control.RECENT_STEPS: lambda after_step: StepRecording(time.monotonic(), (), ()),
+            Control.STEP_LOG: bytes,
             Control.SLEEP: self._sleep,
             Control.WAKE_UP: self._wake_up,
             Control.SLEEP_LEVEL: lambda: self.sleep_level,

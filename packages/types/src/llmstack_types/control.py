@@ -40,6 +40,9 @@ class Control:
     RECENT_STEPS: Final[Operation[StepRecording, int]] = Operation("recent_steps", 4)
     """The kept steps after the given step number, and the last events."""
 
+    STEP_LOG: Final[Operation[bytes]] = Operation("step_log", 12)
+    """The step log that is kept in memory; empty where there is none."""
+
     SLEEP: Final[Operation[bool, int]] = Operation("sleep", 5)
     """Frees the KV storage, at level 2 the weights too; False while requests are running."""
 

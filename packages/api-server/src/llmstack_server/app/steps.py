@@ -1,4 +1,4 @@
-"""`GET /steps`: the step log of an engine core, for pages that show it."""
+"""`GET /steps`: the last steps of an engine core; `GET /steps/log`: its step log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from starlette.responses import JSONResponse, Response
 
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.clients import current_client
+from llmstack_server.web.clients import check_operator, current_client
+from llmstack_server.web.errors import HTTPError, step_log_not_kept
+from llmstack_server.web.openapi import error_responses
 from llmstack_types import RequestEvent, ScheduledRequest, StepRecord, StepRecording
 
 MAX_DIGITS = 18
 FOREIGN_ID = "another request"
+OCTET_STREAM = "application/octet-stream"
 # Why steps are missing: the engine core is another one, or it keeps only later steps.
 REPLACED, FORGOTTEN = "engine_core_replaced", "steps_forgotten"
 
@@ -24,7 +27,10 @@ IsShown = Callable[[str], bool]
 
 
 def add_steps_routes(router: APIRouter, state: ServerState) -> None:
-    """Adds the route, which is read-only and needs the API key. Operators see every request, others their own."""
+    """Adds the routes, which are read-only and need the API key.
+
+    Operators see every request in the steps, others their own. The log holds the tokens of all: it is for operators.
+    """
 
     @router.get("/steps")
     async def steps(request: Request) -> Response:
@@ -39,6 +45,17 @@ def add_steps_routes(router: APIRouter, state: ServerState) -> None:
         tenant = None if client.is_operator else client.tenant
         shown = step_log_object(found.log, time.time(), tenant)
         return JSONResponse({**shown, "core": found.core, "gap": found.gap})
+
+    @router.get("/steps/log", responses=error_responses(404))
+    async def log(request: Request) -> Response:
+        """The step log of engine core `engine`, for `llmstack replay`, `explain --log` and `tune`; for operators."""
+        check_operator()
+        engine_index = parse_number("engine", request.query_params, max_number=len(state.engine.engines) - 1)
+        data = await state.engine.step_log(engine_index)
+        if not data:
+            raise HTTPError(step_log_not_kept())
+        disposition = 'attachment; filename="llmstack.steps"'
+        return Response(data, media_type=OCTET_STREAM, headers={"content-disposition": disposition})
 
 
 class FoundSteps(NamedTuple):

@@ -100,7 +100,7 @@ class FakeEngineClient(FakeAdapters):
         is_profiling: Whether a profile is being recorded.
         is_recovering: Value for `/ready`.
         num_restarts: Value for `/server_info`.
-        step_log: The log that `recent_steps` returns.
+        last_steps: What `recent_steps` returns.
         error: Raised in a stream when `num_tokens_before_error` tokens have come.
     """
 
@@ -126,7 +126,7 @@ class FakeEngineClient(FakeAdapters):
         self.is_recovering = False
         self.num_restarts = self.num_unmoved_requests = 0
         self.engines = [READY]
-        self.step_log = StepRecording(0.0, (), ())
+        self.last_steps = StepRecording(0.0, (), ())
         self.readiness = asyncio.Event()
         self.readiness.set()
 
@@ -315,8 +315,7 @@ class FakeEngineClient(FakeAdapters):
         ]
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if is_first and params.prompt_logprobs is not None:
-            rest = [_position(token_id, params.prompt_logprobs) for token_id in prompt.prompt_token_ids[1:]]
-            prompt_logprobs = [None, *rest]
+            prompt_logprobs = [None, *(_position(one, params.prompt_logprobs) for one in prompt.prompt_token_ids[1:])]
         return RequestOutput(
             request_id,
             prompt.prompt,
@@ -349,8 +348,8 @@ class FakeEngineClient(FakeAdapters):
 
     async def start_profile(self) -> str:
         """Notes that a profile runs; why not, if one does."""
-        problem, self.is_profiling = "A profile is being recorded already." if self.is_profiling else "", True
-        return problem
+        was_profiling, self.is_profiling = self.is_profiling, True
+        return "A profile is being recorded already." if was_profiling else ""
 
     async def stop_profile(self) -> list[str]:
         """A trace, if a profile ran."""
@@ -362,8 +361,11 @@ class FakeEngineClient(FakeAdapters):
 
     async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
         """The step log after that step."""
-        steps = [record for record in self.step_log.steps if record.stats.step > after_step]
-        return self.step_log._replace(steps=steps)
+        return self.last_steps._replace(steps=[one for one in self.last_steps.steps if one.stats.step > after_step])
+
+    async def step_log(self, engine_index: int = 0) -> bytes:
+        """The beginning of a log, where there are steps."""
+        return b"llmsteps" if self.last_steps.steps else b""
 
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
         return [], False

@@ -238,6 +238,11 @@ def request_not_found() -> ErrorAnswer:
     return error_answer("not_found", "The last steps have no request with this id.")
 
 
+def step_log_not_kept() -> ErrorAnswer:
+    """404 `not_found`, for a step log that goes to a file, or is switched off."""
+    return error_answer("not_found", "The server keeps no step log in memory (--record-steps, --step-log-bytes).")
+
+
 def stream_not_found() -> ErrorAnswer:
     """404 `not_found`, for the id of a stream that was never used, has ended, or is another key's: all look alike."""
     return error_answer("not_found", "There is no stream with this id.")

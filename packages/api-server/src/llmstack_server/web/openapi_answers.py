@@ -61,6 +61,7 @@ QUERIES: Final[Mapping[tuple[str, str], Mapping[str, tuple[Schema, str]]]] = {
         "after": (_NUMBER, "the last step that is known"), "engine": (_NUMBER, "the index of the engine core"),
         "core": (_TEXT, "the engine core that `after` is of, from an earlier answer"),
     },
+    ("get", "/steps/log"): {"engine": (_NUMBER, "the index of the engine core")},
     ("get", "/v1/streams/{stream_id}"): {"after": (_NUMBER, "the last event that is known")},
     ("get", "/v1/responses/{response_id}"): {
         "stream": ({"type": "boolean", "default": False}, "whether the events are sent again"),

@@ -43,7 +43,7 @@ _ANY_BODY: Schema = {
 _TOOL_PATHS = ("/v1/chat/completions", "/v1/chat/completions/render", "/tokenize")
 _EMPTY_PATHS = ("/ping", "/reset_prefix_cache", "/sleep", "/wake_up")
 _TEXT_PATHS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-_FILE_PATH = "/v1/files/{file_id}/content"
+_FILE_PATHS = ("/v1/files/{file_id}/content", "/steps/log")
 _TAGS = (
     ("/v1/responses", "Responses"), ("/v1/messages", "Messages"), ("/v1/models", "Models"), ("/v1/files", "Batches"),
     ("/v1/batches", "Batches"), ("/v1/chat", "Chat"), ("/v1/completions", "Completions"), ("/v1/embeddings", "Pooling"),
@@ -94,7 +94,7 @@ def _complete(path: str, operation: Schema) -> None:
         responses["200"].pop("content", None)
     elif path in _TEXT_PATHS:
         responses["200"]["content"] = {"text/plain": {"schema": _STRING}}
-    elif path == _FILE_PATH:
+    elif path in _FILE_PATHS:
         responses["200"]["content"] = {"application/octet-stream": {"schema": _STRING | {"format": "binary"}}}
 
 

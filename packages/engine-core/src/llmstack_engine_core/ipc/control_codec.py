@@ -27,6 +27,12 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _bytes(value: Any, name: str) -> bytes:
+    if type(value) is not bytes:
+        raise CodecError(f"{name} must be bytes")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class _Signature:
     """How the values of one operation travel.
@@ -49,6 +55,7 @@ SIGNATURES: Final[dict[AnyOperation, _Signature]] = {
     Control.RECENT_STEPS: _Signature(
         lambda value, _: decode_recent_steps(value), encode_recent_steps, arguments=(fields.integer(),)
     ),
+    Control.STEP_LOG: _Signature(_bytes),
     Control.SLEEP: _Signature(fields.boolean, arguments=(fields.integer(1, 2),)),
     Control.WAKE_UP: _Signature(fields.boolean),
     Control.SLEEP_LEVEL: _Signature(_LEVEL),

@@ -87,8 +87,8 @@ def derive_decisions(
             yield PassedMark(event.num_steps, event.state_digest, deriver.state_digest)
         elif isinstance(event, Gap):
             raise StepLogError(
-                f"lacks its first {event.num_steps} steps, which the ring in memory no longer held: "
-                "record with --record-steps to keep them all"
+                f"lacks its first {event.num_steps} steps, which were no longer kept in memory: --from-step begins at "
+                "a snapshot after them, and a log of --record-steps has all"
             )
         elif not isinstance(event, Snapshotted):
             packed = deriver.apply(event)

@@ -5,7 +5,7 @@ from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.header import LogHeader, make_marker
 from llmstack_engine_core.step_log.logged_scheduler import LoggedScheduler
 from llmstack_engine_core.step_log.reader import RecordedRun, Run, read_step_log
-from llmstack_engine_core.step_log.sinks import FileSink, RingSink
+from llmstack_engine_core.step_log.sinks import FileSink, RingSink, Sink
 from llmstack_engine_core.step_log.step_log import StepLog
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "RecordedRun",
     "RingSink",
     "Run",
+    "Sink",
     "StepLog",
     "StepLogError",
     "make_marker",

@@ -124,6 +124,16 @@ class DeferredLog:
         is_done.wait()
         self._raise()
 
+    def dump(self) -> bytes:
+        """The log up to now, as far as it is kept in memory; empty where a file has it.
+
+        Raises:
+            Exception: The thread has failed.
+        """
+        self._calls.append((self._log.flush,))
+        self.wait()
+        return self.sink.dump()
+
     def close(self) -> None:
         """Ends the log in good order. Idempotent."""
         if self._is_closed:

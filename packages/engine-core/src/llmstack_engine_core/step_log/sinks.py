@@ -21,6 +21,10 @@ class Sink(Protocol):
         """Keeps a segment, which ends with `checkpoint`."""
         ...
 
+    def dump(self) -> bytes:
+        """What is kept in memory, as a log."""
+        ...
+
     def close(self) -> None:
         """No more follows. Idempotent."""
         ...
@@ -43,9 +47,11 @@ class RingSink:
         self._last_dropped: Checkpoint | None = None
 
     def write(self, segment: bytes, checkpoint: Checkpoint) -> None:
-        """Keeps the segment, at the cost of the oldest ones."""
+        """Keeps the segment, at the cost of the oldest ones; a snapshot only where as much is left for steps."""
         if not self._header:
             self._header = segment
+            return
+        if segment[0] == Tag.SNAPSHOT and len(segment) > self._max_bytes // 2:
             return
         self._segments.append((segment, checkpoint))
         self.num_bytes += len(segment)
@@ -97,6 +103,10 @@ class FileSink:
         except OSError as error:
             logger.error("the log of steps %s ends here: %s", self._path, error.strerror)
             self.close()
+
+    def dump(self) -> bytes:
+        """Nothing: the file has it."""
+        return b""
 
     def close(self) -> None:
         """Closes the file; later calls do nothing."""

@@ -188,12 +188,12 @@ class SchedulingOptions(OptionGroup):
         help="write a log of every step with all token ids, for `llmstack replay` (default: the last steps in memory)",
     )
     step_log_bytes: int = option(
-        8 << 20, flag="--step-log-bytes", at_least=0, metavar="N",
-        help="memory for the log of the last steps, without --record-steps; 0 keeps none",
+        8 << 20, flag="--step-log-bytes", at_least=0, at_most=1 << 27, metavar="N",
+        help="memory for the log of the last steps (GET /steps/log), without --record-steps; 0 keeps none",
     )  # fmt: skip
     snapshot_steps: int = option(
         4096, flag="--snapshot-steps", at_least=0, metavar="N",
-        help="steps between two snapshots in the file of --record-steps, at least 64; 0 writes none",
+        help="steps between two snapshots in the log of steps, at least 64; 0 writes none",
     )  # fmt: skip
     shadow_scheduler: str | None = option(
         None,
