@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.replay import verify
+from llmstack_engine_core.replay.steps_of_log import steps_of_log
 from llmstack_engine_core.step_log import (
     DeferredLog,
     FileSink,
@@ -29,7 +30,7 @@ from llmstack_engine_core.step_log import (
     read_step_log,
 )
 from llmstack_engine_core.step_log.records import Checkpoint
-from llmstack_engine_core.step_log.seek import LogFile
+from llmstack_engine_core.step_log.seek import LogFile, last_steps
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 LIMITS = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
@@ -122,6 +123,11 @@ def test_a_log_in_memory_without_its_beginning_is_replayed_from_a_snapshot(tmp_p
         assert part.start is not None
         assert part.start.place.num_steps >= sink.num_dropped_steps
         assert verify(part).num_steps == 2000
+        first = file.part_from(0).start
+        assert first is not None
+        assert first.place.num_steps == file.snapshot_steps[0]
+    with last_steps(path, 1000) as last:
+        assert 100 < len(steps_of_log(last, 1000).steps) < 1000
 
 
 def test_a_snapshot_that_leaves_no_room_for_steps_is_left_out() -> None:

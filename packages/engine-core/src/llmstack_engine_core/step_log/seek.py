@@ -74,6 +74,11 @@ class LogFile:
         """The steps before each snapshot."""
         return [found.place.num_steps for found in self._found]
 
+    @property
+    def lacks_beginning(self) -> bool:
+        """Whether its first steps were no longer kept."""
+        return self.read(self.start, 1) == bytes([Tag.GAP])
+
     def state_digest(self, num_steps: int) -> bytes | None:
         """The hash of the state in the snapshot after so many steps, if there is one."""
         return next((one.place.state_digest for one in self._found if one.place.num_steps == num_steps), None)
@@ -103,8 +108,14 @@ class LogFile:
         return self._first_whole(order)
 
     def part_from(self, num_steps: int) -> RunPart:
-        """The run from the last snapshot on that is whole and has so many steps before it at most; or all of it."""
-        return self._first_whole([one for one in reversed(self._found) if one.place.num_steps <= num_steps])
+        """The run from the last snapshot on that is whole and has so many steps before it at most; or all of it.
+
+        Where the log lacks its beginning, the first snapshot stands for that.
+        """
+        order = [one for one in reversed(self._found) if one.place.num_steps <= num_steps]
+        if self.lacks_beginning:
+            order += [one for one in self._found if one.place.num_steps > num_steps]
+        return self._first_whole(order)
 
     def _first_whole(self, order: Sequence[_Found]) -> RunPart:
         notes = []
@@ -323,4 +334,5 @@ def last_steps(path: str | Path, num_steps: int) -> Iterator[Run]:
     """
     with closing(LogFile(path)) as file:
         steps = file.snapshot_steps
-        yield file.part_from(steps[-1] - num_steps) if steps and steps[-1] > num_steps else read_step_log(path)
+        has_start = bool(steps) and (steps[-1] > num_steps or file.lacks_beginning)
+        yield file.part_from(steps[-1] - num_steps) if has_start else read_step_log(path)
