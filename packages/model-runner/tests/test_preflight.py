@@ -159,8 +159,9 @@ def test_the_checks_need_no_torch() -> None:
         (
             {"num_experts": 2},
             {"tensor_parallel_size": 4, "enable_expert_parallel": True},
-            "2 experts cannot be spread over tensor_parallel_size 4",
+            "2 experts, which cannot be spread over tensor_parallel_size 4",
         ),
+        ({}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, "the model has no experts, which"),
     ],
 )
 def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(

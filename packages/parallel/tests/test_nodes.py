@@ -197,8 +197,10 @@ def test_nodes_with_different_keys_do_not_talk(folder: Path, tmp_path: Path) -> 
 def test_sums_between_nodes_need_an_interface_that_is_trusted_and_there(folder: Path) -> None:
     config = placed(folder, tensor_parallel_size=2)
     assert config.placement is not None
-    with pytest.raises(EngineStartError, match=r"no such network interface .* it has lo"):
-        NodeAgent(replace(config, placement=replace(config.placement, interface="nowhere")), 1)
+    elsewhere = replace(config, placement=replace(config.placement, interface="nowhere"))
+    for start in (lambda: NodeAgent(elsewhere, 1), lambda: HostPeers(elsewhere)):  # on every node
+        with pytest.raises(EngineStartError, match=r"no such network interface .* it has lo"):
+            start()
 
 
 def test_what_nodes_compare_is_named_by_its_difference() -> None:

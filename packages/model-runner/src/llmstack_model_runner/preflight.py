@@ -182,8 +182,9 @@ def _rank_problems(config: ModelRunnerConfig, model_config: Mapping[str, Any], r
     if 0 < num_layers < num_stages:
         yield f"pipeline_parallel_size is {num_stages}, but the model has only {num_layers} layers to split."
     num_experts = _first_int(text, "num_local_experts", "num_experts")
-    if config.enable_expert_parallel and 0 < num_experts < tp_size:
-        yield f"enable_expert_parallel: {num_experts} experts cannot be spread over tensor_parallel_size {tp_size}."
+    if config.enable_expert_parallel and num_experts < tp_size:
+        count = f"{num_experts or 'no'} experts, which"
+        yield f"enable_expert_parallel: the model has {count} cannot be spread over tensor_parallel_size {tp_size}."
     num_gpus = len(list((root / "dev").glob("nvidia[0-9]*")))
     if (config.device == "cuda" or (config.device == "auto" and num_gpus)) and num_gpus < config.num_local_ranks:
         num_ranks = config.num_local_ranks

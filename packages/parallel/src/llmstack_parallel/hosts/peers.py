@@ -12,6 +12,7 @@ from typing import Final
 
 import zmq
 
+from llmstack_engine_core.ipc.addresses import interface_address
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.hosts.facts import facts_of, own_name
@@ -55,6 +56,8 @@ class HostPeers:
         self._config, self._placement = config, placement_of(config)
         if self._placement.node:
             raise EngineStartError(f"node {self._placement.node} has no engine core: `llmstack serve` hosts its ranks")
+        if self._placement.interface:
+            interface_address(self._placement.interface)  # it is there; before the other nodes are waited for
         self._topology = Topology(config.tensor_parallel_size, config.pipeline_parallel_size)
         self.epoch = 1 + secrets.randbelow(MAX_EPOCH - 1)
         self.channels: dict[int, Channel] = {}
