@@ -131,5 +131,18 @@ async def test_the_prompts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyP
     found = await prompts.parting("r3", "")
     assert found is not None
     submit(prompts, "long", "same but longer")
-    assert len(prompts._prompts["long"].token_ids) == 12
-    assert sum(len(one.token_ids) for one in prompts._prompts.values()) <= 20
+    kept = dict(prompts._prompts.items())
+    assert len(kept["long"].token_ids) == 12
+    assert sum(len(one.token_ids) for one in kept.values()) <= 20
+
+
+async def test_the_prompts_of_one_key_do_not_end_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_prompts, "MAX_PROMPTS", 6)
+    prompts = RecentPrompts()
+    submit(prompts, "earlier", "the fox runs", tenant="quiet")
+    submit(prompts, "mine", "the fox sleeps", tenant="quiet")
+    for number in range(20):
+        submit(prompts, f"r{number}", "much of another", tenant="loud")
+    found = await prompts.parting("mine", "quiet")
+    assert found is not None
+    assert (found["at"], found["other"]) == (8, "earlier")

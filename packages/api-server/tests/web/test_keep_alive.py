@@ -180,6 +180,6 @@ def test_so_many_slow_readers_are_kept_and_no_more(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(slow_readers, "MAX_STREAMS", 2)
     kept = slow_readers.SlowReaders()
     for name in ("a", "b", "c"):
-        kept.note(name, 1.0)
-    kept.note("quick", 0.001)
+        kept.note(name, "one", 1.0)
+    kept.note("quick", "one", 0.001)
     assert [kept.waited_s(name) for name in ("a", "b", "c", "quick")] == [None, 1.0, 1.0, None]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from llmstack_server.state.shared_table import SharedTable
+
 MAX_KEPT = 2048
 
 
@@ -25,13 +27,12 @@ class RecentPredictions:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._id_to_prediction: dict[str, KeptPrediction] = {}
+        self._predictions: SharedTable[KeptPrediction] = SharedTable(MAX_KEPT)
 
     def note(self, request_id: str, tenant: str, predicted_s: float) -> KeptPrediction:
         """A request is submitted now."""
-        made = self._id_to_prediction[request_id] = KeptPrediction(tenant, predicted_s, self._clock())
-        if len(self._id_to_prediction) > MAX_KEPT:
-            del self._id_to_prediction[next(iter(self._id_to_prediction))]
+        made = KeptPrediction(tenant, predicted_s, self._clock())
+        self._predictions.put(request_id, tenant, made)
         return made
 
     def note_real(self, prediction: KeptPrediction, real_s: float) -> None:
@@ -43,7 +44,7 @@ class RecentPredictions:
         since_s = self._clock() - max_age_s
         return [
             [one.tenant, request_id, _ms(one.predicted_s), None if one.real_s is None else _ms(one.real_s)]
-            for request_id, one in self._id_to_prediction.items()
+            for request_id, one in self._predictions.items()
             if one.changed_s >= since_s
         ]
 

@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 
 from llmstack_llm import RequestObserver, SubmittedRequest
 from llmstack_server.state.peers import Peers
+from llmstack_server.state.shared_table import SharedTable
 
 TOPIC: Final = "parting"
 MAX_PROMPTS: Final = 1024
@@ -34,8 +35,7 @@ class RecentPrompts(RequestObserver):
     """Follows the requests of this process, and asks the other processes for theirs."""
 
     def __init__(self) -> None:
-        self._prompts: dict[str, _Prompt] = {}
-        self._num_tokens = 0
+        self._prompts: SharedTable[_Prompt] = SharedTable(MAX_PROMPTS, MAX_TOKENS)
         self._peers: Peers | None = None
 
     def share(self, peers: Peers | None) -> None:
@@ -45,14 +45,11 @@ class RecentPrompts(RequestObserver):
             peers.add_topic(TOPIC, self._answer)
 
     def on_submitted(self, request: SubmittedRequest) -> None:
-        """Keeps the prompt, in place of the oldest ones where there is no room."""
-        self._forget(request.request_id)
+        """Keeps the prompt, in place of old ones of the tenant with the most where there is no room."""
         owner = (request.tenant, request.cache_salt, request.lora_name)
         token_ids = array("I", request.prompt_token_ids[:MAX_PROMPT_TOKENS])
-        self._prompts[request.request_id] = _Prompt(request.request_id, owner, token_ids)
-        self._num_tokens += len(token_ids)
-        while len(self._prompts) > MAX_PROMPTS or self._num_tokens > MAX_TOKENS:
-            self._forget(next(iter(self._prompts)))
+        kept = _Prompt(request.request_id, owner, token_ids)
+        self._prompts.put(request.request_id, request.tenant, kept, len(token_ids))
 
     async def parting(self, request_id: str, tenant: str) -> dict[str, Any] | None:
         """Where the prompt of a request parts from the most alike one before it; both are of this tenant.
@@ -74,14 +71,9 @@ class RecentPrompts(RequestObserver):
         own = self._prompts.get(request_id)
         if own is None or own.owner[0] != tenant:
             return None
-        earlier = takewhile(lambda one: one is not own, self._prompts.values())
+        earlier = takewhile(lambda one: one is not own, self._prompts.of(tenant))
         others = [one for one in earlier if one.owner == own.owner]
         return await asyncio.to_thread(_compare, own, others)
-
-    def _forget(self, request_id: str) -> None:
-        gone = self._prompts.pop(request_id, None)
-        if gone is not None:
-            self._num_tokens -= len(gone.token_ids)
 
 
 def _compare(own: _Prompt, others: Sequence[_Prompt]) -> dict[str, Any] | None:

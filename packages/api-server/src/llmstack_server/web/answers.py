@@ -118,7 +118,7 @@ class GenerationResponse(Response):
         finally:
             request_id = getattr(self._prepared, "engine_request_id", None)
             if request_id is not None:
-                self._state.slow_readers.note(request_id, sender.waited_s)
+                self._state.slow_readers.note(request_id, current_client.get().tenant, sender.waited_s)
             await sender.stop()
             await close(events)
         await sender.end(getattr(self._prepared, "end", DONE))
