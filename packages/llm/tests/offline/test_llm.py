@@ -76,7 +76,8 @@ def test_a_bad_prompt_is_refused_by_its_place_before_anything_is_computed(llm: L
         llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
 
 
-def test_the_bar_counts_prompts(llm: LLM):
+def test_the_bar_counts_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")  # some versions cut the line off at the width of a terminal
     file = io.StringIO()
     llm.generate(["a", "b", "c"], SamplingParams(max_tokens=2, n=2), use_tqdm=partial(tqdm, file=file))
     assert "3/3" in file.getvalue()
