@@ -70,6 +70,32 @@ def test_a_dry_run_of_a_published_line_imports_no_torch():
     assert ran.stdout.splitlines()[-1] == "[] 0"
 
 
+def test_parsing_a_line_imports_nothing_that_only_a_running_server_needs():
+    program = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "from llmstack_command.discovery import find_command\n"
+        "from llmstack_command.parser import CommandParser\n"
+        "command = find_command('serve').load()\n"
+        "parser = CommandParser(prog='llmstack serve', description=command.help)\n"
+        "command.add_arguments(parser)\n"
+        "parser.parse_line(['gpt2', '--max_model_len', '4k', '-O3', '-cc.mode', '3'])\n"
+        "print(*set(sys.modules) - before)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = ran.stdout.split()
+    packages = {name.partition(".")[0] for name in imported}
+    assert "llmstack_llm.engine_args" in imported
+    assert {name for name in packages if name.startswith("llmstack")} == {
+        "llmstack_command", "llmstack_llm", "llmstack_server", "llmstack_types",
+    }  # fmt: skip
+    # Each costs one to fifteen milliseconds of a start that has fifty.
+    slow = {"asyncio", "concurrent", "email", "hashlib", "http", "logging", "multiprocessing", "pathlib", "socket"}
+    slow |= {"ssl", "subprocess", "tempfile", "unittest", "urllib", "uuid", "numpy", "pydantic", "yaml"}
+    assert not packages & slow
+    assert "importlib.metadata" not in imported
+
+
 def test_the_code_of_a_repository_is_a_reason_unless_we_have_its_model(tmp_path: Path):
     folder = write_model_folder(tmp_path)
     config = json.loads((folder / "config.json").read_text())
