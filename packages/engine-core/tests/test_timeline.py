@@ -10,12 +10,14 @@ from pathlib import Path
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.commands.replay import ReplayCommand
+from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
-from llmstack_engine_core.step_log import read_step_log
+from llmstack_engine_core.step_log import FileSink, LoggedScheduler, LogHeader, StepLog, read_step_log
 from llmstack_engine_core.timeline import timeline_of, timeline_page
 from llmstack_types import (
     EngineCoreRequest,
     ModelRunnerConfig,
+    ModelRunnerOutput,
     SamplingParams,
     ScheduledRequest,
     SchedulerStats,
@@ -92,3 +94,30 @@ def run_replay(log: Path, page: Path) -> int:
     command = ReplayCommand()
     command.add_arguments(parser)
     return command.run(parser.parse_args([str(log), "--page", str(page)]))
+
+
+def test_a_page_of_a_log_has_predicted_first_tokens_beside_real_ones(tmp_path: Path) -> None:
+    limits = SchedulerConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
+    cache, path = CacheConfig(64, block_size=4), tmp_path / "steps.log"
+    log = StepLog(LogHeader.of(limits, cache, {}), FileSink(str(path)))
+    scheduler = LoggedScheduler(build_scheduler(limits, cache), log)
+    now_s = 100.0
+    for number in range(30):  # one after the other: a prompt takes 16 ms, a decode 1 ms
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        scheduler.add_request(EngineCoreRequest(f"r-{number}", [number + 1] * 15, params, arrival_time_s=now_s))
+        while scheduler.has_unfinished_requests():
+            scheduled = scheduler.schedule(now_s)
+            rows = scheduled.scheduled_requests
+            now_s += 0.001 * (1 + sum(one.num_scheduled_tokens for one in rows) - len(rows)) + 0.001
+            output = ModelRunnerOutput([one.request_id for one in rows], [[7] for _ in rows])
+            scheduler.update_from_output(scheduled, output, now_s)
+    log.close()
+    page = tmp_path / "steps.html"
+    assert run_replay(path, page) == 0
+    (held,) = re.findall(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    predictions = json.loads(held)["predictions"]
+    first = 30 - len(predictions)
+    assert 3 <= first <= 16
+    assert [name for name, _, _ in predictions] == [f"r-{number}" for number in range(first, 30)]
+    assert all(real == 16.0 for _, _, real in predictions)
+    assert all(abs(predicted - 16.0) < 2.0 for _, predicted, _ in predictions)

@@ -107,14 +107,16 @@ def _say_what_is_proven(run: Run, path: Path, report: ReplayReport, steps: str) 
 
 
 def _draw(path: Path, page: Path) -> int:
+    from llmstack_engine_core.replay.first_tokens import predictions_of_log
     from llmstack_engine_core.replay.steps_of_log import steps_of_log
     from llmstack_engine_core.step_log.seek import last_steps
     from llmstack_engine_core.timeline import timeline_of, timeline_page
 
     with last_steps(path, MAX_PAGE_STEPS) as run:
         last = steps_of_log(run, MAX_PAGE_STEPS)
+        timeline = {**timeline_of(last), "predictions": predictions_of_log(run, last)}
     try:
-        page.write_text(timeline_page(timeline_of(last)).text, encoding="utf-8")
+        page.write_text(timeline_page(timeline).text, encoding="utf-8")
     except OSError as error:
         sys.stderr.write(f"llmstack replay: error: --page: {page} cannot be written: {error.strerror}\n")
         return 2
