@@ -6,6 +6,7 @@ thread.
 
 from __future__ import annotations
 
+import gc
 import time
 from statistics import median
 
@@ -14,6 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.process import MAX_YOUNG_OBJECTS
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.step_log import DeferredLog, LoggedScheduler, LogHeader, RingSink, StepLog
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
@@ -66,7 +68,10 @@ def test_decode_step(benchmark: BenchmarkFixture, num_requests: int, is_recorded
 
 
 def main() -> None:
-    """Prints a line for each number of rows."""
+    """Prints a line for each number of rows. Garbage is collected as in the process of an engine core."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(MAX_YOUNG_OBJECTS)
     for num_requests in (1, 64, 256):
         taken_us: dict[bool, list[float]] = {False: [], True: []}
         for turn in range(18):
