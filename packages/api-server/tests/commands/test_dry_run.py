@@ -89,7 +89,7 @@ def test_parsing_a_line_imports_nothing_that_only_a_running_server_needs():
     assert {name for name in packages if name.startswith("llmstack")} == {
         "llmstack_command", "llmstack_llm", "llmstack_server", "llmstack_types",
     }  # fmt: skip
-    # Each costs one to fifteen milliseconds of a start that has fifty.
+    # Each costs up to some milliseconds of a start that has fifty.
     slow = {"asyncio", "concurrent", "email", "hashlib", "http", "logging", "multiprocessing", "pathlib", "socket"}
     slow |= {"ssl", "subprocess", "tempfile", "unittest", "urllib", "uuid", "numpy", "pydantic", "yaml"}
     assert not packages & slow
