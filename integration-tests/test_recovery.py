@@ -63,19 +63,39 @@ def read_all(server: Any, model: str, meanwhile: Callable[[list[Stream]], None])
     return streams
 
 
+def read_disturbed(server: Any, model: str, kill: Callable[[], None]) -> tuple[dict[str, Stream], int]:
+    """The streams, all of which ran when `kill` was called, and how often it was called for that.
+
+    They take a fraction of a second. On a busy machine some may have ended before this process has seen them begin.
+    """
+    for attempt in range(1, 6):
+        num_running = 0
+
+        def end_engine_core(streams: list[Stream]) -> None:
+            nonlocal num_running
+            server.wait_for(lambda: all(stream.chunks or not stream.is_alive() for stream in streams), "streams")
+            num_running = sum(stream.is_alive() for stream in streams)
+            kill()
+
+        streams = read_all(server, model, end_engine_core)
+        if num_running == len(streams):
+            return streams, attempt
+        server.wait_for(lambda: server.get_status("/ready") == 200, "recovered server")
+    raise AssertionError("the streams ended too early five times")
+
+
 def test_streams_go_on_with_the_same_text_in_another_engine_core(serve: Callable[..., Any]) -> None:
     with serve() as server:
         model = str(server.client.models.list().data[0].id)
         undisturbed = read_all(server, model, lambda _: None)
         first_pid = server.engine_pid()
 
-        def kill(streams: list[Stream]) -> None:
-            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
-            os.kill(first_pid, signal.SIGKILL)
+        def kill() -> None:
+            os.kill(server.engine_pid(), signal.SIGKILL)
             server.wait_for(lambda: server.get_status("/ready") == 503, "recovering server")
             assert server.get_status("/health") == 200
 
-        disturbed = read_all(server, model, kill)
+        disturbed, num_kills = read_disturbed(server, model, kill)
         assert {name: stream.text for name, stream in disturbed.items()} == {
             name: stream.text for name, stream in undisturbed.items()
         }
@@ -86,10 +106,10 @@ def test_streams_go_on_with_the_same_text_in_another_engine_core(serve: Callable
         assert server.engine_pid() != first_pid
         server.wait_for(lambda: server.get_status("/ready") == 200, "recovered server")
         info = server.get_json("/server_info")
-        assert info["processes"]["num_engine_restarts"] == 1
+        assert info["processes"]["num_engine_restarts"] == num_kills
         assert info["engine"]["pid"] == server.engine_pid()
-        server.wait_for(lambda: server.metric("llmstack:engine_restarts_total") == 1, "counted restart")
-        assert server.log.count("the engine core died") == 1
+        server.wait_for(lambda: server.metric("llmstack:engine_restarts_total") == num_kills, "counted restart")
+        assert server.log.count("the engine core died") == num_kills
         assert "Traceback" not in server.log
 
 
@@ -100,14 +120,9 @@ def test_streams_of_quantized_weights_go_on_with_the_same_text(scheme: str, serv
     with serve("--quantization", scheme) as server:
         model = str(server.client.models.list().data[0].id)
         undisturbed = read_all(server, model, lambda _: None)
-
-        def kill(streams: list[Stream]) -> None:
-            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
-            os.kill(server.engine_pid(), signal.SIGKILL)
-
-        disturbed = read_all(server, model, kill)
+        disturbed, num_kills = read_disturbed(server, model, lambda: os.kill(server.engine_pid(), signal.SIGKILL))
         assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
-        assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == 1
+        assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == num_kills
 
 
 @pytest.mark.full
@@ -115,12 +130,9 @@ def test_each_of_several_engine_cores_is_replaced_by_itself(serve: Callable[...,
     with serve("-dp", "2") as server:
         model = str(server.client.models.list().data[0].id)
         undisturbed = read_all(server, model, lambda _: None)
-
-        def kill(streams: list[Stream]) -> None:
-            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
-            os.kill(server.get_json("/server_info")["engines"][1]["pid"], signal.SIGKILL)
-
-        disturbed = read_all(server, model, kill)
+        disturbed, _ = read_disturbed(
+            server, model, lambda: os.kill(server.get_json("/server_info")["engines"][1]["pid"], signal.SIGKILL)
+        )
         assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
 
 
@@ -134,7 +146,7 @@ def test_a_warm_spare_goes_on_with_the_streams(processes: tuple[str, ...], serve
         (spare_pid,) = server.wait_for(lambda: set(server.engine_pids()) - {first_pid}, "spare")
 
         def kill(streams: list[Stream]) -> None:
-            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
+            server.wait_for(lambda: all(stream.chunks for stream in streams), "running streams")
             os.kill(first_pid, signal.SIGKILL)
 
         disturbed = read_all(server, model, kill)
@@ -162,7 +174,7 @@ def test_a_rank_that_is_killed_costs_a_pause_and_no_stream(flag: str, serve: Cal
         undisturbed = read_all(server, model, lambda _: None)
 
         def kill(streams: list[Stream]) -> None:
-            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
+            server.wait_for(lambda: all(stream.chunks for stream in streams), "running streams")
             (pid,) = rank_pids(server.engine_pid())
             os.kill(pid, signal.SIGKILL)
 
