@@ -75,6 +75,7 @@ async def test_a_short_text_needs_no_thread():
 async def test_a_small_text_does_not_wait_for_large_ones():
     texts, work = TextGate(), Work()
     tasks = await begin_all(texts, work, {f"large {index}": 4 * LARGE for index in range(7)})
+    await wait_for(lambda: work.started == ["large 0"])  # its thread runs
     small = begin(texts, work, "small", 10_000)
     work.end_all("small")
     assert await asyncio.wait_for(small, 10) == "small"
