@@ -73,6 +73,17 @@ async def test_a_pause_ends_requests_and_refuses_new_ones(running: Running) -> N
 
 
 @pytest.mark.parametrize(
+    ("query", "param"), [("clear_cache=null", "clear_cache"), ("clear_cache=", "clear_cache"), ("mode=later", "mode")]
+)
+async def test_a_pause_with_a_wrong_query_pauses_nothing(query: str, param: str) -> None:
+    app = build_app(ready_state(FakeEngineClient(), HTTPConfig(enable_control_routes=True)))
+    refused = await call(app, "POST", f"/pause?{query}")
+    assert (refused.status, refused.json()["error"]["param"]) == (400, param)
+    assert refused.json()["error"]["code"] == "invalid_value"
+    assert (await call(app, "GET", "/is_paused")).json() == {"is_paused": False}
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [({"request_ids": "mine"}, "request_ids"), ({"request_ids": [1]}, "request_ids[0]"),
      ({"request_ids": ["a b"]}, "request_ids[0]"), ({"request_ids": ["a"] * 1025}, "request_ids")],

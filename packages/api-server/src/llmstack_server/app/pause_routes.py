@@ -44,10 +44,13 @@ def add_pause_routes(router: APIRouter, state: ServerState) -> None:
             raise request_errors.unsupported_value("mode", "requests cannot be frozen here: use 'abort' or 'wait'")
         if mode not in ("abort", "wait"):
             raise request_errors.invalid_value("mode", "expected one of abort, wait")
+        clear_cache = request.query_params.get("clear_cache", "true").lower()
+        if clear_cache not in ("true", "false"):
+            raise request_errors.invalid_value("clear_cache", "expected 'true' or 'false'")
         await _set_paused(state, "on")
         await state.ask_peers(f"{PAUSE_TOPIC} on")
         await _wait_until_idle(state, aborts=mode == "abort")
-        if request.query_params.get("clear_cache", "true").lower() != "false":
+        if clear_cache == "true":
             await state.engine.reset_prefix_cache()
         return JSONResponse({"status": "paused"})
 
