@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -39,18 +40,11 @@ def add_pause_routes(router: APIRouter, state: ServerState) -> None:
     @router.post("/pause")
     async def pause(request: Request) -> Response:
         """Refuses new requests until `/resume`; running ones end at once, or first with `?mode=wait`."""
-        mode = request.query_params.get("mode", "abort")
-        if mode == "keep":
-            raise request_errors.unsupported_value("mode", "requests cannot be frozen here: use 'abort' or 'wait'")
-        if mode not in ("abort", "wait"):
-            raise request_errors.invalid_value("mode", "expected one of abort, wait")
-        clear_cache = request.query_params.get("clear_cache", "true").lower()
-        if clear_cache not in ("true", "false"):
-            raise request_errors.invalid_value("clear_cache", "expected 'true' or 'false'")
+        mode, clears_cache = _pause_query(request.query_params)
         await _set_paused(state, "on")
         await state.ask_peers(f"{PAUSE_TOPIC} on")
         await _wait_until_idle(state, aborts=mode == "abort")
-        if clear_cache == "true":
+        if clears_cache:
             await state.engine.reset_prefix_cache()
         return JSONResponse({"status": "paused"})
 
@@ -76,6 +70,18 @@ def add_pause_routes(router: APIRouter, state: ServerState) -> None:
             num_aborted += await _abort(state, request_id)
             num_aborted += sum(await state.ask_peers(f"{ABORT_TOPIC} {request_id}"))
         return JSONResponse({"status": "aborted", "aborted": num_aborted})
+
+
+def _pause_query(params: Mapping[str, str]) -> tuple[str, bool]:
+    """What running requests do, and whether the prefix cache is emptied."""
+    mode, clear_cache = params.get("mode", "abort"), params.get("clear_cache", "true").lower()
+    if mode == "keep":
+        raise request_errors.unsupported_value("mode", "requests cannot be frozen here: use 'abort' or 'wait'")
+    if mode not in ("abort", "wait"):
+        raise request_errors.invalid_value("mode", "expected one of abort, wait")
+    if clear_cache not in ("true", "false"):
+        raise request_errors.invalid_value("clear_cache", "expected 'true' or 'false'")
+    return mode, clear_cache == "true"
 
 
 def _request_ids(value: object) -> list[str]:
