@@ -3,14 +3,15 @@
     python benchmarks/fuzz_parsers.py TARGET -runs=200000     # atheris, with libFuzzer's options
     python benchmarks/fuzz_parsers.py TARGET --random 10000    # without atheris
 
-Targets: json, client_frame, engine_frame, safetensors, step_log, model_json, tool_parsers. A parser may refuse bytes
-by its own error; anything else that it raises is a finding. `make fuzz` runs every target.
+Targets: json, client_frame, engine_frame, safetensors, gguf, step_log, model_json, tool_parsers. A parser may refuse
+bytes by its own error; anything else that it raises is a finding. `make fuzz` runs every target.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import AbortRequests, Hello
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.reader import read_step_log
+from llmstack_gguf import GGUFError, read_header
 from llmstack_model_files import ModelFilesError
 from llmstack_model_files.folder import parse_json_object
 from llmstack_model_files.safetensors_header import check_safetensors
@@ -68,6 +70,17 @@ def parse_safetensors(data: bytes) -> None:
             return
 
 
+def parse_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(data)
+        file.flush()
+        try:
+            read_header(Path(file.name))
+        except GGUFError:
+            return
+
+
 def parse_step_log(data: bytes) -> None:
     """Reads a log of steps."""
     with tempfile.NamedTemporaryFile() as file:
@@ -106,6 +119,7 @@ TARGETS: dict[str, Target] = {
     "client_frame": parse_client_frame,
     "engine_frame": parse_engine_frame,
     "safetensors": parse_safetensors,
+    "gguf": parse_gguf,
     "step_log": parse_step_log,
     "model_json": parse_model_json,
     "tool_parsers": parse_model_text,
@@ -120,6 +134,12 @@ def seeds(target: str) -> list[bytes]:
     if target == "safetensors":
         header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         return [len(header).to_bytes(8, "little") + header + bytes(4)]
+    if target == "gguf":
+        key, kind = b"general.architecture", b"llama"
+        metadata = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(kind)) + kind  # 8: a text
+        tensor = struct.pack("<Q", 1) + b"a" + struct.pack("<IQIQ", 1, 8, 0, 0)  # eight numbers of float32
+        header = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + metadata + tensor
+        return [header + bytes(-len(header) % 32) + bytes(32)]
     if target == "tool_parsers":
         return [
             b'\x01<tool_call>{"name": "now", "arguments": {}}</tool_call>',
