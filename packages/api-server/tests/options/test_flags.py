@@ -183,6 +183,7 @@ def test_values_that_change_nothing_pass(flag: str, value: str):
         (["--allowed-headers", "x-a", "--allowed-headers", "x-b"], "cors.headers", ("x-a", "x-b")),
         (["--middleware", "a:b", "--middleware", "c.d"], "middleware", ("a:b", "c.d")),
         (["--h11-max-incomplete-event-size", "8K"], "max_header_bytes", 8192),
+        (["--max-body-bytes", "16M"], "max_body_bytes", 16 << 20),
         (["--h11-max-header-count", "7"], "max_num_headers", 7),
         (["--disable-fastapi-docs"], "has_docs", False),
         (["--enable-log-requests", "--max-log-len", "0"], "request_log.max_chars", 0),

@@ -92,6 +92,13 @@ async def test_a_refused_body_is_answered_before_the_rest_is_discarded():
     assert int(answer.headers["content-length"]) == len(answer.body)
 
 
+@pytest.mark.parametrize(("max_body_bytes", "status"), [(4 << 20, 413), (8 << 20, 200)])
+async def test_a_body_may_be_as_large_as_the_limit_says(max_body_bytes: int, status: int):
+    app = build_app(ready_state(FakeEngineClient(), HTTPConfig(max_body_bytes=max_body_bytes)))
+    body = {"prompt": "x", "max_tokens": 1, "metadata": "x" * (5 << 20)}
+    assert (await call(app, "POST", "/v1/completions", body)).status == status
+
+
 async def test_the_path_is_checked_before_the_size():
     app = build_app(ready_state(FakeEngineClient(), HTTPConfig(max_body_bytes=10)))
     assert (await call(app, "POST", "/nowhere", {"prompt": "x" * 100})).status == 404

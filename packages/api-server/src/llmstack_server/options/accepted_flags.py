@@ -49,7 +49,7 @@ _REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
         "--enable-mamba-shared-prefix-checkpoint", "--mamba-cache-mode", "--prefix-cache-retention-interval",
         "--prefix-match-unit", "--swa-bounded-replay",
     ),
-    "blocks are allocated while a prompt is computed, and preemption makes room": (
+    "a request is admitted when the free blocks suffice for its whole prompt, and preemption makes room later": (
         "--scheduler-reserve-full-isl", "--watermark",
     ),
     "prompts are computed beside the running streams in every step": ("--prefill-schedule-interval",),

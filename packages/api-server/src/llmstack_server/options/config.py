@@ -50,7 +50,6 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
     Attributes:
         api_keys: Empty accepts all clients.
         operator_keys: Those of them that may control the server, where there are several.
-        max_body_bytes: Larger bodies are refused unread.
         receive_timeout_s: How long a request may take to arrive.
         send_timeout_s: How long a client may read nothing of its answer.
         log_level: Of llmstack, which is an option of the engine.
@@ -60,7 +59,6 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
 
     api_keys: tuple[Secret, ...] = ()
     operator_keys: frozenset[Secret] = frozenset()
-    max_body_bytes: int = 4 << 20
     receive_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
     log_level: str = "info"

@@ -13,9 +13,7 @@ _ADAPTERS = ForeignFlag("adapters of this kind are not supported", _OFF)
 _ADAPTER_TYPE = ForeignFlag("factors of adapters are stored in the type that the model computes in", ("auto", *_OFF))
 _ADAPTER_KERNELS = ForeignFlag("rows of all adapters are computed together; nothing is to be chosen", (*_BARE, *_OFF))
 _MEDIA = ForeignFlag("images, audio and video are not supported yet", _OFF)
-_SEVERAL_DEVICES = ForeignFlag(
-    "ranks run on this machine, as --tensor-parallel-size and --pipeline-parallel-size say", _OFF
-)
+_FIXED_RANKS = ForeignFlag("the number of ranks is fixed at the start, by --tensor-parallel-size", _OFF)
 _ONE_MACHINE = ForeignFlag("--data-parallel-size-local N runs engine cores on several machines behind one endpoint")
 _EXPERTS = ForeignFlag("--enable-expert-parallel spreads experts evenly and in order; nothing else is offered", _OFF)
 _KV_ELSEWHERE = ForeignFlag(
@@ -49,7 +47,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
         "there is no route in the form of Cohere's chats", _ALWAYS, is_switch=True
     ),
     "--config-format": ForeignFlag("the configuration is always read from config.json", ("auto", "hf")),
-    "--cpu-distributed-timeout-seconds": _SEVERAL_DEVICES,
+    "--cpu-distributed-timeout-seconds": ForeignFlag("use --distributed-timeout-seconds", _OFF),
     "--cpu-offload-gb": _OFFLOADING,
     "--cpu-offload-params": _OFFLOADING,
     "--cudagraph-metrics": ForeignFlag("nothing is compiled at start; /server_info lists the captured steps", _OFF),
@@ -70,8 +68,8 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--dp-supervisor-probe-interval-s": _ONE_MACHINE,
     "--dp-supervisor-probe-timeout-s": _ONE_MACHINE,
     "--ec-transfer-config": _MEDIA,
-    "--elastic-ep-max-dp-size": _SEVERAL_DEVICES,
-    "--enable-elastic-ep": _SEVERAL_DEVICES,
+    "--elastic-ep-max-dp-size": _FIXED_RANKS,
+    "--enable-elastic-ep": _FIXED_RANKS,
     "--enable-fault-tolerance": ForeignFlag("crash recovery is always on; --max-engine-restarts 0 turns it off", _OFF),
     "--enable-layerwise-nvtx-tracing": ForeignFlag("use --trace or --profiler-config", _OFF),
     "--enable-logging-iteration-details": _STATISTICS,
@@ -143,10 +141,12 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--offload-prefetch-step": _OFFLOADING,
     "--override-attention-dtype": ForeignFlag("use --dtype, which applies to the whole model"),
     "--per-request-spec-decode-metrics": _STATISTICS,
-    "--prefill-context-parallel-size": ForeignFlag(_SEVERAL_DEVICES.reason, ("1",)),
+    "--prefill-context-parallel-size": ForeignFlag(
+        "a prompt is not split over ranks; --tensor-parallel-size splits the layers", ("1",)
+    ),
     "--pt-load-map-location": ForeignFlag("weights are read from safetensors, never from pickles", ("cpu",)),
     "--quantization-config": _ROUNDING,
-    "--ray-workers-use-nsight": ForeignFlag("Ray is not used", _OFF),
+    "--ray-workers-use-nsight": ForeignFlag("use --profiler-config", _OFF),
     "--reasoning-config": ForeignFlag("use --reasoning-parser, which knows the tags of its format"),
     "--reasoning-effort-map": ForeignFlag("use --default-chat-template-kwargs"),
     "--replayssm-buffer-len": _STATE_SPACE,
@@ -168,7 +168,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--video-pruning-rate": _MEDIA,
     "--watchdog-config": ForeignFlag("use --stuck-request-timeout"),
     "--watermark-config": ForeignFlag("text is not watermarked"),
-    "--weight-transfer-config": ForeignFlag("weights cannot be replaced while the server runs"),
+    "--weight-transfer-config": ForeignFlag("use --reload-models, whose weights POST /v1/reload exchanges"),
     "--worker-cls": _OWN_CLASSES,
     "--worker-extension-cls": _OWN_CLASSES,
 }

@@ -44,8 +44,8 @@ class ObservabilityConfig(OptionGroup):
     explains_text: bool = option(
         False,
         flag="--explain-text",
-        help="keep the tokens of the last prompts, and show in the explanation of a request where its text parts from "
-        "other prompts of its own API key",
+        help="keep the tokens of the last prompts, and show in the explanation of a request where its text differs "
+        "from other prompts of its own API key",
     )
     has_trace_lines: bool = False
 

@@ -176,7 +176,7 @@ class TenantOptions(OptionGroup):
     shares_prefix_cache: bool = option(
         False,
         flag="--share-prefix-cache",
-        help="let all API keys share cached prefixes, where they belong to one tenant; by default each has its own",
+        help="let all API keys share cached prefixes, for one owner of all keys; by default a key finds its own only",
     )
     state_dir: str | None = option(
         None,
@@ -226,7 +226,7 @@ class ListenOptions(OptionGroup):
 
 @option_group
 class ConnectionOptions(OptionGroup):
-    """Sockets, headers, and code of one's own around the routes."""
+    """Sockets, sizes of requests, and custom code around the routes."""
 
     title = "Connections"
 
@@ -254,6 +254,15 @@ class ConnectionOptions(OptionGroup):
     )
     max_num_headers: int = option(
         128, flag="--h11-max-header-count", at_least=1, metavar="N", help="maximum number of headers of a request"
+    )
+    max_body_bytes: int = option(
+        4 << 20,
+        flag="--max-body-bytes",
+        at_least=1,
+        at_most=16 << 20,  # a message to the engine core holds no more
+        suffixes=True,
+        metavar="BYTES",
+        help="maximum size of the body of a request, files apart (default: 4M, at most 16M)",
     )
     middleware: tuple[str, ...] = option(
         (),

@@ -127,7 +127,7 @@ class SchedulingOptions(OptionGroup):
             "--spec-model": (),
             "--spec-tokens": (),
         },
-        help="draft tokens that a step verifies; prompt_lookup_max and prompt_lookup_min bound the n-grams, and the "
+        help="how draft tokens are guessed; prompt_lookup_max and prompt_lookup_min bound the n-grams, and the "
         "method 'none' makes no drafts (default: on a CPU, n-gram drafts where they are expected to repay their cost)",
         example='{"method": "ngram", "num_speculative_tokens": 5}',
     )
@@ -143,8 +143,8 @@ class SchedulingOptions(OptionGroup):
     scheduling_policy: SchedulingPolicyName = option(
         "fair",
         flag="--scheduling-policy",
-        help="order of waiting requests: API keys in turn, the same with the earliest deadline first within each, "
-        "by arrival, or by priority first",
+        help="order of waiting requests: 'fcfs' by arrival, 'priority' by the field of the request, 'fair' API keys in "
+        "turn, 'deadline' API keys in turn with the earliest deadline of each first",
     )
     fair_quantum: int = option(
         2048,
@@ -152,8 +152,8 @@ class SchedulingOptions(OptionGroup):
         at_least=1,
         suffixes=True,
         metavar="N",
-        help="tokens that the requests of one API key are admitted with before those of the next, under the policy "
-        "'fair'",
+        help="tokens of one API key's requests that are admitted before the next key has its turn, under the policies "
+        "'fair' and 'deadline'",
     )
     max_num_queued_reqs: int | None = option(
         None,
@@ -308,7 +308,7 @@ class KVCacheOptions(OptionGroup):
         flag="--swap-space",
         at_least=0,
         metavar="GIB",
-        help="size of those blocks in GiB, in place of their number",
+        help="size of the blocks of --num-host-blocks in GiB, in place of their number",
     )
     kv_transfer_config: Mapping[str, Any] | None = option(
         None,

@@ -66,7 +66,7 @@ class ModelOptions(OptionGroup):
     model_impl: ModelImpl = option(
         "auto",
         flag="--model-impl",
-        help="whose model code runs; 'auto' prefers llmstack and falls back to transformers",
+        help="the model code that runs: that of llmstack or of transformers; 'auto' prefers llmstack's",
     )
     dtype: DType = option(
         "auto",
@@ -114,10 +114,12 @@ class ModelOptions(OptionGroup):
         None,
         flag="--override-generation-config",
         metavar="JSON",
-        help="sampling defaults that replace those",
+        help="sampling defaults that replace those of --generation-config",
         example='{"temperature": 0.2}',
     )
-    seed: int = option(0, flag="--seed", metavar="N", help="seed of dummy weights and of requests without a seed")
+    seed: int = option(
+        0, flag="--seed", metavar="N", help="seed of dummy weights, and of offline requests without a seed"
+    )
 
 
 @option_group

@@ -183,7 +183,7 @@ class EngineProcessOptions(OptionGroup):
     warm_spare: bool = option(
         False,
         flag="--warm-spare",
-        help="keep one more process with the model loaded, on CPUs, which replaces an engine core that ends within a "
+        help="keep one more engine core with the model loaded, on CPUs, so that one that crashes is replaced within a "
         "second; it takes the memory of the weights again",
     )
     engine_key_file: str | None = option(

@@ -59,8 +59,11 @@ def help_text(option: Option) -> str:
     text, default = option.declared.help, option.command_default
     if option.declared.example:
         text += f", such as {option.declared.example}"
-    is_plain = default not in (None, REQUIRED, (), {}, "") and not option.is_switch
-    return f"{text} (default: {default_text(option)})" if is_plain and "(default" not in text else text
+    if "(default" in text or default in (None, REQUIRED, (), {}, ""):
+        return text
+    if option.is_switch:
+        return f"{text} (default: on)" if default and option.declared.sets else text
+    return f"{text} (default: {default_text(option)})"
 
 
 def default_text(option: Option) -> str:
