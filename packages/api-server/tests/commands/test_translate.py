@@ -57,12 +57,71 @@ def test_a_line_of_llama_cpp_gets_our_names_and_its_port():
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [("ollama run x", "starts neither vllm serve"), ("", "starts neither"), ("vllm serve 'a", "not complete"),
+    [("ollama run x", "starts neither vllm serve"), ("vllm bench serve --model m", "llmstack bench is the command"),
+     ("", "starts neither"), ("vllm serve 'a", "not complete"),
      ("vllm serve " + "a" * 70_000, "more than 65536 characters")],
 )  # fmt: skip
 def test_other_texts_are_refused(line: str, reason: str):
     with pytest.raises(ValueError, match=reason):
         translate(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("docker run --gpus all -v ~/hub:/hub -e HF_TOKEN=t -p 8000:8000 vllm/vllm-openai:v0.33.0 --model org/m",
+         "HF_TOKEN=t llmstack serve --model org/m --host 0.0.0.0"),
+        ("docker run lmsysorg/sglang:latest python3 -m sglang.launch_server --model-path org/m",
+         "llmstack serve --model org/m --port 30000"),
+        ("docker run ghcr.io/ggml-org/llama.cpp:server-cuda -m /models/m.gguf --port 8080",
+         "llmstack serve --model /models/m.gguf --port 8080"),
+        ("conda activate vllm && uv run --with vllm vllm serve org/m", "llmstack serve org/m --host 0.0.0.0"),
+        ("nohup vllm serve org/m --port 81 > vllm.log 2>&1 &", "llmstack serve org/m --port 81 --host 0.0.0.0"),
+        ("vllm serve org/m >log && echo | tee x; vllm serve b", "llmstack serve org/m --host 0.0.0.0"),
+        ("# two cards\nvllm serve org/m \\\n  -tp 2  # or four\necho done",
+         "llmstack serve org/m -tp 2 --host 0.0.0.0"),
+        ("export HF_HOME=/d NAME='a b'; vllm serve $NAME", "HF_HOME=/d llmstack serve 'a b' --host 0.0.0.0"),
+        ("bash -lc 'vllm serve org/m --port $PORT'", 'llmstack serve org/m --port "$PORT" --host 0.0.0.0'),
+        ("""vllm serve "$M" --api-key 'a$b' --port ${PORT:-1}""",
+         """llmstack serve "$M" --api-key 'a$b' --port "${PORT:-1}" --host 0.0.0.0"""),
+        ("python -m vllm.entrypoints.cli.main serve org/m", "llmstack serve org/m --host 0.0.0.0"),
+    ],
+)  # fmt: skip
+def test_what_a_shell_puts_around_a_command_is_left_out(line: str, ours: str):
+    found = translate(line)
+    assert (str(found).splitlines()[0], found.missing) == (ours, [])
+
+
+def test_variables_that_nothing_here_reads_are_named():
+    found = translate(
+        "VLLM_ATTENTION_BACKEND=FLASHINFER CUDA_VISIBLE_DEVICES=0 LLAMA_ARG_PORT=9 llama-server -m m.gguf"
+    )
+    assert found.variables == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert "the variable VLLM_ATTENTION_BACKEND has no effect" in found.differences
+    assert found.missing == ["LLAMA_ARG_PORT: write it as a flag of llama-server"]
+
+
+def test_values_that_are_refused_here_are_missing():
+    found = translate("llama-server -m m.gguf -ctk q8_0 -c 0 --seed -1 --api-key a,b --pooling cls --no-webui")
+    assert shlex.join(found.words) == (
+        "--model m.gguf --max-model-len auto --api-key a b --pooler-config.pooling_type CLS --no-ui --port 8080"
+    )
+    assert [line.split("'")[0] for line in found.missing] == ["--kv-cache-dtype: invalid value "]
+    assert translate("vllm serve org/m --max-model-len").missing == ["--max-model-len: expected a value"]
+
+
+def test_flags_without_a_counterpart_say_what_to_use():
+    found = translate(
+        "sglang serve org/m --ep-size 8 --tp 8 --nnodes 2 --speculative-algorithm EAGLE "
+        "--load-balance-method round_robin"
+    )
+    assert shlex.join(found.words) == (
+        "org/m --enable-expert-parallel --tensor-parallel-size 8 --routing round_robin --port 30000"
+    )
+    assert [line.split()[:2] for line in found.missing] == [["--nnodes:", "use"], ["--speculative-algorithm:", "draft"]]
+    assert "--enable-expert-parallel" not in translate("sglang serve org/m --ep-size 1").words
+    rope = translate("""vllm serve org/m --rope-scaling '{"rope_type": "yarn"}'""")
+    assert rope.words[1:3] == ["--hf-overrides.rope_scaling", '{"rope_type": "yarn"}']
 
 
 def test_the_table_names_flags_that_there_are():
@@ -75,6 +134,8 @@ def test_the_table_names_flags_that_there_are():
         assert not {*engine.flags, *engine.switches} & set(engine.without_effect)
         assert set(engine.switches_without_effect) <= set(engine.without_effect)
         assert set(engine.notes) <= set(engine.flags)
+        assert not {*engine.flags, *engine.switches, *engine.without_effect} & set(engine.refused)
+        assert set(engine.comma_lists) <= set(engine.flags)
 
 
 def test_the_command_prints_the_translation_and_ends(capsys: pytest.CaptureFixture[str]):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmstack_llm.options.foreign import foreign_flag, value_of
 from llmstack_llm.options.option import Option
+from llmstack_server.commands.shell_line import VARIABLE, find_command, join
 from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS
+from llmstack_server.options.environment import ignored_variables
 
+_FOREIGN_VARIABLES = ("SGLANG_", "SGL_", "LLAMA_", "GGML_")
 _FILE = Path(__file__).with_name("other_engines.json")
-MAX_LINE_CHARS = 65_536
-_STARTS: Mapping[str, str] = {
-    "vllm.entrypoints.openai.api_server": "vllm", "vllm": "vllm", "sglang.launch_server": "sglang",
-    "sglang": "sglang", "llama-server": "llama.cpp",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +24,12 @@ class Engine:
     Attributes:
         defaults: Flags of ours with the values that this engine has where the line says nothing.
         flags, switches: Flag to ours; a switch may become a flag with a value.
-        values: Flag of ours to the values that have other names there.
+        values: Flag of ours to the values that have other names there; an empty name leaves the flag out.
         notes: Flag to what differs.
         without_effect: Flag to the reason.
         switches_without_effect: Those of them that take no value.
+        refused: Flag to what is missing, and what to use.
+        comma_lists: Flags whose value is several, with commas between them.
         always: Differences whatever the line says.
     """
 
@@ -43,6 +42,8 @@ class Engine:
     notes: Mapping[str, str]
     without_effect: Mapping[str, str]
     switches_without_effect: Sequence[str]
+    refused: Mapping[str, str]
+    comma_lists: Sequence[str]
     always: Sequence[str]
 
 
@@ -52,37 +53,35 @@ class Translation:
 
     Attributes:
         words: The words after `llmstack serve`.
+        variables: What is set in its environment.
         differences: A sentence for each difference that does not matter to a start.
         missing: A sentence for each thing that has no counterpart.
     """
 
     words: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [shlex.join(["llmstack", "serve", *self.words]), *(f"# {line}" for line in self.differences)]
-        return "\n".join(lines)
+        variables = [f"{name}={join([value])}" for name, value in self.variables.items()]
+        line = " ".join([*variables, join(["llmstack", "serve", *self.words])])
+        return "\n".join([line, *(f"# {sentence}" for sentence in self.differences)])
 
 
 def translate(text: str) -> Translation:
-    """The command line of vLLM, SGLang or llama.cpp as one of llmstack; values are not checked.
+    """The command line of vLLM, SGLang or llama.cpp as one of llmstack.
 
     Raises:
         ValueError: The text is no such line; one sentence.
     """
-    if len(text) > MAX_LINE_CHARS:
-        raise ValueError(f"the line has more than {MAX_LINE_CHARS} characters")
-    try:
-        words = shlex.split(text.replace("\\\n", " "))
-    except ValueError as error:
-        raise ValueError(f"the line is not complete: {error}") from None
-    engine, rest = _engine_of(words)
+    command = find_command(text)
+    engine, rest = read_engines()[command.engine], list(command.words)
     found = Translation()
-
     while rest:
         _take_flag(engine, rest, found)
     _add_defaults(engine, found)
+    _add_variables(command.variables, found)
     return found
 
 
@@ -90,14 +89,6 @@ def read_engines() -> dict[str, Engine]:
     """The engines whose lines can be translated."""
     found = json.loads(_FILE.read_text(encoding="utf-8"))
     return {name: Engine(name, **fields) for name, fields in found.items()}
-
-
-def _engine_of(words: Sequence[str]) -> tuple[Engine, list[str]]:
-    for index, word in enumerate(words):
-        if (name := _STARTS.get(Path(word).name)) is not None:
-            rest = list(words[index + 1 :])
-            return read_engines()[name], rest[1:] if rest[:1] == ["serve"] else rest
-    raise ValueError("the line starts neither vllm serve nor sglang.launch_server nor llama-server")
 
 
 def _take_flag(engine: Engine, rest: list[str], found: Translation) -> None:
@@ -114,8 +105,10 @@ def _take_flag(engine: Engine, rest: list[str], found: Translation) -> None:
     is_list = option is not None and option.type.is_list
     while not is_switch and not equals and rest and (is_list or not given) and not _is_flag(rest[0]):
         given.append(rest.pop(0))
-    if flag in engine.without_effect:
-        found.differences.append(f"{shlex.join([flag, *given])} has no effect: {engine.without_effect[flag]}")
+    if flag in engine.refused:
+        found.missing.append(f"{flag}: {engine.refused[flag]}")
+    elif flag in engine.without_effect:
+        found.differences.append(f"{join([flag, *given])} has no effect: {engine.without_effect[flag]}")
     elif flag in engine.switches:
         found.words += engine.switches[flag].split("=")
     elif flag in engine.flags or engine.name == "vllm":
@@ -133,9 +126,16 @@ def _add_ours(engine: Engine, flag: str, given: Sequence[str], found: Translatio
     if option is not None:
         names = engine.values.get(ours, {})
         values = [names.get(value, value) for value in given]
-        found.words += [ours, *values]
+        if flag in engine.comma_lists:
+            values = [entry for value in values for entry in value.split(",")]
+        if values == [""] and given != [""]:
+            return
+        if base == ours and (reason := _wrong_value(option, values)):
+            found.missing.append(f"{ours}: {reason}")
+            return
+        found.words += [ours] if option.is_switch and engine.name != "vllm" else [ours, *values]
         reason = option.reason_for(values[-1]) if values else ""
-        found.differences += [f"{shlex.join([ours, *values])}: {reason}"] if reason else []
+        found.differences += [f"{join([ours, *values])}: {reason}"] if reason else []
         return
     foreign = foreign_flag(ALL_FOREIGN_FLAGS, base)
     if foreign is None:
@@ -146,7 +146,7 @@ def _add_ours(engine: Engine, flag: str, given: Sequence[str], found: Translatio
     if refusal:
         found.missing.append(f"{flag}: {refusal}")
     else:
-        found.differences.append(f"{shlex.join([flag, *given])} has no effect: {foreign.reason}")
+        found.differences.append(f"{join([flag, *given])} has no effect: {foreign.reason}")
 
 
 def _add_defaults(engine: Engine, found: Translation) -> None:
@@ -156,6 +156,31 @@ def _add_defaults(engine: Engine, found: Translation) -> None:
         if flag not in found.words and "--uds" not in found.words:
             found.words += [flag, value]
             found.differences.append(f"{flag} {value} is the default of {engine.name}")
+
+
+def _add_variables(variables: Mapping[str, str], found: Translation) -> None:
+    """Keeps what programs read, and names what only the other engine reads."""
+    for name, value in variables.items():
+        if not ignored_variables([name], SERVE_OPTIONS) and not name.startswith(_FOREIGN_VARIABLES):
+            found.variables[name] = value
+        elif name.startswith("LLAMA_ARG_"):
+            found.missing.append(f"{name}: write it as a flag of llama-server")
+        else:
+            found.differences.append(f"the variable {name} has no effect")
+
+
+def _wrong_value(option: Option, values: Sequence[str]) -> str:
+    """Why `llmstack serve` refuses the values of an option; empty where the shell alone knows one."""
+    if any(VARIABLE in value for value in values) or option.is_switch:
+        return ""
+    if not values:
+        return "" if option.declared.value_without_text is not None else "expected a value"
+    try:
+        for value in values if option.type.is_list else values[-1:]:
+            option.from_text(value)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _normalised(flag: str) -> str:
