@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,23 @@ def test_overrides_replace_values_and_merge_objects():
     merged = {"a": None, "b": {"c": 2, "d": {"e": 4, "g": 5}}, "f": [2], "h": {"i": 6}}
     assert overridden(config, overrides) == merged
     assert config == {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": [1]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rope"),
+    [
+        ({"rope_theta": 5.0}, {"rope_type": "default", "rope_theta": 5.0}),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}},
+         {"rope_type": "yarn", "type": "yarn", "factor": 4, "rope_theta": 1.0}),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 7.0}},
+         {"rope_type": "default", "rope_theta": 7.0}),
+        ({"vocab_size": 3}, {"rope_type": "default", "rope_theta": 1.0}),
+    ],
+)  # fmt: skip
+def test_older_names_of_a_rotary_embedding_override_a_newer_file(overrides: dict[str, Any], rope: dict[str, Any]):
+    config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}
+    assert overridden(config, overrides)["rope_parameters"] == rope
+    assert "rope_parameters" not in overridden({"rope_theta": 1.0}, {"rope_theta": 5.0})
 
 
 def test_infinity_is_read_as_transformers_writes_it(tmp_path: Path) -> None:

@@ -94,12 +94,27 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the values of `overrides`; where both have an object, the objects are merged."""
+    """`config` with the values of `overrides`; where both have an object, the objects are merged.
+
+    The older names of a rotary embedding also replace what `rope_parameters` of a newer file says.
+    """
+    rope = config.get("rope_parameters")
+    if isinstance(rope, Mapping) and "rope_parameters" not in overrides:
+        older = {key: overrides[key] for key in ("rope_theta", "partial_rotary_factor") if key in overrides}
+        scaling = overrides.get("rope_scaling") or {}
+        if isinstance(scaling, Mapping) and "type" in scaling:
+            scaling = {"rope_type": scaling["type"], **scaling}
+        if isinstance(scaling, Mapping) and (older or scaling):
+            overrides = {**overrides, "rope_parameters": {**older, **scaling}}
+    return _merged(config, overrides)
+
+
+def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(config)
     for key, value in overrides.items():
         before = merged.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = overridden(before, value)
+            value = _merged(before, value)
         merged[key] = value
     return merged
 
