@@ -100,6 +100,17 @@ def test_json_of_an_accepted_flag_is_read_and_what_would_change_answers_is_refus
     assert config("--attention-config", '{"use_prefill_query_quantization": false}').settings.accepted
 
 
+def test_the_older_form_of_a_flag_without_refused_keys_is_accepted():
+    [accepted] = config("--limit-mm-per-prompt", "image=5,video=1").settings.accepted
+    assert accepted.value == "image=5,video=1"
+
+
+def test_a_line_of_the_rotary_embedding_says_which_key_to_override():
+    for key in ("rope_scaling", "rope_theta"):
+        with pytest.raises(ServeError, match=f"--hf-overrides.{key} with the same value"):
+            config(f"--{key.replace('_', '-')}", "1")
+
+
 @pytest.mark.parametrize(
     ("line", "flag", "value"),
     [

@@ -151,6 +151,8 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--reasoning-effort-map": ForeignFlag("use --default-chat-template-kwargs"),
     "--replayssm-buffer-len": _STATE_SPACE,
     "--return-sampling-mask": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
+    "--rope-scaling": ForeignFlag("use --hf-overrides, such as --hf-overrides.rope_scaling with the same value"),
+    "--rope-theta": ForeignFlag("use --hf-overrides, such as --hf-overrides.rope_theta with the same value"),
     "--scheduler-cls": _OWN_CLASSES,
     "--show-hidden-metrics-for-version": ForeignFlag("no metrics are hidden"),
     "--sleep-mode-backend": _SLEEP,

@@ -151,7 +151,6 @@ class RepositoryOptions(OptionGroup):
         None,
         flag="--hf-overrides",
         metavar="JSON",
-        replaces={"--rope-scaling": (), "--rope-theta": ()},
         help="values that replace those in config.json; objects are merged",
         example='{"max_position_embeddings": 4096}',
     )

@@ -19,7 +19,7 @@ class ForeignFlag(NamedTuple):
         harmless: Values that are accepted, since they ask for what happens anyway; empty text is the flag alone.
         is_switch: No value ever follows it.
         is_accepted: Any value is accepted with a line in the log.
-        is_json: The value is a JSON object.
+        is_json: The value is a JSON object; of an accepted flag it is only read where it may hold refused keys.
         is_list: Several values may follow.
         refused_keys: Keys of the JSON object that would change answers, and are refused.
         short: Its short form.
@@ -44,7 +44,7 @@ class ForeignFlag(NamedTuple):
             return ""
         if not self.is_accepted:
             return self.reason
-        return self._json_refusal(value) if self.is_json else ""
+        return self._json_refusal(value) if self.is_json and self.refused_keys else ""
 
     def _json_refusal(self, value: str) -> str:
         try:
