@@ -55,12 +55,15 @@ def check(namespace: argparse.Namespace) -> list[str]:
             ["--size", "3", "left", "over"],
             ["unexpected argument 'left'", "unexpected argument 'over'", "--size: 3 is odd"],
         ),
+        (["--fast=True", "--size", "4"], ["--fast: it takes no value"]),
+        (["--", "--size", "4"], ["unexpected argument '--size': nothing behind '--' is a flag"]),
     ],
 )
 def test_all_that_is_wrong_is_reported_together(line: list[str], problems: list[str]):
     parser = CommandParser(prog="x", description="y")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--size")
+    parser.add_argument("--fast", action="store_true")
     if not problems:
         assert parser.parse_line(line, check).size == "4"
         return

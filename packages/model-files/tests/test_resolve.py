@@ -114,6 +114,22 @@ def test_a_name_that_cannot_be_a_repository_is_refused_at_once(name: str) -> Non
         resolve_model(name)
 
 
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [
+        ("https://hub.example/org/name", "did you mean org/name?"),
+        ("http://hub.example/org/name/tree/main", "did you mean org/name?"),
+        ("hf://org/name", "did you mean org/name?"),
+        ("s3://bucket/name", "download its files."),
+        ("https://", "download its files."),
+    ],
+)
+def test_an_address_is_no_model(address: str, advice: str) -> None:
+    with pytest.raises(ModelFilesError) as caught:
+        resolve_model(address)
+    assert str(caught.value) == f"{address!r} is an address, and a model is a folder or a repository id; {advice}"
+
+
 def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
     with pytest.raises(ModelFilesError, match=r"did you mean gpt2\?"):
         resolve_model("gpt-2")

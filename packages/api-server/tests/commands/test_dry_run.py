@@ -38,7 +38,7 @@ def test_all_that_is_missing_is_reported_together_after_the_table(capsys: pytest
     written = capsys.readouterr()
     assert "--moe-backend" in written.out
     assert "command line, no effect: kernels of linear layers" in written.out
-    assert "--data-parallel-size 16 need 16 devices, and there are 8" in problems[3]
+    assert "--data-parallel-size 16 needs 16 devices, and there are 8" in problems[3]
 
 
 def test_a_line_without_anything_missing_ends_with_0_and_starts_nothing(capsys: pytest.CaptureFixture[str]):

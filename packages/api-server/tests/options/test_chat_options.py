@@ -58,7 +58,11 @@ def test_a_plugin_goes_by_its_class_where_nothing_names_it():
             "--tool-call-parser: there is no parser 'nonsense'; there are deepseek_v3, ",
         ),
         (("--reasoning-parser", "hermes"), "--reasoning-parser: there is no parser 'hermes'"),
-        (("--tool-parser-plugin", "no_such_module:X"), "--tool-call-parser: 'no_such_module:X' cannot be loaded"),
+        (("--tool-parser-plugin", "no_such_module:X"), "--tool-parser-plugin: 'no_such_module:X' cannot be loaded"),
+        (
+            ("--reasoning-parser-plugin", "./a.py"),
+            "--reasoning-parser-plugin: './a.py' is a file; a plug-in is named as",
+        ),
         (("--default-chat-template-kwargs", '{"a": [1]}'), "--default-chat-template-kwargs: Invalid type for"),
         (("--default-chat-template-kwargs", '{"tools": 1}'), "this name cannot be set"),
     ],

@@ -28,6 +28,7 @@ def write(folder: Path, text: str) -> str:
         ("speculative_config.num_speculative_tokens: 3", {"--speculative-config.num_speculative_tokens": 3}),
         ("speculative_config: {method: ngram}", {"--speculative-config": {"method": "ngram"}}),
         ("enable-log-requests: true\nseed:", {"--enable-log-requests": True, "--seed": None}),
+        ("--max-model-len: 4", {"--max-model-len": 4}),
         ("", {}),
         ("# nothing yet\n", {}),
     ],

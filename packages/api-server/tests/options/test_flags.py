@@ -24,7 +24,11 @@ from llmstack_server.serving.api_worker import configuration_of
 from llmstack_server.web.clients import clients_of
 
 # Flags of older versions, which published lines still have.
-OLDER_FLAGS = "--disable-log-requests --swap-space --guided-decoding-backend --enable-reasoning --task"
+OLDER_FLAGS = (
+    "--disable-log-requests --swap-space --guided-decoding-backend --enable-reasoning --task --use-v2-block-manager "
+    "--num-scheduler-steps --multi-step-stream-outputs --preemption-mode --num-lookahead-slots --num-redundant-experts "
+    "--max-context-len-to-capture --max-seq-len-to-capture --disable-async-output-proc"
+)
 
 REFUSED = {name: flag for name, flag in ALL_FOREIGN_FLAGS.items() if not flag.is_accepted}
 
@@ -47,6 +51,14 @@ def test_every_flag_of_the_listed_version_is_an_option_or_accepted_or_refused():
     assert (VLLM_FLAGS.engine, VLLM_FLAGS.version) == ("vllm", "0.33.0")
     assert len(VLLM_FLAGS.kinds) > 300
     assert sorted({*VLLM_FLAGS.kinds, *VLLM_FLAGS.short_to_flag, *OLDER_FLAGS.split()} - set(known_flags())) == []
+
+
+def test_older_switches_take_no_word_from_the_line():
+    found = config("--enable-reasoning", "org/m", "--use-v2-block-manager", "--load-format", "bitsandbytes")
+    assert (found.model, found.engine.load_format) == ("org/m", "safetensors")
+    assert [flag.flag for flag in found.settings.accepted] == [
+        "--enable-reasoning", "--use-v2-block-manager", "--load-format"
+    ]  # fmt: skip
 
 
 def test_every_short_form_means_its_flag():

@@ -42,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
             print(self.help_about(topic.partition("=")[2]), end="")
             self.exit()
         namespace, unknown, problems = self._parse(line)
-        flags = [word for word in unknown if word.startswith("-") and not _is_number(word)]
+        flags = [word for word in unknown if word.startswith("-") and word != "--" and not _is_number(word)]
         # Other words may be the values of flags at fault.
         problems += [self._describe_unknown(word) for word in (flags if flags or problems else unknown)]
         if check is not None:
@@ -115,6 +115,8 @@ class CommandParser(argparse.ArgumentParser):
     def _describe(self, error: argparse.ArgumentError) -> str:
         action = next((action for action in self._actions if _display_name(action) == error.argument_name), None)
         head, separator, tail = error.message.partition("invalid choice: ")
+        if error.message.startswith("ignored explicit argument"):
+            return f"{error.argument_name}: it takes no value"
         if action is None or action.choices is None or not separator or head:
             return f"{error.argument_name}: {error.message}"
         value = tail.partition(" (choose from")[0].strip("'")
@@ -126,6 +128,8 @@ class CommandParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"unexpected argument '{word}'"
         flag = word.partition("=")[0]
+        if flag in self._option_string_actions:
+            return f"unexpected argument '{word}': nothing behind '--' is a flag"
         return f"unknown flag '{flag}'{did_you_mean(flag, self._shown_flags()) or f'; see {self.prog} --help'}"
 
     def _shown_flags(self) -> list[str]:

@@ -120,6 +120,7 @@ def test_a_configuration_comes_as_a_mapping_or_as_json() -> None:
         ("[]", "object"),
         ({"backend": "xgrammar"}, "xgrammar"),
         ({"enable_in_reasoning": True}, "enable_in_reasoning"),
+        ({"reasoning_parser": "qwen3"}, "is an option of its own"),
         ({"disable_any_whitespace": "yes"}, "bool"),
     ],
 )

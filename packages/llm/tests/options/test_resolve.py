@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import FrozenInstanceError, replace
 from typing import Any, Literal
@@ -174,6 +175,13 @@ def test_the_own_variable_comes_before_others() -> None:
     assert built(settings_of(environment={"OTHER_TEA": "black"})).kind == "black"
 
 
+def test_none_takes_the_place_of_an_optional_value_and_is_no_secret() -> None:
+    environment = {"LLMSTACK_NUM_CUPS": "5"}
+    assert built(settings_of("--num-cups", "None", "--water", "None", environment=environment)).num_cups is None
+    assert settings_of("--tea-kind", "None").problems
+    assert settings_of("--password", "None")["password"] == "None"
+
+
 FAULTS = [
     ("num_cups", "0", "must be at least 1, but is 0"),
     ("num_cups", "k", "'k' is not an integer such as 4096, 4k or 4K"),
@@ -272,6 +280,18 @@ def test_the_table_shows_each_option_with_its_source_and_no_secret() -> None:
     assert rows["--strength"] == ["1.0", "environment LLMSTACK_STRENGTH"]
     assert rows["--tea-kind"] == ["green", "default"]
     assert "sesame" not in settings.table()
+
+
+def test_a_long_value_widens_its_own_line_of_the_table_alone() -> None:
+    water = json.dumps({"names": ["spring"] * 50})
+    short, long = settings_of().table(), settings_of("--water", water).table()
+    assert [line for line in long.splitlines() if "--water" not in line] == [
+        line for line in short.splitlines() if "--water" not in line
+    ]
+
+
+def test_an_unknown_key_of_a_file_is_answered_with_a_key_that_a_file_may_have() -> None:
+    assert settings_of(file={"--c": 3}).problems[0].endswith("unknown key 'c'")
 
 
 def test_another_process_gets_the_same_settings() -> None:

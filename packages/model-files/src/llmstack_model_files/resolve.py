@@ -54,6 +54,8 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
         return _checked_folder(folder)
     if folder.suffix == SUFFIX and os.path.isfile(folder):
         return open_gguf(folder)
+    if "://" in name_or_path:
+        raise ModelFilesError(_describe_address(name_or_path))
     if looks_like_path(name_or_path):
         kind = "file" if folder.suffix == SUFFIX else "folder"
         raise ModelFilesError(f"There is no {kind} {name_or_path[:256]}.")
@@ -119,6 +121,16 @@ def looks_like_path(text: str) -> bool:
         or text.endswith(SUFFIX)
         or text in {"", ".", ".."}
     )
+
+
+def _describe_address(address: str) -> str:
+    scheme, _, rest = address.partition("://")
+    parts = rest.split("/")[1 if scheme.startswith("http") else 0 :]
+    repository = "/".join(parts[:2])
+    advice = (
+        f"did you mean {repository}?" if scheme != "s3" and _is_repository_id(repository) else "download its files."
+    )
+    return f"{address[:128]!r} is an address, and a model is a folder or a repository id; {advice}"
 
 
 def _is_repository_id(text: str) -> bool:

@@ -199,6 +199,10 @@ def _find(name: str, plugin: str | None, ours: Mapping[str, Factory], group: str
 
 
 def _load(plugin: str) -> Any:
+    if plugin.endswith(".py"):
+        raise UnknownParserError(
+            f"'{plugin[:128]}' is a file; a plug-in is named as module:Class, and registers nothing"
+        )
     module_name, _, attribute = plugin.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)

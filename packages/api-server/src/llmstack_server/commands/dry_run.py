@@ -81,7 +81,8 @@ def _device_problems(settings: Settings) -> Iterator[str]:
         needed *= size
     if needed > count:
         named = " and ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
-        yield f"{named} need {needed} devices, and there are {count}"
+        verb = "need" if " and " in named else "needs"
+        yield f"{named} {verb} {needed} devices, and there are {count}"
 
 
 def _module_problems(settings: Settings) -> Iterator[str]:

@@ -31,6 +31,7 @@ _REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
     ),
     "experts are spread evenly and in order": (
         "--enable-ep-weight-filter", "--enable-eplb", "--eplb-config", "--expert-placement-strategy",
+        "--num-redundant-experts",
     ),
     "a rank keeps the KV cache of its heads for all tokens": (
         "--cp-kv-cache-interleave-size", "--dcp-kv-cache-interleave-size", "--decode-context-parallel-size",
@@ -57,6 +58,17 @@ _REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
     "conversations are rendered in the API processes, whose number is --api-server-count": (
         "--renderer-num-workers",
     ),
+    "captured steps work for any length": ("--max-context-len-to-capture", "--max-seq-len-to-capture"),
+    "every step is scheduled; --stream-interval makes chunks larger": (
+        "--multi-step-stream-outputs", "--num-scheduler-steps",
+    ),
+    "KV blocks have one manager, and drafts get the blocks that they need": (
+        "--num-lookahead-slots", "--use-v2-block-manager",
+    ),
+    "preempted requests are computed again, or swapped to --num-host-blocks": ("--preemption-mode",),
+    "the results of a step are always read beside the next one": ("--disable-async-output-proc",),
+    "reasoning is found where there is a --reasoning-parser": ("--enable-reasoning",),
+    "no metrics are hidden": ("--show-hidden-metrics-for-version",),
     "late interaction is not offered": ("--enable-flash-late-interaction",),
     "/docs needs no network in any case": ("--enable-offline-docs",),
     "only text is served": ("--language-model-only",),
@@ -70,13 +82,17 @@ _REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
         "--mm-shm-cache-max-object-size-mb", "--mm-tensor-ipc", "--skip-mm-profiling",
     ),
 }  # fmt: skip
+# Of older versions, whose list of forms is not kept.
+_OLDER_SWITCHES = ("--disable-async-output-proc", "--enable-reasoning", "--use-v2-block-manager")
 _REFUSED_KEYS: Mapping[str, tuple[str, ...]] = {
     "--attention-config": ("indexer_kv_dtype", "indexer_sparse_logits", "use_non_causal",
                            "use_prefill_query_quantization"),
 }  # fmt: skip
 
 ACCEPTED_FLAGS: Mapping[str, ForeignFlag] = {
-    name: ForeignFlag(reason, is_accepted=True, refused_keys=_REFUSED_KEYS.get(name, ()))
+    name: ForeignFlag(
+        reason, is_accepted=True, refused_keys=_REFUSED_KEYS.get(name, ()), is_switch=name in _OLDER_SWITCHES
+    )
     for reason, names in _REASON_TO_FLAGS.items()
     for name in names
 }

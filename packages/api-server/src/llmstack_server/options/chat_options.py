@@ -109,4 +109,5 @@ def _missing_parser(option_name: str, name: str | None, plugin: str | None, find
     try:
         find(name, plugin)
     except UnknownParserError as error:
-        yield Problem(f"{{{option_name}}}: {{error}}", error=error)
+        at_fault = option_name if plugin is None else f"{option_name.replace('_call_', '_')}_plugin"
+        yield Problem(f"{{{at_fault}}}: {{error}}", error=error)

@@ -8,7 +8,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def read_config_file(path: str) -> ConfigFile:
-    """Flags and their values; keys may be written with `-` or `_`, as in `max_model_len: 4096`.
+    """Flags and their values; keys may be written with `-` or `_`, as in `max_model_len: 4096`, and as flags.
 
     Raises:
         ValueError: The file cannot be read, or is no mapping; one sentence.
@@ -37,6 +37,6 @@ def read_config_file(path: str) -> ConfigFile:
 
 
 def _flag(key: str) -> str:
-    base, dot, keys = key.partition(".")
+    base, dot, keys = key.removeprefix("--").partition(".")
     name = base.replace("_", "-")
     return f"--{'model' if name == 'model-tag' else name}{dot}{keys}"

@@ -58,7 +58,9 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--data-parallel-rank": _ONE_MACHINE,
     "--data-parallel-supervisor-port": _ONE_MACHINE,
     "--default-mm-loras": _ADAPTERS,
-    "--device": ForeignFlag("the device is a GPU if there is one, else the CPU", ("auto",)),
+    "--device": ForeignFlag(
+        "the device is a GPU if there is one, else the CPU; CUDA_VISIBLE_DEVICES= hides GPUs", ("auto",)
+    ),
     "--device-ids": ForeignFlag("set CUDA_VISIBLE_DEVICES, which every program reads"),
     "--diffusion-config": ForeignFlag("diffusion models are not supported"),
     "--disable-sliding-window": ForeignFlag(
@@ -81,7 +83,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--enable-moe-shared-loras": _ADAPTERS,
     "--enable-nccl-comm-suspend": _SLEEP,
     "--enable-prompt-tokens-details": ForeignFlag("cached tokens are always reported", _ALWAYS, is_switch=True),
-    "--enable-reasoning": ForeignFlag("use --reasoning-parser alone", _OFF),
     "--enable-request-id-headers": ForeignFlag("answers always carry X-Request-Id", _ALWAYS, is_switch=True),
     "--enable-return-routed-experts": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
     "--enable-scale-out": ForeignFlag(
@@ -118,9 +119,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--max-lora-cls-labels": _ADAPTERS,
     "--max-num-active-seqs": ForeignFlag("use --max-num-seqs, which bounds the requests of a step"),
     "--max-num-scheduled-tokens": ForeignFlag("use --max-num-batched-tokens, which bounds the tokens of a step"),
-    "--max-seq-len-to-capture": ForeignFlag(
-        "captured steps work for any length; --cudagraph-capture-sizes sets batch sizes"
-    ),
     "--media-io-kwargs": _MEDIA,
     "--mm-device-do-normalize": _MEDIA,
     "--mm-encoder-attn-dtype": _ROUNDING,
@@ -130,7 +128,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--mm-encoder-only": _MEDIA,
     "--mm-processor-kwargs": _MEDIA,
     "--model-class-overrides": _OWN_CLASSES,
-    "--num-scheduler-steps": ForeignFlag("every step is scheduled; --stream-interval makes chunks larger", ("1",)),
     "--numa-bind": _PLACEMENT,
     "--numa-bind-cpus": _PLACEMENT,
     "--numa-bind-nodes": _PLACEMENT,
@@ -154,7 +151,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--rope-scaling": ForeignFlag("use --hf-overrides, such as --hf-overrides.rope_scaling with the same value"),
     "--rope-theta": ForeignFlag("use --hf-overrides, such as --hf-overrides.rope_theta with the same value"),
     "--scheduler-cls": _OWN_CLASSES,
-    "--show-hidden-metrics-for-version": ForeignFlag("no metrics are hidden"),
     "--sleep-mode-backend": _SLEEP,
     "--sleep-mode-offload-cudagraph": _SLEEP,
     "--sleep-preserve-parameter-names": _SLEEP,

@@ -47,6 +47,8 @@ def read_structured_outputs_config(value: Mapping[str, Any] | str | None) -> Str
         raise ValueError("it is not a JSON object")
     known = {field.name: type(field.default) for field in dataclasses.fields(StructuredOutputsConfig)}
     for name, entry in named.items():
+        if name == "reasoning_parser":
+            raise ValueError("'reasoning_parser' is an option of its own")
         if name not in known:
             raise ValueError(f"{str(name)[:64]!r} is not available")
         if type(entry) is not known[name]:

@@ -55,6 +55,7 @@ class ModelOptions(OptionGroup):
             ("fastsafetensors", "instanttensor", "runai_streamer"),
             ("safetensors", "the same safetensors files are read, memory-mapped"),
         )
+        | {"bitsandbytes": ("safetensors", "config.json says how the weights of the safetensors files are rounded")}
         | {"hf": ("auto", "the format of the repository's files is detected")},
         help="'dummy' makes random weights in place of reading them",
     )

@@ -139,6 +139,8 @@ class Option(NamedTuple):
         Raises:
             ValueError: It cannot be one; the sentence says why.
         """
+        if text == "None" and self.type.is_optional and not (self.type.is_list or self.declared.secret):
+            return None
         text = self._spelling(text)
         if text in self.declared.same_as:
             text = self.declared.same_as[text][0]

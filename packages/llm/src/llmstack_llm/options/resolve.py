@@ -17,6 +17,7 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 HIDDEN = "(hidden)"
 _ACCEPTED = "accepted flags"
+_MAX_COLUMN = 40
 _Group = TypeVar("_Group", bound=OptionGroup)
 
 
@@ -124,7 +125,8 @@ class Settings:
         """A line for each option: flag, value and source; then one for each flag that was accepted without effect."""
         rows = [(setting.option.declared.flag, _shown(setting), setting.source) for setting in self.all()]
         rows += [(flag.flag, flag.value or "-", f"{flag.source}, no effect: {flag.reason}") for flag in self.accepted]
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        # A long value widens its own line alone.
+        widths = [max(width for row in rows if (width := len(row[column])) <= _MAX_COLUMN) for column in (0, 1)]
         return "\n".join(f"{flag:<{widths[0]}}  {value:<{widths[1]}}  {source}" for flag, value, source in rows)
 
     def _is_known(self, problem: Problem) -> bool:
@@ -278,7 +280,8 @@ def _words(value: Any, is_list: bool) -> list[str]:
 def _nearest(key: str, flags: Iterable[str]) -> str:
     import difflib  # late: only a mistyped key needs it
 
-    nearest = difflib.get_close_matches(key, [flag.removeprefix("--") for flag in flags], n=1)
+    names = [flag.removeprefix("--") for flag in flags if flag.startswith("--")]
+    nearest = difflib.get_close_matches(key, names, n=1)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
