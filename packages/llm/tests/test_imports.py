@@ -38,5 +38,6 @@ def test_every_public_name_is_there():
     for name in llmstack_llm.__all__:
         assert getattr(llmstack_llm, name) is not None
     assert llmstack_llm.AsyncLLMEngine is llmstack_llm.AsyncLLM
+    assert llmstack_llm.AsyncEngineArgs is llmstack_llm.EngineArgs
     with pytest.raises(AttributeError):
         _ = llmstack_llm.no_such_name

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm.options.accepted_flags import ACCEPTED_FLAGS
+from llmstack_llm.options.refused_flags import REFUSED_FLAGS
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.commands import ServeCommand
-from llmstack_server.options.accepted_flags import ACCEPTED_FLAGS
 from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, VLLM_FLAGS, settings_from
 from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.environment import export_hub_settings
 from llmstack_server.options.errors import ServeError
-from llmstack_server.options.foreign_flags import REFUSED_FLAGS
 from llmstack_server.options.secret import Secret
 from llmstack_server.serving.api_servers import shared_configuration
 from llmstack_server.serving.api_worker import configuration_of

@@ -61,7 +61,7 @@ def outcome_of(problems: list[str]) -> list[str]:
     for problem in problems:
         flag = flag_of(problem)
         quoted = problem.split("'")[1] if "'" in problem else ""
-        named.append(f"{flag} {quoted}".strip() if flag.endswith(("-parser", "-config")) else flag)
+        named.append(f"{flag} {quoted}".strip() if flag.endswith(("-parser", "-plugin", "-config")) else flag)
     return sorted(named)
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from llmstack_llm.admission.sampling import CheckedSampling, GivenSampling
     from llmstack_llm.async_llm import AsyncLLM
     from llmstack_llm.async_llm import AsyncLLM as AsyncLLMEngine
-    from llmstack_llm.engine_args import EngineArgs, UsageContext
+    from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
+    from llmstack_llm.engine_args import EngineArgs as AsyncEngineArgs
     from llmstack_llm.model.config import ModelConfig
     from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from llmstack_llm.offline.llm import LLM
@@ -31,13 +32,34 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from llmstack_llm.pooling.prompt import TextPair
-    from llmstack_llm.requests import ChatPrompt, GenerationRequest, RenderedPrompt
-    from llmstack_types import PoolingParams, PoolingTask, RequestOutputKind, SamplingParams
+    from llmstack_llm.requests import (
+        ChatPrompt,
+        GenerationRequest,
+        PromptInput,
+        RenderedPrompt,
+        TextPrompt,
+        TokensPrompt,
+    )
+    from llmstack_types import (
+        EngineDeadError,
+        EngineStartError,
+        InvalidRequestError,
+        LLMStackError,
+        PoolingParams,
+        PoolingTask,
+        RepetitionDetectionParams,
+        RequestFailedError,
+        RequestOutputKind,
+        SamplingParams,
+        ServerOverloadedError,
+        StructuredOutputsParams,
+    )
 
 # Public name to the module that has it, imported on first use: a server needs no progress bar, a script no event loop.
 _MODULES = {
     "LLM": "offline.llm",
     "AdmissionLimits": "admission.limits",
+    "AsyncEngineArgs": "engine_args",
     "AsyncLLM": "async_llm",
     "AsyncLLMEngine": "async_llm",
     "BeamSearchOutput": "offline.beam_search",
@@ -51,10 +73,11 @@ _MODULES = {
     "EmbeddingOutput": "pooling.outputs",
     "EmbeddingRequestOutput": "pooling.outputs",
     "EngineArgs": "engine_args",
+    "EngineArgsError": "engine_args",
     "FinishedRequestStats": "outputs.stats",
     "GenerationRequest": "requests",
-    "GivenSampling": "admission.sampling",
     "GenerationStream": "outputs.stream",
+    "GivenSampling": "admission.sampling",
     "IterationStats": "outputs.stats",
     "LLMEngine": "offline.llm_engine",
     "LoRARequest": "adapters",
@@ -63,6 +86,7 @@ _MODULES = {
     "ModelConfig": "model.config",
     "PoolingOutput": "pooling.outputs",
     "PoolingRequestOutput": "pooling.outputs",
+    "PromptInput": "requests",
     "RenderedPrompt": "requests",
     "RequestMetrics": "outputs.request_output",
     "RequestObserver": "outputs.observers",
@@ -72,14 +96,23 @@ _MODULES = {
     "StatLogger": "outputs.stats",
     "SubmittedRequest": "outputs.observers",
     "TextPair": "pooling.prompt",
+    "TextPrompt": "requests",
+    "TokensPrompt": "requests",
     "UsageContext": "engine_args",
     "check_fan_out": "admission.limits",
 }
-_TYPES = ("PoolingParams", "PoolingTask", "RequestOutputKind", "SamplingParams")
+_TYPES = (
+    "EngineDeadError", "EngineStartError", "InvalidRequestError", "LLMStackError", "PoolingParams", "PoolingTask",
+    "RepetitionDetectionParams", "RequestFailedError", "RequestOutputKind", "SamplingParams", "ServerOverloadedError",
+    "StructuredOutputsParams",
+)  # fmt: skip
+# Names of vLLM's for the same thing.
+_SAME = {"AsyncEngineArgs": "EngineArgs", "AsyncLLMEngine": "AsyncLLM"}
 
 __all__ = [
     "LLM",
     "AdmissionLimits",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchOutput",
@@ -93,12 +126,17 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
+    "EngineArgsError",
+    "EngineDeadError",
+    "EngineStartError",
     "FinishedRequestStats",
     "GenerationRequest",
     "GenerationStream",
     "GivenSampling",
+    "InvalidRequestError",
     "IterationStats",
     "LLMEngine",
+    "LLMStackError",
     "LoRARequest",
     "LoggingStatLogger",
     "Logprob",
@@ -107,7 +145,10 @@ __all__ = [
     "PoolingParams",
     "PoolingRequestOutput",
     "PoolingTask",
+    "PromptInput",
     "RenderedPrompt",
+    "RepetitionDetectionParams",
+    "RequestFailedError",
     "RequestMetrics",
     "RequestObserver",
     "RequestOutput",
@@ -115,9 +156,13 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "ServerOverloadedError",
     "StatLogger",
+    "StructuredOutputsParams",
     "SubmittedRequest",
     "TextPair",
+    "TextPrompt",
+    "TokensPrompt",
     "UsageContext",
     "check_fan_out",
 ]
@@ -130,7 +175,7 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(module, "AsyncLLM" if name == "AsyncLLMEngine" else name)
+    return getattr(module, _SAME.get(name, name))
 
 
 def __dir__() -> list[str]:

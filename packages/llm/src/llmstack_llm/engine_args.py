@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -323,22 +323,3 @@ def _class_name(processor: str | type) -> str:
     if "." in getattr(processor, "__qualname__", "."):
         raise EngineArgsError(f"logits_processors: {processor!r:.100} must be a class at the top level of its module")
     return f"{processor.__module__}:{processor.__qualname__}"
-
-
-def check_option_names(names: Iterable[str]) -> None:
-    """Refuses keywords that are no options of `EngineArgs`.
-
-    Raises:
-        EngineArgsError: The text names them, and the nearest option of each.
-    """
-    options = [entry.name for entry in dataclasses.fields(EngineArgs)]
-    unknown = [f"{name}{_nearest(name, options)}" for name in sorted(set(names) - set(options))]
-    if unknown:
-        raise EngineArgsError(f"unknown or not yet supported options: {', '.join(unknown)}")
-
-
-def _nearest(name: str, options: Sequence[str]) -> str:
-    import difflib  # late: only a mistyped name needs it
-
-    nearest = difflib.get_close_matches(name, options, n=1)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.prompt_embeds import PromptEmbeds
@@ -45,6 +45,19 @@ class RenderedPrompt:
     text: str
     token_ids: list[int]
     sampling: CheckedSampling = NO_SAMPLING
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text, in vLLM's form."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, in vLLM's form; the text is only shown."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
 
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | RenderedPrompt
@@ -136,8 +149,8 @@ def text_and_ids_of(prompt: Mapping[str, Any], param: str) -> tuple[str | None, 
     Raises:
         InvalidRequestError: A key or a type is wrong.
     """
-    for key in prompt:
-        if key not in ("prompt", "prompt_token_ids"):
+    for key, value in prompt.items():
+        if key not in ("prompt", "prompt_token_ids") and value is not None:
             raise request_errors.unsupported_parameter(request_errors.echo(key), f"'{request_errors.echo(key)}'")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.options.accepted_flags import ACCEPTED_FLAGS
 from llmstack_llm.options.command_line import add_foreign_flags, add_options, given_in, positional_dest
 from llmstack_llm.options.foreign import ForeignFlag, replaced_flags
 from llmstack_llm.options.option import Option, options_of
+from llmstack_llm.options.refused_flags import REFUSED_FLAGS
 from llmstack_llm.options.resolve import ConfigFile, Settings, resolve
-from llmstack_server.options.accepted_flags import ACCEPTED_FLAGS
 from llmstack_server.options.adapter_options import AdapterNames
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.config_file import read_config_file
 from llmstack_server.options.environment import ignored_variables
-from llmstack_server.options.foreign_flags import REFUSED_FLAGS
 from llmstack_server.options.http_options import (
     AnswerConfig,
     BatchConfig,

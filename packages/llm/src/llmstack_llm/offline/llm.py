@@ -15,9 +15,10 @@ from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, giv
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.chat.template_files import find_chat_template
-from llmstack_llm.engine_args import EngineArgs, EngineArgsError, check_option_names
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.offline.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
 from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
+from llmstack_llm.offline.keywords import own_options
 from llmstack_llm.offline.llm_engine import LLMEngine
 from llmstack_llm.offline.pooling import OfflinePooling
 from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, one_each, priority_list, prompt_list
@@ -36,19 +37,6 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 DEFAULT_MAX_TOKENS = 16
-
-# Options of vLLM's that scripts write out with a value that asks for nothing beyond what is there.
-_HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
-    "data_parallel_size": (1,),
-    "task": (None,),
-    "tokenizer_mode": ("auto",),
-    "cpu_offload_gb": (0,),
-    "compilation_config": (None,),
-    "download_dir": (None,),
-    "hf_token": (None,),
-    "limit_mm_per_prompt": (None,),
-}
-
 
 # Methods of vLLM's `LLM` that are not there, and why.
 _NOT_OFFERED: Mapping[str, str] = {
@@ -101,10 +89,7 @@ class LLM(OfflinePooling):
         event_hooks: Sequence[EventHook] = (),
         **engine_kwargs: Any,
     ) -> None:
-        engine_kwargs = {
-            name: value for name, value in engine_kwargs.items() if value not in _HARMLESS_OPTIONS.get(name, ())
-        }
-        check_option_names(engine_kwargs)
+        engine_kwargs = own_options(engine_kwargs)
         engine_kwargs.setdefault("trace", os.environ.get("LLMSTACK_TRACE", "") not in ("", "0"))
         args = EngineArgs(model, **engine_kwargs)
         self._metrics = MetricsKeeper(model)

@@ -91,7 +91,11 @@ _REFUSED_KEYS: Mapping[str, tuple[str, ...]] = {
 
 ACCEPTED_FLAGS: Mapping[str, ForeignFlag] = {
     name: ForeignFlag(
-        reason, is_accepted=True, refused_keys=_REFUSED_KEYS.get(name, ()), is_switch=name in _OLDER_SWITCHES
+        reason,
+        is_accepted=True,
+        is_json=name in _REFUSED_KEYS,
+        refused_keys=_REFUSED_KEYS.get(name, ()),
+        is_switch=name in _OLDER_SWITCHES,
     )
     for reason, names in _REASON_TO_FLAGS.items()
     for name in names

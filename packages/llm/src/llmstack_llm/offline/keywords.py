@@ -1,0 +1,55 @@
+"""Keywords of `LLM`, of which some are vLLM's alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError
+from llmstack_llm.options.accepted_flags import ACCEPTED_FLAGS
+from llmstack_llm.options.foreign import foreign_flag, replaced_flags
+from llmstack_llm.options.option import options_of
+from llmstack_llm.options.refused_flags import REFUSED_FLAGS
+from llmstack_llm.options.value_type import as_text
+
+logger = logging.getLogger(__name__)
+
+_VARIABLES: Mapping[str, str] = {"download_dir": "HF_HUB_CACHE", "hf_token": "HF_TOKEN"}
+
+
+def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that are options of `EngineArgs`; None, which is vLLM's default of most, is left out.
+
+    Those of vLLM that only tune what is chosen here anyway are left out with a line in the log.
+
+    Raises:
+        EngineArgsError: Others are refused or unknown; the text says why, or names the nearest option.
+    """
+    known = [option.name for option in options_of(EngineArgs)]
+    own = {name: value for name, value in given.items() if name in known and value is not None}
+    others = {name: value for name, value in given.items() if name not in known and value is not None}
+    flags = {**REFUSED_FLAGS, **ACCEPTED_FLAGS, **replaced_flags(options_of(EngineArgs))} if others else {}
+    problems: list[str] = []
+    unknown: list[str] = []
+    for name, value in sorted(others.items()):
+        flag = foreign_flag(flags, f"--{name.replace('_', '-')}")
+        if name in _VARIABLES:
+            problems.append(f"{name}: set the variable {_VARIABLES[name]}")
+        elif flag is None:
+            unknown.append(f"{name}{_nearest(name, known)}")
+        elif refusal := flag.refusal(as_text(value)):
+            problems.append(f"{name}: {refusal}")
+        elif flag.is_accepted and not flag.accepts(as_text(value)):
+            logger.warning("%s has no effect: %s", name, flag.reason)
+    problems += [f"unknown options: {', '.join(unknown)}"] if unknown else []
+    if problems:
+        raise EngineArgsError("; ".join(problems))
+    return own
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    import difflib  # late: only a mistyped name needs it
+
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""

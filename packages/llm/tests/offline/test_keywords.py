@@ -1,0 +1,43 @@
+"""Keywords of `LLM` that scripts for vLLM have."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from llmstack_llm import EngineArgsError
+from llmstack_llm.offline.keywords import own_options
+
+
+def test_what_only_tunes_is_left_out_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture):
+    given = {
+        "dtype": "float32", "compilation_config": {"mode": 3}, "disable_custom_all_reduce": True, "max_num_seqs": None,
+        "max_seq_len_to_capture": 8192, "limit_mm_per_prompt": {"image": 1}, "attention_backend": "FLASH_ATTN",
+    }  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        assert own_options(given) == {"dtype": "float32"}
+    names = [record.getMessage().partition(" has no effect: ")[0] for record in caplog.records]
+    assert names == [name for name in sorted(given) if name not in ("dtype", "max_num_seqs")]
+
+
+def test_what_asks_for_nothing_is_left_out_without_a_word(caplog: pytest.LogCaptureFixture):
+    assert own_options({"tokenizer_mode": "auto", "cpu_offload_gb": 0, "hf_token": None, "bogus": None}) == {}
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_modl_len": 1}, r"unknown options: max_modl_len \(did you mean max_model_len\?\)"),
+        ({"cpu_offload_gb": 4}, "cpu_offload_gb: weights are not offloaded"),
+        ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by tokenizer.json"),
+        ({"rope_scaling": {"factor": 2}}, "rope_scaling: use --hf-overrides"),
+        ({"attention_config": {"use_non_causal": True}}, "attention_config: use_non_causal would change"),
+        ({"download_dir": "/d", "zzz": 1}, "download_dir: set the variable HF_HUB_CACHE; unknown options: zzz"),
+    ],
+)
+def test_what_is_missing_is_said_all_at_once(given: dict[str, Any], message: str):
+    with pytest.raises(EngineArgsError, match=message):
+        own_options(given)
