@@ -1,4 +1,4 @@
-"""Each flag that a page of the docs names is one of a command."""
+"""Flags that a page of the docs names are those of a command, and a request of curl names the type of its body."""
 
 from __future__ import annotations
 
@@ -46,3 +46,19 @@ def test_flags_are_found_in_prose_and_in_commands() -> None:
     assert flags_of("set `--one 1`\n\n```\nllmstack serve --two --three-x 3  # --four\ngit --five\n```\n") == {
         "--one", "--two", "--three-x",
     }  # fmt: skip
+
+
+def requests_with_a_body(text: str) -> list[str]:
+    """The commands of curl that send data, each with its continued lines."""
+    commands = re.findall(r"^\s*(curl (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    return [command for command in commands if re.search(r"\s(-d|--data)\s", command)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_request_of_curl_says_that_its_body_is_json(page: Path) -> None:
+    commands = requests_with_a_body(page.read_text(encoding="utf-8"))
+    assert [one for one in commands if "content-type: application/json" not in one.lower()] == []
+
+
+def test_requests_with_a_body_are_found() -> None:
+    assert len(requests_with_a_body((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))) >= 4
