@@ -262,6 +262,35 @@ def test_streams_of_several_api_processes_go_on_when_a_machine_is_lost(
         two.client.close()
 
 
+@pytest.mark.full  # test_processes.py has the same on one machine
+def test_an_api_process_that_starts_after_the_engine_core_of_its_machine_has_ended_serves_with_others(
+    launch: Callable[..., Any], slow_echo: list[str]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--max-engine-restarts", "1", "--api-server-count", "2")
+        two = Endpoint(Loopback(), launch, Path(folder), slow_echo, PORT + 3, *options)
+
+        def of_first(module: str) -> list[psutil.Process]:
+            found = []
+            for one in two.processes_of_first():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found += [one] if module in " ".join(one.cmdline()) else []
+            return found
+
+        def has_ended_for_good() -> bool:
+            for core in of_first("engine_core.process"):
+                core.kill()
+            return "the others go on" in two.first.log
+
+        two.first.wait_for(has_ended_for_good, "end of an engine core")
+        of_first("api_worker")[0].kill()
+        two.first.wait_for(lambda: two.first.log.count(" serves") == 3, "replaced API process")
+        assert len(set(two.read())) == 4
+        assert two.first.stop() == 0
+        assert two.other.process.wait(30) == 0
+        two.client.close()
+
+
 @pytest.mark.full
 def test_a_port_that_is_taken_is_refused_before_anything_starts(
     launch: Callable[..., Any], slow_echo: list[str], tmp_path: Path

@@ -234,6 +234,26 @@ def test_streams_of_all_api_processes_go_on_with_another_engine_core(
     assert list(runtime_folder.iterdir()) == []
 
 
+def test_an_api_process_that_starts_after_an_engine_core_has_ended_for_good_serves_with_the_others(
+    start: Callable[..., Any],
+) -> None:
+    server = start("--api-server-count", "2", "-dp", "2", "--max-engine-restarts", "1")
+    pids = api_pids(server)
+    kept = server.get_json("/server_info")["engines"][1]["pid"]
+
+    def has_ended_for_good() -> bool:
+        for pid in set(server.engine_pids()) - {kept}:
+            os.kill(pid, signal.SIGKILL)
+        return "the others go on" in server.log
+
+    server.wait_for(has_ended_for_good, "end of an engine core")
+    os.kill(pids[0], signal.SIGKILL)
+    server.wait_for(lambda: api_pids(server)[0] != pids[0], "replaced API process")
+    assert len(complete_all(server)) == len(PROMPTS)
+    assert server.stop(timeout_s=20) == 0
+    assert "Traceback" not in server.log
+
+
 def test_a_killed_server_takes_all_its_processes_along(start: Callable[..., Any], runtime_folder: Path) -> None:
     server = start("--api-server-count", "2", "-dp", "2")
     family = psutil.Process(server.process.pid).children(recursive=True)

@@ -126,9 +126,8 @@ async def test_an_endpoint_is_dead_once_the_engine_cores_of_its_machine_have_end
     members = followers[0]
     client = attach_hosts_client(config, [f"ipc://{folder}/engine.sock"], members, client_index=1)
     (local, remote) = client._clients
-    members.serve(lambda join: None, lambda join: None)
     assert not local.is_dead
-    feed.tell_end(0, "it has ended")
+    client.note_end(0, "it has ended")
     assert (local.is_dead, remote.is_dead) == (True, True)
     await client.shutdown()
     with pytest.raises(ValueError, match="no other machines"):

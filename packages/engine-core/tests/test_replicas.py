@@ -28,7 +28,7 @@ from llmstack_types import (
 class Replicas:
     """Replicas with all engine cores that each of them had, and what they said."""
 
-    def __init__(self, *readies: EngineReady, max_restarts: int = 3, **options: Any) -> None:
+    def __init__(self, *readies: EngineReady | None, max_restarts: int = 3, **options: Any) -> None:
         self.engines: list[list[Engine]] = [[] for _ in readies]
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str | None] = {}
@@ -151,6 +151,30 @@ async def test_requests_that_no_other_replica_can_take_end_with_one_that_is_gone
     await replicas.read_until(lambda: bool(replicas.ends))
     assert replicas.ends == {"r0": EngineLostError.TEXT}
     await replicas.client.shutdown()
+
+
+async def test_a_replica_that_has_ended_for_good_is_not_waited_for() -> None:
+    for is_waiting in (False, True):
+        replicas = Replicas(None, READY)
+        starting = asyncio.ensure_future(replicas.client.wait_until_ready()) if is_waiting else None
+        await asyncio.sleep(0)
+        replicas.client.note_end(0, "it has ended")
+        async with asyncio.timeout(60):
+            await (starting or replicas.client.wait_until_ready())
+        assert [ready.engine_index for ready in replicas.client.engines] == [1]
+        await replicas.add("r0", "r1")
+        assert set(replicas.engines[1][0].requests) == {"r0", "r1"}
+        replicas.client.note_end(1, "it has ended, too")
+        assert replicas.client.is_dead
+        await replicas.client.shutdown()
+
+
+async def test_replicas_that_have_all_ended_for_good_cannot_start() -> None:
+    replicas = Replicas(None, None)
+    for index in range(2):
+        replicas.client.note_end(index, "it has ended")
+    with pytest.raises(EngineStartError, match="all engine cores have ended"):
+        await replicas.client.wait_until_ready()
 
 
 async def test_replicas_of_other_bits_are_refused_with_both_sides() -> None:

@@ -15,7 +15,7 @@ from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, r
 from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, work_of
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
-from llmstack_llm.engine_clients import make_engine_client
+from llmstack_llm.engine_clients import make_engine_client, note_engine_end
 from llmstack_llm.engine_front_end import EngineFrontEnd, trace_observers
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
@@ -161,6 +161,10 @@ class AsyncLLM(EngineFrontEnd):
             ReloadError: Nothing has changed; the text says why.
         """
         return await reload_engine(self, reloadable_client(self._client), args, adapters, moves=moves)
+
+    def note_engine_end(self, engine_index: int, reason: str) -> None:
+        """One of several engine cores has ended, and the process that watches it starts no other one."""
+        note_engine_end(self._client, engine_index, reason)
 
     def shared_reload(self) -> SharedReload:
         """The steps of a reload that several front ends do together.

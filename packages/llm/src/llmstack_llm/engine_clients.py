@@ -63,6 +63,14 @@ def make_engine_client(
         raise EngineArgsError(str(error)) from error
 
 
+def note_engine_end(client: AsyncEngineCoreClient, engine_index: int, reason: str) -> None:
+    """One of several engine cores has ended, and the process that watches it starts no other one."""
+    from llmstack_engine_core.client import BalancedClient, ReloadingClient
+
+    if isinstance(client, BalancedClient | ReloadingClient):
+        client.note_end(engine_index, reason)
+
+
 def check_model(model_config: ModelConfig, engine: EngineReady) -> None:
     """Refuses an engine core that runs another model: its token ids would mean something else.
 

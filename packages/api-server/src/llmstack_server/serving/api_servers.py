@@ -231,6 +231,10 @@ class ApiServers:
             if worker.has_addresses:
                 worker.send(order)
 
+    def _tell_end(self, engines: EngineProcesses, index: int, line: str) -> None:
+        if engines is self._reloads.engines:
+            self._tell_all({"ended": index, "reason": line})
+
     def _watch(self, outcome: asyncio.Future[int], engines: EngineProcesses) -> None:
         """Replaces engine cores that end; where those that take new requests are gone, the server stops."""
         loop = asyncio.get_running_loop()
@@ -244,6 +248,7 @@ class ApiServers:
             else:
                 loop.call_later(0.0 if was_killed else START_LAST_WORDS_S, _fail, outcome, ServeError(line))
 
+        engines.on_end = partial(self._tell_end, engines)
         engines.watch(on_death)
 
     async def _send_addresses(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:

@@ -69,6 +69,7 @@ class Worker:
     _lifecycle: Lifecycle | None = None
     _follower: ReloadFollower | None = None
     _members: RelayedMembers | None = None
+    _ended: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.signals = EarlySignals(stops_on_hangup=self.config.http.tls is None)
@@ -104,6 +105,7 @@ class Worker:
         if order is None:
             self._is_orphan = True
             raise ServeError("the process that started this one has ended")
+        self._ended = dict(order["ended"])
         threading.Thread(target=self._follow_parent, args=(loop,), name="lifeline", daemon=True).start()
         with timer.stage("attach to engine"):
             settings = self.config.reload.entries[order["reloaded"]["name"]].settings if self._can_reload else {}
@@ -115,6 +117,7 @@ class Worker:
                 client_index=self.index,
                 members=self._members,
             )
+            loop.call_soon_threadsafe(self._pass_on_ends)
             return self._engine
 
     @property
@@ -134,6 +137,16 @@ class Worker:
         await self._may_serve.wait()
         asyncio.get_running_loop().call_soon(self._send_event, {"serving": True})  # runs once requests are accepted
 
+    def _note_end(self, engine_index: int, reason: str) -> None:
+        self._ended[engine_index] = reason
+        self._pass_on_ends()
+
+    def _pass_on_ends(self) -> None:
+        """Tells the engine, once there is one, which engine cores have ended for good."""
+        if self._engine is not None:
+            for engine_index, reason in self._ended.items():
+                self._engine.note_engine_end(engine_index, reason)
+
     def _report_ready(self) -> None:
         if self._lifecycle is not None:
             self._lifecycle.waits_for_others = False
@@ -152,6 +165,8 @@ class Worker:
                     loop.call_soon_threadsafe(self._report_ready)
                 elif "reload" in order and self._follower is not None:
                     loop.call_soon_threadsafe(self._follower.take, order)
+                elif "ended" in order:
+                    loop.call_soon_threadsafe(self._note_end, order["ended"], order["reason"])
                 elif "member" in order and self._members is not None:
                     loop.call_soon_threadsafe(self._members.take, order)
         self._is_orphan = True

@@ -34,6 +34,8 @@ class EngineProcesses:
         configs: What each of them was started with.
         spares: Engine cores in reserve; None without.
         members: The other machines of the endpoint, where this process listens for them; None without.
+        ended: Engine cores that have ended for good while others go on, and how.
+        on_end: Called with each of them.
     """
 
     model_path: str
@@ -42,6 +44,8 @@ class EngineProcesses:
     configs: list[EngineConfig] = field(default_factory=list)
     spares: Spares | None = None
     members: Members | None = None
+    ended: dict[int, str] = field(default_factory=dict)
+    on_end: Callable[[int, str], None] | None = None
     _is_stopping: bool = False
     _limits: dict[int, RestartLimits] = field(default_factory=dict)
     _replacements: set[asyncio.Task[None]] = field(default_factory=set)
@@ -60,22 +64,18 @@ class EngineProcesses:
         def ended() -> None:
             loop.remove_reader(process.death_fd)
             line = f"engine core {index} has ended: {process.describe_end()}"
-            if not process.has_been_ready:
+            if process.has_been_ready or (process.was_killed and index in self._limits):
+                if not self._may_replace(index):
+                    self._give_up(index, f"{line} too often", process.was_killed, on_death)
+                    return
+                logger.error("%s; another one starts", line)
+                task = loop.create_task(self._replace(index, on_death))
+                self._replacements.add(task)
+                task.add_done_callback(self._replacements.discard)
+            elif index in self._limits:  # it has logged why it cannot start, and so would the next one
+                self._give_up(index, line, process.was_killed, on_death)
+            else:
                 on_death(line, process.was_killed)
-                return
-            if not self._may_replace(index):
-                if self.members is not None:
-                    logger.error("%s too often", line)
-                    self.members.feed.tell_end(index, line)
-                elif any(one.is_alive for one in self.processes):
-                    logger.error("%s too often; the others go on", line)
-                else:
-                    on_death(line, process.was_killed)
-                return
-            logger.error("%s; another one starts", line)
-            task = loop.create_task(self._replace(index, on_death))
-            self._replacements.add(task)
-            task.add_done_callback(self._replacements.discard)
 
         def look() -> None:
             process.look()
@@ -95,6 +95,16 @@ class EngineProcesses:
         limits = self._limits.setdefault(index, RestartLimits(max_restarts + MAX_SEARCH_RESTARTS))
         return max_restarts > 0 and limits.may_restart(is_search=False)
 
+    def _give_up(self, index: int, line: str, was_killed: bool, on_death: Callable[[str, bool], None]) -> None:
+        """An engine core is not replaced; the last one is the end of the server."""
+        self.ended[index] = line
+        if self.members is None and len(self.ended) == len(self.processes):
+            on_death(line, was_killed)
+            return
+        logger.error("%s; the others go on", line)
+        if self.on_end is not None:
+            self.on_end(index, line)
+
     async def _replace(self, index: int, on_death: Callable[[str, bool], None]) -> None:
         from llmstack_engine_core.launcher import relaunch_engine_process
 
@@ -103,7 +113,7 @@ class EngineProcesses:
                 relaunch_engine_process, self.configs[index], self.processes[index], self.spares
             )
         except LLMStackError as error:
-            on_death(f"engine core {index} cannot be replaced: {error}", False)
+            self._give_up(index, f"engine core {index} cannot be replaced: {error}", False, on_death)
             return
         self.processes[index] = process
         if self._is_stopping:

@@ -72,7 +72,7 @@ class ReloadSupervisor:
         engines = self.engines or opened
         return {
             "model_path": engines.model_path, "addresses": engines.addresses, "reloaded": self._reloaded,
-            "start_model_path": self._start_model_path,
+            "start_model_path": self._start_model_path, "ended": list(engines.ended.items()),
         }  # fmt: skip
 
     def is_current(self, engines: EngineProcesses) -> bool:

@@ -68,6 +68,15 @@ COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], 
 """From the results of several engine cores to one."""
 
 
+async def _wait_for_start(client: AsyncClient | RecoveringClient) -> None:
+    """Returns when it is ready, or has ended for good."""
+    try:
+        await client.wait_until_ready()
+    except (EngineStartError, EngineDeadError):
+        if not isinstance(client, RecoveringClient) or not client.is_dead:
+            raise
+
+
 class BalancedClient:
     """One client over one per engine core; outputs say by `engine_index` which engine core they are of.
 
@@ -135,16 +144,20 @@ class BalancedClient:
         return max(client.sleep_level for client in self._clients)
 
     async def wait_until_ready(self) -> EngineReady:
-        """Waits for all; the result holds for each: it has the smallest of their KV caches.
+        """Waits for all but those that have ended; the result holds for each: it has the smallest of their KV caches.
 
         Raises:
-            EngineStartError: One could not start; all are shut down.
+            EngineStartError: One could not start, or all have ended; all are shut down.
         """
-        return await self._wait_for(self._clients)
+        ready = await self._wait_for(self._clients)
+        if ready is None:
+            await self.shutdown()
+            raise EngineStartError("all engine cores have ended")
+        return ready
 
-    async def _wait_for(self, clients: Sequence[AsyncClient | RecoveringClient]) -> EngineReady:
-        """Waits for these, which come first."""
-        waiting = [asyncio.ensure_future(client.wait_until_ready()) for client in clients]
+    async def _wait_for(self, clients: Sequence[AsyncClient | RecoveringClient]) -> EngineReady | None:
+        """Waits for these, which come first; None where all of them have ended for good."""
+        waiting = [asyncio.ensure_future(_wait_for_start(client)) for client in clients]
         try:
             await asyncio.gather(*waiting)
         except (EngineStartError, EngineDeadError) as error:
@@ -152,14 +165,23 @@ class BalancedClient:
             await self.shutdown()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise type(error)(f"engine {index}: {error}") from error
-        engines = self.engines[: len(clients)]
+        engines = [ready for ready in self.engines if ready.engine_index < len(clients)]
+        if not engines:
+            return None
         for other in engines[1:]:
             difference = numeric_difference(engines[0], other)
             if difference and not self._allow_mixed_numerics:
                 await self.shutdown()
-                raise EngineStartError(f"engine 0 and engine {other.engine_index}: {difference}")
+                pair = f"engine {engines[0].engine_index} and engine {other.engine_index}"
+                raise EngineStartError(f"{pair}: {difference}")
         self._router.start()
         return min(engines, key=lambda ready: (ready.max_model_len, ready.num_blocks))
+
+    def note_end(self, index: int, reason: str) -> None:
+        """An engine core has ended, and the process that watches it starts no other one."""
+        client = self._clients[index]
+        if isinstance(client, RecoveringClient):
+            client.end(reason)
 
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Sends one request to an engine core; a fork follows its parent.

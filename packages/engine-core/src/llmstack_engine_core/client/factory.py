@@ -128,9 +128,7 @@ def attach_hosts_client(
     if config.hosts is None:
         raise ValueError("there are no other machines")
     local = _attached(addresses, client_index, config.start_timeout_s, config.max_restarts, Link())
-    client = HostsClient(config, config.hosts, local, routing, members=members, client_index=client_index)
-    members.follow_ends(client.note_end)
-    return client
+    return HostsClient(config, config.hosts, local, routing, members=members, client_index=client_index)
 
 
 def _attached(

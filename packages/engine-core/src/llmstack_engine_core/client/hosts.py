@@ -143,15 +143,15 @@ class HostsClient(BalancedClient):
         return [one if one.engine_index < self._num_local else replace(one, model_path="") for one in engines]
 
     async def wait_until_ready(self) -> EngineReady:
-        """Waits for the engine cores of this machine, or for the first of another one.
+        """Waits for the engine cores of this machine, or for the first of another one where none of those serves.
 
         Raises:
             EngineStartError: One could not start, or none has joined in time; all are shut down.
         """
         self._rendezvous.serve(self._on_join, self._on_leave)
         self._listen()
-        if self._num_local:
-            self._promised = await self._wait_for(self._clients[: self._num_local])
+        self._promised = await self._wait_for(self._clients[: self._num_local])
+        if self._promised is not None:
             for ready in [one for one in super().engines if one.engine_index >= self._num_local]:
                 with contextlib.suppress(EngineStartError):  # it was there before there was one to compare it with
                     self._check_remote(ready.engine_index, ready)
@@ -175,12 +175,6 @@ class HostsClient(BalancedClient):
         launcher, self._launcher = self._launcher, None
         if launcher is not None:
             await asyncio.to_thread(launcher.close)
-
-    def note_end(self, rank: int, reason: str) -> None:
-        """An engine core of this machine has ended, and its supervisor does not replace it."""
-        client = self._clients[rank]
-        if rank < self._num_local and isinstance(client, RecoveringClient):
-            client.end(reason)
 
     def _on_join(self, join: Join) -> None:
         logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.ranks)))

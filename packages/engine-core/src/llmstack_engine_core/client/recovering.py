@@ -219,6 +219,8 @@ class RecoveringClient(ResumingClient):
         self._give_up(reason)
         if self._recovery is not None:
             self._recovery.cancel()
+        elif not self._was_ready:  # nobody waits for it any longer
+            self._keep(asyncio.get_running_loop().create_task(self._client.shutdown()))
 
     def retire(self) -> None:
         """It gets no further requests. Where it dies for good, its own end with an error each."""

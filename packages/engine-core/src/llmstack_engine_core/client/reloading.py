@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, cast
 
-from llmstack_engine_core.client.exchangeable import LOAD_POLL_S, Exchangeable, check_move, load_adapters
+from llmstack_engine_core.client.exchangeable import LOAD_POLL_S, Exchangeable, ReplicasClient, check_move, load_adapters
 from llmstack_engine_core.config import EngineConfig
 from llmstack_types import (
     Control,
@@ -228,6 +228,11 @@ class ReloadingClient:
         client, self._next = self._next, None
         if client is not None:
             await client.shutdown()
+
+    def note_end(self, index: int, reason: str) -> None:
+        """As `BalancedClient.note_end`, of the engine cores that take requests."""
+        if isinstance(self._current, ReplicasClient):
+            self._current.note_end(index, reason)
 
     def check_move(self) -> None:
         """Checks that running requests may go on in the prepared engine core.

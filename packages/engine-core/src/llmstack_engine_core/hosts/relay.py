@@ -35,10 +35,6 @@ class MembershipFeed:
         self._publish = publish
         self._rendezvous.serve(self._on_join, self._on_leave)
 
-    def tell_end(self, rank: int, reason: str) -> None:
-        """An engine core of this machine has ended, and is not replaced."""
-        self._tell({"member": -1, "ended": rank, "reason": reason[:MAX_REASON_LENGTH]})
-
     def refuse(self, message: Message) -> None:
         """Sends a machine away that another process cannot use; an earlier connection of it is none of today."""
         number, rank = message["refuse"], message["rank"]
@@ -79,10 +75,8 @@ class RelayedMembers:
         """`send`: Sends a message to the process that listens for machines."""
         self._send = send
         self._number_to_join: dict[int, Join] = {}
-        self._ended: dict[int, str] = {}
         self._on_join: Callable[[Join], None] | None = None
         self._on_leave: Callable[[Join], None] | None = None
-        self._on_end: Callable[[int, str], None] | None = None
 
     def take(self, message: Message) -> None:
         """Takes a message of the process that listens.
@@ -91,9 +85,6 @@ class RelayedMembers:
             CodecError: It is none.
         """
         match message:
-            case {"member": int(), "ended": int(rank), "reason": str(reason)}:
-                self._ended[rank] = reason
-                self._note_end(rank, reason)
             case {"member": int(number), "leaves": True}:
                 join = self._number_to_join.pop(number, None)
                 if join is not None and self._on_leave is not None:
@@ -121,16 +112,6 @@ class RelayedMembers:
         self._on_join, self._on_leave = on_join, on_leave
         for join in list(self._number_to_join.values()):
             on_join(join)
-        for rank, reason in self._ended.items():
-            self._note_end(rank, reason)
-
-    def follow_ends(self, on_end: Callable[[int, str], None]) -> None:
-        """Once it serves, calls `on_end` for an engine core of this machine that has ended for good, and why."""
-        self._on_end = on_end
-
-    def _note_end(self, rank: int, reason: str) -> None:
-        if self._on_join is not None and self._on_end is not None:
-            self._on_end(rank, reason)
 
     def refuse(self, rank: int, reason: str) -> None:
         """Asks that the machine of an engine core be sent away."""
@@ -145,7 +126,7 @@ class RelayedMembers:
 
     async def close(self) -> None:
         """Is notified of no machine any more; the process that listens tells them the end. Idempotent."""
-        self._on_join = self._on_leave = self._on_end = None
+        self._on_join = self._on_leave = None
         self._number_to_join.clear()
 
 
