@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from page_commands import commands_of
+from torch.distributed.run import get_args_parser as torchrun_parser
 
 from llmstack_engine_core.commands.cluster_key import ClusterKeyCommand
 from llmstack_server.options.command_line import add_serve_arguments, settings_from
@@ -22,6 +23,12 @@ def check_serve(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     config_from(settings_from(parser.parse_args(words), {}))
+
+
+def check_torchrun(words: list[str]) -> None:
+    """What follows the launcher's own options is a command."""
+    command = words[words.index("llmstack") :]
+    CHECKS[command[0], command[1]](command[2:])
 
 
 def check_key(words: list[str]) -> None:
@@ -55,6 +62,7 @@ def check_compose(words: list[str]) -> None:
 CHECKS = {
     ("llmstack", "serve"): check_serve, ("llmstack", "cluster-key"): check_key, ("pip", "install"): check_install,
     ("docker", "run"): check_container, ("docker", "build"): check_build, ("docker", "compose"): check_compose,
+    ("torchrun", "--nproc-per-node"): check_torchrun, ("torchrun", "--nnodes"): check_torchrun,
 }  # fmt: skip
 
 
@@ -64,7 +72,7 @@ def test_each_command_of_the_page_is_one(words: list[str]) -> None:
 
 
 def test_every_long_option_of_the_page_is_one_of_a_command_that_it_names() -> None:
-    known = set()
+    known = set(torchrun_parser()._option_string_actions)
     for add in (add_serve_arguments, ClusterKeyCommand().add_arguments):
         parser = argparse.ArgumentParser()
         add(parser)

@@ -62,7 +62,7 @@ class ServeCommand:
                     _write("serve", "error", problems)
                     return EXIT_CODE if problems else 0
                 config = _serve_config(settings)
-            if config is None:
+            if config is None or _has_nothing_to_do(config):
                 return 0
             return _serve(config)
         except ServeError as error:
@@ -119,12 +119,22 @@ def _serve(config: ServeConfig) -> int:
         return run_serve(config)
 
 
+def _has_nothing_to_do(config: ServeConfig) -> bool:
+    from llmstack_server.options.torchrun import has_nothing_to_do
+
+    if not has_nothing_to_do(config.settings, os.environ):
+        return False
+    _write("serve", "info", [f"process {os.environ['LOCAL_RANK']} of this machine ends: the first starts all ranks"])
+    return True
+
+
 def _serve_settings(namespace: argparse.Namespace) -> Settings:
     """The effective options of a parsed line."""
     from llmstack_server.options.command_line import settings_from
     from llmstack_server.options.environment import export_hub_settings
+    from llmstack_server.options.torchrun import with_torchrun
 
-    settings = settings_from(namespace, os.environ)
+    settings = with_torchrun(settings_from(namespace, os.environ), os.environ)
     export_hub_settings(settings, os.environ)
     return settings
 

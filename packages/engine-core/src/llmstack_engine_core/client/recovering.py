@@ -219,7 +219,7 @@ class RecoveringClient(ResumingClient):
         self._give_up(reason)
         if self._recovery is not None:
             self._recovery.cancel()
-        elif not self._was_ready:  # nobody waits for it any longer
+        elif not self._was_ready:  # ends the wait for it
             self._keep(asyncio.get_running_loop().create_task(self._client.shutdown()))
 
     def retire(self) -> None:

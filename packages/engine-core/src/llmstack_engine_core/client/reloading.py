@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, cast
 
-from llmstack_engine_core.client.exchangeable import LOAD_POLL_S, Exchangeable, ReplicasClient, check_move, load_adapters
+from llmstack_engine_core.client.exchangeable import (
+    LOAD_POLL_S,
+    Exchangeable,
+    ReplicasClient,
+    check_move,
+    load_adapters,
+)
 from llmstack_engine_core.config import EngineConfig
 from llmstack_types import (
     Control,

@@ -100,10 +100,14 @@ class Settings:
         whole.warnings = self.warnings
         return whole
 
-    def replaced(self, **values: Any) -> Settings:
-        """The same settings with other values, under the keys of their options."""
-        changed = {
-            key: setting._replace(value=values.get(key, setting.value)) for key, setting in self._key_to_setting.items()
+    def replaced(self, source: str | None = None, /, **values: Any) -> Settings:
+        """The same settings with other values, under the keys of their options.
+
+        `source`: Where the values come from; None keeps what is said of them.
+        """
+        changed = self._key_to_setting | {
+            key: self._key_to_setting[key]._replace(value=value, source=source or self.source(key))
+            for key, value in values.items()
         }
         replaced = Settings(changed.values(), self.problems, self._faulty, self.accepted)
         replaced.warnings = self.warnings
