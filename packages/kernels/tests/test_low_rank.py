@@ -48,7 +48,7 @@ def expect(x: torch.Tensor, y: torch.Tensor, slots: LowRankSlots, row_slots: lis
     out = y.double().clone()
     for row, slot in enumerate(row_slots):
         adapter = slots.adapters[slot] if slot >= 0 else None
-        for a, b, first in () if adapter is None else adapter.layers[layer]:
+        for a, b, first in () if adapter is None else adapter.factors(layer):
             out[row, first : first + b.shape[1]] += x[row].double() @ a.double().T @ b.double()
     return out
 

@@ -13,11 +13,12 @@ namespace {
 
 constexpr int kLowRankRows = 4;  // most rows of a tile
 constexpr int kLowRankParts = 4;  // most pairs of factors of a layer, such as those of q, k and v
+constexpr int64_t kLowRankPanel = 32;  // outputs of a panel of B: `PANEL_SIZE` of slots.py
 constexpr int64_t kLowRankColumns = 512;  // outputs that a thread takes at once
 
 // The factors of one part, as words of 64 bits.
 struct LowRankPart {
-  int64_t a, b;  // addresses of [rank, in_features] and [rank, num_outputs]; 0 where there are none
+  int64_t a, b;  // addresses of [rank, in_features] and [panels, rank, kLowRankPanel]; 0 where there are none
   int64_t rank, first_output, num_outputs;
 };
 
@@ -79,49 +80,48 @@ void low_rank_reduce(const LowRankCall<T, Out>& call, int64_t tile, int64_t inde
   }
 }
 
-template <int kRows, int kColumnVectors, class T, class Out>
-inline void low_rank_columns(const LowRankCall<T, Out>& call, const LowRankPart& part, const float* const* reduced,
-                             Out* const* y, int64_t column, int last_n) {
-  const T* b = reinterpret_cast<const T*>(part.b) + column;
-  Floats sums[kRows][kColumnVectors] = {};
-  for (int64_t rank = 0; rank < part.rank; ++rank) {
-    for (int v = 0; v < kColumnVectors; ++v) {
-      const int n = v + 1 < kColumnVectors ? kLanes : last_n;
-      const Floats factors = load_some(b + rank * part.num_outputs + v * kLanes, n);
-      for (int r = 0; r < kRows; ++r) sums[r][v] = multiply_add(broadcast(reduced[r][rank]), factors, sums[r][v]);
+// Adds the outputs that two vectors of a panel belong to; only the first `width` of them exist.
+template <int kRows, class T, class Out>
+inline void low_rank_columns(const T* panel, int64_t rank, const float* const* reduced, Out* const* y, int64_t width) {
+  Floats sums[kRows][2] = {};
+  for (int64_t i = 0; i < rank; ++i) {
+    const Floats factors[2] = {load(panel + i * kLowRankPanel), load(panel + i * kLowRankPanel + kLanes)};
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < 2; ++v) sums[r][v] = multiply_add(broadcast(reduced[r][i]), factors[v], sums[r][v]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kColumnVectors; ++v) {
-      const int n = v + 1 < kColumnVectors ? kLanes : last_n;
-      Out* at = y[r] + part.first_output + column + v * kLanes;
-      store_some(at, load_some(at, n) + sums[r][v], n);
-    }
+  for (int v = 0; v < 2 && v * kLanes < width; ++v) {
+    const int n = width - v * kLanes < kLanes ? static_cast<int>(width - v * kLanes) : kLanes;
+    for (int r = 0; r < kRows; ++r) store_some(y[r] + v * kLanes, load_some(y[r] + v * kLanes, n) + sums[r][v], n);
   }
 }
 
+// The panels of a tile's rows that begin within the outputs [first, end).
 template <int kRows, class T, class Out>
 void low_rank_expand(const LowRankCall<T, Out>& call, int64_t tile, int64_t first, int64_t end) {
+  static_assert(kLowRankPanel % (2 * kLanes) == 0, "panels are computed two vectors at a time");
+  const auto panels_before = [](int64_t outputs) {
+    return outputs > 0 ? (outputs + kLowRankPanel - 1) / kLowRankPanel : 0;
+  };
   for (int64_t index = 0; index < kLowRankParts; ++index) {
     const LowRankPart& part = call.part(tile, index);
     if (!part.a) continue;
     const float* reduced[kRows];
-    Out* y[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t place = call.tiles[3 * tile + 1] + r;
-      reduced[r] = call.reduced_at(place, index);
-      y[r] = call.y + call.rows[place] * call.out_features;
-    }
-    const int64_t start = first > part.first_output ? first - part.first_output : 0;
+    for (int r = 0; r < kRows; ++r) reduced[r] = call.reduced_at(call.tiles[3 * tile + 1] + r, index);
     const int64_t rest = end - part.first_output;
-    const int64_t stop = rest < part.num_outputs ? rest : part.num_outputs;
-    int64_t column = start;
-    for (; column + 2 * kLanes <= stop; column += 2 * kLanes) {
-      low_rank_columns<kRows, 2>(call, part, reduced, y, column, kLanes);
-    }
-    for (; column < stop; column += kLanes) {
-      const int64_t width = stop - column;
-      low_rank_columns<kRows, 1>(call, part, reduced, y, column, width < kLanes ? static_cast<int>(width) : kLanes);
+    const int64_t last = panels_before(rest < part.num_outputs ? rest : part.num_outputs);
+    for (int64_t panel = panels_before(first - part.first_output); panel < last; ++panel) {
+      const T* b = reinterpret_cast<const T*>(part.b) + panel * part.rank * kLowRankPanel;
+      for (int64_t lane = 0; lane < kLowRankPanel; lane += 2 * kLanes) {
+        const int64_t column = panel * kLowRankPanel + lane;
+        if (column >= part.num_outputs) break;
+        Out* y[kRows];
+        for (int r = 0; r < kRows; ++r) {
+          const int64_t row = call.rows[call.tiles[3 * tile + 1] + r];
+          y[r] = call.y + row * call.out_features + part.first_output + column;
+        }
+        low_rank_columns<kRows>(b + lane, part.rank, reduced, y, part.num_outputs - column);
+      }
     }
   }
 }

@@ -30,7 +30,7 @@ def _update(
     for slot, first, count in slots.host_tiles:
         adapter = slots.adapters[slot]
         rows = torch.tensor(slots.host_rows[first : first + count], device=y.device)
-        for a, b, first_output in () if adapter is None else adapter.layers[layer]:
+        for a, b, first_output in () if adapter is None else adapter.factors(layer):
             reduced = reduce(rows, a)
             update = torch.zeros((count, b.shape[1]), dtype=torch.float32, device=y.device)
             for rank, factors in enumerate(b.float()):

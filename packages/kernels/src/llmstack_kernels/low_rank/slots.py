@@ -11,6 +11,8 @@ import torch
 
 MAX_PARTS = 4
 """Most pairs of factors of one layer, such as those of queries, keys and values."""
+PANEL_SIZE = 32
+"""Outputs of a panel of a second factor. `native.cpp` has the same number."""
 _WORDS_PER_PART = 5
 _NUM_TILE_FIELDS = 3
 
@@ -29,31 +31,68 @@ class LowRankFactors(NamedTuple):
     first_output: int
 
 
+class _StoredFactors(NamedTuple):
+    """A pair of factors as kernels read it.
+
+    Attributes:
+        a: [rank, in_features].
+        panels: The second factor by groups of its outputs: [num_panels, rank, PANEL_SIZE], zeros at the end.
+        first_output: The output that the first column of the second factor belongs to.
+        num_outputs: Columns of the second factor.
+    """
+
+    a: torch.Tensor
+    panels: torch.Tensor
+    first_output: int
+    num_outputs: int
+
+    @classmethod
+    def store(cls, factors: LowRankFactors) -> _StoredFactors:
+        a, b, first_output = factors
+        if a.shape[0] != b.shape[0] or a.dtype != b.dtype or not (a.is_contiguous() and b.is_contiguous()):
+            raise ValueError(f"factors of shapes {tuple(a.shape)} and {tuple(b.shape)} are no pair.")
+        rank, num_outputs = b.shape
+        # A thread reads some columns of all ranks: in `b` they lie kilobytes apart, in a panel side by side.
+        padded = torch.nn.functional.pad(b, (0, -num_outputs % PANEL_SIZE))
+        panels = padded.view(rank, -1, PANEL_SIZE).transpose(0, 1).contiguous()
+        return cls(a, panels, first_output, num_outputs)
+
+    def factors(self) -> LowRankFactors:
+        b = self.panels.transpose(0, 1).reshape(self.a.shape[0], -1)[:, : self.num_outputs]
+        return LowRankFactors(self.a, b, self.first_output)
+
+
 class LowRankAdapter:
     """One adapter: for each layer of a model its pairs of factors, which it owns."""
 
     def __init__(self, layers: Sequence[Sequence[LowRankFactors]]) -> None:
         """Takes at most `MAX_PARTS` pairs for a layer, none for a layer that is left as it is."""
-        self.layers = tuple(tuple(parts) for parts in layers)
+        self._layers = tuple(tuple(map(_StoredFactors.store, parts)) for parts in layers)
         words = np.zeros((len(layers), MAX_PARTS, _WORDS_PER_PART), dtype=np.int64)
-        for number, parts in enumerate(self.layers):
+        for number, parts in enumerate(self._layers):
             if len(parts) > MAX_PARTS:
                 raise ValueError(f"a layer has {len(parts)} pairs of factors; at most {MAX_PARTS} are possible.")
-            for place, (a, b, first) in enumerate(parts):
-                if a.shape[0] != b.shape[0] or a.dtype != b.dtype or not (a.is_contiguous() and b.is_contiguous()):
-                    raise ValueError(f"factors of shapes {tuple(a.shape)} and {tuple(b.shape)} are no pair.")
-                words[number, place] = a.data_ptr(), b.data_ptr(), a.shape[0], first, b.shape[1]
+            for place, (a, panels, first, num_outputs) in enumerate(parts):
+                words[number, place] = a.data_ptr(), panels.data_ptr(), a.shape[0], first, num_outputs
         self.words = torch.from_numpy(words)
+
+    def factors(self, layer: int) -> list[LowRankFactors]:
+        """The pairs of a layer; the second factors are copies."""
+        return [stored.factors() for stored in self._layers[layer]]
+
+    def changes(self, layer: int) -> bool:
+        """Whether it has factors for a layer."""
+        return bool(self._layers[layer])
 
     @property
     def num_bytes(self) -> int:
         """Memory of all factors."""
-        return sum(tensor.nbytes for parts in self.layers for factors in parts for tensor in factors[:2])
+        return sum(stored.a.nbytes + stored.panels.nbytes for parts in self._layers for stored in parts)
 
     @property
     def max_rank(self) -> int:
         """The largest rank of its factors."""
-        return max((a.shape[0] for parts in self.layers for a, _, _ in parts), default=0)
+        return max((stored.a.shape[0] for parts in self._layers for stored in parts), default=0)
 
 
 class LowRankSlots:

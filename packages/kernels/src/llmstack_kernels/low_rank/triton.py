@@ -13,7 +13,7 @@ import triton.language as tl
 
 from llmstack_kernels.launch import describe, is_available, launch
 from llmstack_kernels.low_rank import reference
-from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankSlots
+from llmstack_kernels.low_rank.slots import MAX_PARTS, PANEL_SIZE, LowRankSlots
 
 __all__ = ["activate_rounded", "add_low_rank_", "describe", "is_available"]
 
@@ -76,6 +76,7 @@ def _expand_kernel(
     WORDS_PER_PART: tl.constexpr,
     RANK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    PANEL_SIZE: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -96,7 +97,8 @@ def _expand_kernel(
             left_places = (places.to(tl.int64)[:, None] * MAX_PARTS + part) * RANK + ranks[None, :]
             left = tl.load(reduced + left_places, mask=is_row[:, None] & (ranks < rank)[None, :], other=0.0)
             right_mask = (ranks < rank)[:, None] & is_own[None, :]
-            right = tl.load(b + ranks[:, None] * num_outputs + outputs[None, :], mask=right_mask, other=0.0)
+            panels = outputs // PANEL_SIZE * rank * PANEL_SIZE + outputs % PANEL_SIZE
+            right = tl.load(b + ranks[:, None] * PANEL_SIZE + panels[None, :], mask=right_mask, other=0.0)
             update = tl.dot(left, right.to(tl.float32), input_precision="ieee")
             out, out_mask = y + row[:, None] * out_features + columns[None, :], is_row[:, None] & is_own[None, :]
             before = tl.load(out, mask=out_mask, other=0.0).to(tl.float32)
@@ -122,7 +124,7 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
     )  # fmt: skip
     launch(
         _expand_kernel, (num_tiles, triton.cdiv(out_features, _BLOCK_OUT)), y, words, slots.rows, slots.tiles, reduced,
-        x, stride, out_features, BLOCK_OUT=_BLOCK_OUT, **constants,
+        x, stride, out_features, PANEL_SIZE=PANEL_SIZE, BLOCK_OUT=_BLOCK_OUT, **constants,
     )  # fmt: skip
 
 

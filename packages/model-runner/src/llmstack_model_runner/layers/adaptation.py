@@ -113,7 +113,7 @@ class AdaptedLayers:
         head, slots = self.head, self.slots
         if head is None or slots is None:
             return False
-        return any(adapter is not None and adapter.layers[head] for adapter in slots.adapters)
+        return any(adapter is not None and adapter.changes(head) for adapter in slots.adapters)
 
     def update_embedding(self, vectors: torch.Tensor, layer: int, ids: torch.Tensor, num_ids: int) -> None:
         """Adds the updates of the step to the vectors of its tokens."""
