@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
 # Flags of scripts of this repository and of other servers, and what stands for any flag.
 OTHERS = {
-    "--flag", "--kv", "--no", "--no-flag", "--nproc-per-node", "--sample", "--start", "--threads", "--timed-trace", "--update", "--work"
+    "--flag", "--kv", "--no", "--no-flag", "--nproc-per-node", "--sample", "--start", "--threads", "--timed-trace",
+    "--update", "--work",
 }  # fmt: skip
 
 
