@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm.options.accepted_flags import ACCEPTED_FLAGS
+from llmstack_llm.options.option import REQUIRED
 from llmstack_llm.options.refused_flags import REFUSED_FLAGS
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.commands import ServeCommand
@@ -59,6 +60,11 @@ def test_older_switches_take_no_word_from_the_line():
     assert [flag.flag for flag in found.settings.accepted] == [
         "--enable-reasoning", "--use-v2-block-manager", "--load-format"
     ]  # fmt: skip
+
+
+def test_defaults_are_in_order_as_they_are():
+    given = [option for option in SERVE_OPTIONS if option.default is not REQUIRED]
+    assert [option.name for option in given if option.from_keyword(option.default) != option.default] == []
 
 
 def test_every_short_form_means_its_flag():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -11,8 +10,6 @@ from llmstack_command.dotted import fold_dotted_flags
 from llmstack_command.errors import CommandLineError, did_you_mean
 
 USAGE_EXIT_CODE = 2
-# argparse makes a formatter for each flag that is declared; without a width each would look at the terminal.
-_DECLARING = functools.partial(argparse.HelpFormatter, width=80)
 Check = Callable[[argparse.Namespace], Sequence[str]]
 
 
@@ -20,9 +17,16 @@ class CommandParser(argparse.ArgumentParser):
     """Raises `CommandLineError` instead of printing the usage and exiting, as argparse does."""
 
     def __init__(self, prog: str, description: str) -> None:
+        # argparse asks for a formatter with each flag that is declared: one does for all.
+        formatter = argparse.HelpFormatter(prog, width=80)
+        self._declaring = lambda prog: formatter
         # No abbreviations: a flag added later must not change what an old command line means.
         super().__init__(
-            prog=prog, description=description, allow_abbrev=False, exit_on_error=False, formatter_class=_DECLARING
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            exit_on_error=False,
+            formatter_class=self._declaring,
         )
 
     def parse_line(self, arguments: Sequence[str], check: Check | None = None) -> argparse.Namespace:
@@ -73,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help, as wide as the terminal."""
-        if self.formatter_class is _DECLARING:
+        if self.formatter_class is self._declaring:
             self.formatter_class = argparse.HelpFormatter
         return super().format_help()
 

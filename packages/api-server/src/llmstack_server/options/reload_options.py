@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def engine_args_of(
     return replace(engine, **changes, model=model_path or start_model_path)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ReloadOptions(OptionGroup):
     """What operators may load while the server runs."""
 

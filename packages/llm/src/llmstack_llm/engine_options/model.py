@@ -201,7 +201,9 @@ class UseOptions(OptionGroup):
     def conflicts(self) -> Iterator[Problem]:
         """Adds a runner and a task that exclude each other."""
         yield from super().conflicts()
-        from llmstack_llm.model.use import ModelUse  # late: `--help` needs none
+        if self.task == "auto":
+            return
+        from llmstack_llm.model.use import ModelUse  # late: most lines need none
 
         try:
             ModelUse.from_options(self.runner, self.task, self.convert)

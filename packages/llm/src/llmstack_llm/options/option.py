@@ -86,6 +86,8 @@ class Option(NamedTuple):
         name: The field, and the keyword.
         title: What its group of options is about.
         default: Of the keyword; `REQUIRED` for none.
+        key: The option in files and in tables: its flag without dashes in front, with `_`; else the field.
+        variables: Environment variables, the first one first.
     """
 
     name: str
@@ -93,11 +95,8 @@ class Option(NamedTuple):
     type: ValueType
     default: Any
     declared: Declaration
-
-    @property
-    def key(self) -> str:
-        """The option in files and in tables: its flag without dashes in front, with `_`; else the field."""
-        return self.declared.flag.removeprefix("--").replace("-", "_") or self.name
+    key: str
+    variables: tuple[str, ...]
 
     @property
     def is_switch(self) -> bool:
@@ -115,12 +114,6 @@ class Option(NamedTuple):
         """The `--no-` forms of a switch."""
         names = (self.declared.flag, *self.declared.also) if self.is_switch else ()
         return tuple(f"--no-{name.removeprefix('--')}" for name in names)
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """Environment variables, the first one first."""
-        own = (ENVIRONMENT_PREFIX + self.key.upper(),) if self.declared.flag else ()
-        return (*own, *(name for name in self.declared.environment if name not in own))
 
     @property
     def command_default(self) -> Any:
@@ -283,8 +276,11 @@ class OptionGroup:
     def __post_init__(self) -> None:
         faults: list[tuple[str, str]] = []
         for declared in options_of(type(self)):
+            given = getattr(self, declared.name)
+            if given is declared.default:  # in order as it is, and most values are
+                continue
             try:
-                value = declared.from_keyword(getattr(self, declared.name))
+                value = declared.from_keyword(given)
             except ValueError as error:
                 faults.append((declared.name, str(error)))
             else:
@@ -308,17 +304,24 @@ def options_of(group: type[Any]) -> tuple[Option, ...]:
     return _group_to_options[group]
 
 
-_annotation_to_type: dict[tuple[str, Any], Any] = {}
+_BUILTIN_TYPES: Mapping[str, Any] = {
+    "bool": bool, "int": int, "float": float, "str": str, "int | None": int | None, "float | None": float | None,
+    "str | None": str | None, "tuple[str, ...]": tuple[str, ...],
+}  # fmt: skip
+_annotation_to_type: dict[tuple[str, str], ValueType] = {}
 """By module and text: of hundreds of annotations a few dozen differ, and to read one takes 30 µs."""
 
 
-def _annotated_type(owner: type[Any], name: str) -> Any:
+def _annotated_type(owner: type[Any], name: str) -> ValueType:
     """The type of a field that `owner` declares."""
     text = vars(owner)["__annotations__"][name]
-    key = (owner.__module__, text)
+    key = ("" if text in _BUILTIN_TYPES else owner.__module__, text)
     if key not in _annotation_to_type:
-        lone = type("", (), {"__module__": owner.__module__, "__annotations__": {"field": text}})
-        _annotation_to_type[key] = typing.get_type_hints(lone)["field"]
+        annotation = _BUILTIN_TYPES.get(text)
+        if annotation is None:
+            lone = type("", (), {"__module__": owner.__module__, "__annotations__": {"field": text}})
+            annotation = typing.get_type_hints(lone)["field"]
+        _annotation_to_type[key] = value_type(annotation)
     return _annotation_to_type[key]
 
 
@@ -329,14 +332,23 @@ def _read_options(group: type[Any]) -> tuple[Option, ...]:
     order = {owner: index for index, owner in enumerate(group.__mro__)}
     declared = [entry for entry in dataclasses.fields(group) if _METADATA_KEY in entry.metadata]
     return tuple(
-        Option(
-            name=entry.name,
-            title=getattr(owners[entry.name], "title", ""),
-            type=value_type(_annotated_type(owners[entry.name], entry.name)),
-            default=_default(entry),
-            declared=entry.metadata[_METADATA_KEY],
-        )
+        _read_option(entry, owners[entry.name])
         for entry in sorted(declared, key=lambda entry: order[owners[entry.name]])
+    )
+
+
+def _read_option(entry: dataclasses.Field[Any], owner: type[Any]) -> Option:
+    declared: Declaration = entry.metadata[_METADATA_KEY]
+    key = declared.flag.removeprefix("--").replace("-", "_") or entry.name
+    variable = (ENVIRONMENT_PREFIX + key.upper(),) if declared.flag else ()
+    return Option(
+        name=entry.name,
+        title=getattr(owner, "title", ""),
+        type=_annotated_type(owner, entry.name),
+        default=_default(entry),
+        declared=declared,
+        key=key,
+        variables=(*variable, *declared.environment),
     )
 
 
