@@ -112,6 +112,23 @@ def test_prompts_are_cut_so_that_all_stages_have_work_soon() -> None:
     assert num_tokens_of_steps(limits, [request(f"q{index}", 60, 2) for index in range(16)], 1) == [32]
 
 
+def test_the_steps_of_prompts_stay_as_large_as_the_first_one_until_all_are_computed() -> None:
+    limits = config(2, max_num_batched_tokens=96, min_stage_tokens=4)
+    scheduler, runner = Scheduler(limits, KVCacheManager(200, 4)), FakeModelRunner(200, 4)
+    for index in range(12):
+        prompt = [token + 60 * index for token in range(60)]  # without a prefix of another one
+        scheduler.add_request(EngineCoreRequest(f"r{index}", prompt, SamplingParams(max_tokens=1)))
+    sizes = []
+    while scheduler.has_unfinished_requests():
+        scheduled = scheduler.schedule(0.0)
+        sizes.append(scheduled.total_num_scheduled_tokens)
+        scheduler.update_from_output(scheduled, runner.execute_model(scheduled), 0.0)
+    assert min(sizes[:15]) == sizes[0] == 12 * 60 // 16
+    assert sum(sizes) == 12 * 60
+    assert limits.stage_tokens(60, 30) == 30  # a prompt that comes then is cut by its own size
+    assert limits.stage_tokens(30, 1000) == 1000 // 16
+
+
 def test_prompts_that_have_to_be_whole_are_not_cut() -> None:
     limits = config(2, max_num_batched_tokens=64, min_stage_tokens=4)
     whole = replace(limits, enable_chunked_prefill=False)

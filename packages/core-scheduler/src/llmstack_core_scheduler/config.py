@@ -32,8 +32,8 @@ class SchedulerConfig:
         pipeline_parallel_size: Stages of the model, each of which can compute another step meanwhile. With several
             a request waits while the step that samples its next token is under way, and each step takes only its
             share of the running requests, so that every stage has work.
-        min_stage_tokens: With several stages, a step takes a sixteenth of the tokens that are left, and at least so
-            many: while the first step is computed, and the last one, only one stage has work. 0 is no such limit.
+        min_stage_tokens: With several stages, steps take a sixteenth of the tokens that are left when the first of
+            them begins, and at least so many: only one stage has work in the first and the last one. 0 is no limit.
         max_loras: Most distinct adapters among the requests that run; 0 is no such limit.
         speculative: Which drafts the scheduler makes itself; None makes none.
 
@@ -85,12 +85,20 @@ class SchedulerConfig:
         """Whether prompts are cut so that all stages have work soon."""
         return self.pipeline_parallel_size > 1 and self.min_stage_tokens > 0 and self.enable_chunked_prefill
 
-    def step_tokens(self, num_running: int, num_left_tokens: int) -> int:
-        """Most tokens of a step, of so many that are left; each of the requests that run has room for one."""
+    def stage_tokens(self, last: int, num_left_tokens: int) -> int:
+        """The size of the next small step, of so many tokens that are left; `last` was that of the step before.
+
+        Steps stay as large as they are: smaller ones at the end would read the weights more often, and the time of two
+        stages depends on the largest step alone.
+        """
+        share = max(last, num_left_tokens // NUM_STEPS_OF_WORK)
+        return max(self.min_stage_tokens, min(num_left_tokens, share))
+
+    def step_tokens(self, num_running: int, stage_tokens: int) -> int:
+        """Most tokens of a step; in a small one, each of the requests that run has room for one besides."""
         if not self.has_small_steps:
             return self.max_num_batched_tokens
-        share = max(self.min_stage_tokens, num_left_tokens // NUM_STEPS_OF_WORK)
-        return min(self.max_num_batched_tokens, num_running + share)
+        return min(self.max_num_batched_tokens, num_running + stage_tokens)
 
     @property
     def max_num_rows(self) -> int:

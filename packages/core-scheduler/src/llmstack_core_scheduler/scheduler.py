@@ -91,7 +91,7 @@ class Scheduler(PrefixTransfer):
         self._removed_request_ids: list[str] = []
         self._step = 0
         self._last_step = NO_STEP
-        self._num_swapped = self._num_protected = 0
+        self._num_swapped = self._num_protected = self._stage_tokens = 0
 
     @property
     def kv_cache_manager(self) -> KVCacheManager:
@@ -147,12 +147,11 @@ class Scheduler(PrefixTransfer):
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step. `now_s` is when: for the cost of preemption, and deadlines."""
         running = self.running.requests
-        num_left_tokens = 0
         if self._config.has_small_steps:
-            num_left_tokens = self.waiting.num_prefill_tokens + sum(
-                one.num_tokens - one.num_computed_tokens for one in running
-            )
-        plan = StepPlan(self._config, len(running), num_left_tokens)
+            num_left_tokens = sum(one.num_tokens - one.num_computed_tokens for one in running)
+            num_left_tokens += self.waiting.num_prefill_tokens
+            self._stage_tokens = self._config.stage_tokens(self._stage_tokens, num_left_tokens)
+        plan = StepPlan(self._config, len(running), self._stage_tokens)
         if self._has_windows:
             self._free_passed_blocks()
         self._schedule_running(plan)

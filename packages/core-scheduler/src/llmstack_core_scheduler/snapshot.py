@@ -60,7 +60,7 @@ def take_snapshot(scheduler: Scheduler) -> tuple[State, list[EngineCoreRequest]]
         "removed": scheduler._removed_request_ids.copy(),
         "counts": [
             scheduler._num_arrivals, scheduler._step, scheduler._num_swapped, scheduler._num_protected,
-            *scheduler._last_step,
+            *scheduler._last_step, scheduler._stage_tokens,
         ],
         "preemptor": [
             preemptor.num_preemptions, preemptor.num_swaps, preemptor.num_swapped_out_blocks,
@@ -103,7 +103,7 @@ def restore_snapshot(scheduler: Scheduler, state: State, arrivals: Sequence[Engi
         scheduler._removed_request_ids = list(state["removed"])
         counts = state["counts"]
         scheduler._num_arrivals, scheduler._step, scheduler._num_swapped, scheduler._num_protected = counts[:4]
-        scheduler._last_step = (counts[4], counts[5], counts[6])
+        scheduler._last_step, scheduler._stage_tokens = (counts[4], counts[5], counts[6]), counts[7]
         _restore_parts(scheduler, state)
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"it is no snapshot of a scheduler: {type(error).__name__}") from error

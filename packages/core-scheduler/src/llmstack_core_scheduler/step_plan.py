@@ -56,9 +56,9 @@ class StepPlan:
         "swap_outs",
     )
 
-    def __init__(self, config: SchedulerConfig, num_running: int, num_left_tokens: int = 0) -> None:
-        """`num_running`: Requests that run before the step; `num_left_tokens`: of all requests, to be computed."""
-        self.budget = self._max_num_tokens = config.step_tokens(num_running, num_left_tokens)
+    def __init__(self, config: SchedulerConfig, num_running: int, stage_tokens: int = 0) -> None:
+        """`num_running`: Requests that run before the step; `stage_tokens`: as `SchedulerConfig.stage_tokens` says."""
+        self.budget = self._max_num_tokens = config.step_tokens(num_running, stage_tokens)
         num_stages = config.pipeline_parallel_size
         self.max_num_rows = num_running if num_stages == 1 else -(-num_running // num_stages)
         self.num_unknown_tokens = 1 if num_stages == 1 else 0
