@@ -39,6 +39,8 @@ def test_ranks_give_the_tokens_of_one_and_stages_the_bits(name: str, tmp_path: P
     assert largest_difference(alone, shared) < 1e-3
     staged = run_schedule(make_config(model, pipeline_parallel_size=2, **LORA), 1, adapters)
     assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+    both = run_schedule(make_config(model, tensor_parallel_size=2, pipeline_parallel_size=2, **LORA), 1, adapters)
+    assert (both.outputs, both.logprobs) == (shared.outputs, shared.logprobs)
     for ranks in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
         check_another_engine_core(make_config(model, **LORA, **ranks), adapters)
 

@@ -12,6 +12,8 @@ from parallel_helpers.quantized import EXPERTS_IN_MXFP4, GGUF, write_checkpoint
 from parallel_helpers.recovery import check_another_engine_core
 from parallel_helpers.schedules import Run, largest_difference, make_config, run_schedule
 
+from llmstack_model_runner.testing import identity_of, write_random_adapter
+
 QUICK = ("awq",)
 ALONE: dict[str, Any] = {}
 TENSOR = {"tensor_parallel_size": 2}
@@ -42,8 +44,24 @@ def test_a_quantized_checkpoint_gives_the_tokens_of_one_rank_and_the_bits_of_one
     assert largest_difference(alone, shared) < 1e-3
     staged = run_schedule(make_config(folder, pipeline_parallel_size=2), seed=1)
     assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+    both = run_schedule(make_config(folder, **TENSOR, **PIPELINE), seed=1)
+    assert (both.outputs, both.logprobs) == (shared.outputs, shared.logprobs)
     for ranks in (ALONE, TENSOR, PIPELINE):
         check_another_engine_core(make_config(folder, **ranks))
+
+
+@pytest.mark.full
+def test_quantized_experts_are_spread_over_ranks_whole_with_and_without_adapters(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, EXPERTS_IN_MXFP4)
+    targets = ("q_proj", "v_proj", "o_proj")
+    path = write_random_adapter(tmp_path / "adapter", folder, targets, 1, rank=4)
+    adapters = {identity_of(path, "adapter"): path}
+    lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    for options, loaded in ((ALONE, {}), (lora, adapters)):
+        alone = run_schedule(make_config(folder, **options), 5, loaded)
+        for stages in (ALONE, PIPELINE):
+            config = make_config(folder, enable_expert_parallel=True, **TENSOR, **stages, **options)
+            assert largest_difference(alone, run_schedule(config, 5, loaded)) < 1e-3
 
 
 SCHEMES = ("int8", "int4", "int8_dynamic")
