@@ -76,7 +76,8 @@ def test_memory_below_weights_and_the_least_kv_cache_is_refused(
     folder = write_model(tmp_path / "m")
     assert problems(folder, write_limit(tmp_path / "enough", needed), **options) == []
     [found] = problems(folder, write_limit(tmp_path / "short", needed - 1), **options)
-    assert "the memory limit is 0.0 GiB; use a smaller model" in found
+    assert f"the memory limit is {(needed - 1) / 2**20:.1f} MiB; use a smaller model" in found
+    assert "a smaller KV cache (--kv-cache-memory-bytes, --num-kv-blocks)." in found
 
 
 def test_numbers_of_quantized_weights_keep_their_bytes(tmp_path: Path) -> None:

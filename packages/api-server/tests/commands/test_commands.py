@@ -305,6 +305,13 @@ def test_a_dry_run_refuses_a_model_that_cannot_run_with_a_line_for_each_reason(
     assert "There is no folder" in capsys.readouterr().err
 
 
+def test_a_module_that_is_not_there_ends_the_start_before_anything_is_loaded():
+    namespace = parse("--middleware", "absent_module:X", "--logits-processors", "llmstack_llm:LLM")
+    assert ServeCommand().problems(namespace) == [
+        "--middleware: there is no module 'absent_module' for absent_module:X"
+    ]
+
+
 def test_everything_wrong_is_reported_at_once(capsys: pytest.CaptureFixture[str]):
     line = [
         "--port",

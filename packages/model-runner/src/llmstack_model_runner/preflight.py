@@ -247,8 +247,13 @@ def _memory_problems(weight_bytes: int, kv_bytes: int, device: str, root: Path) 
     limit = memory_limit_bytes(root)
     if device == "cuda" or (device == "auto" and has_gpu) or limit is None or weight_bytes + kv_bytes <= limit:
         return
-    weights, kv, memory = (f"{size / _GIB:.1f} GiB" for size in (weight_bytes, kv_bytes, limit))
+    weights, kv, memory = map(_shown_size, (weight_bytes, kv_bytes, limit))
     yield (
         f"the model needs at least {weights} for weights and {kv} for the KV cache, and the memory limit is {memory}; "
-        "use a smaller model, --quantization int8, a smaller --max-model-len or a smaller KV cache."
+        "use a smaller model, --quantization int8, a smaller --max-model-len or a smaller KV cache "
+        "(--kv-cache-memory-bytes, --num-kv-blocks)."
     )
+
+
+def _shown_size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from llmstack_llm.options.resolve import Settings
+from llmstack_server.commands.custom_modules import missing_modules
 from llmstack_server.options.config import config_from
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.server_options import read_assumed_devices
@@ -46,7 +44,7 @@ def dry_run(settings: Settings) -> DryRun:
             warnings += check_model_files(config)
         except ServeError as error:
             problems += str(error).splitlines()
-    problems += [*_device_problems(settings), *_module_problems(settings)]
+    problems += [*_device_problems(settings), *missing_modules(settings)]
     return DryRun(settings.table(), tuple(warnings), tuple(problems))
 
 
@@ -83,17 +81,3 @@ def _device_problems(settings: Settings) -> Iterator[str]:
         named = " and ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
         verb = "need" if " and " in named else "needs"
         yield f"{named} {verb} {needed} devices, and there are {count}"
-
-
-def _module_problems(settings: Settings) -> Iterator[str]:
-    """Modules of custom code that are not installed; only their packages are looked for, and none is imported."""
-    sys.path.insert(0, os.getcwd())
-    try:
-        for key in ("logits_processors", "middleware", "extra_routes"):
-            for name in settings[key] or ():
-                package = str(name).partition(":")[0].partition(".")[0]
-                if not package.isidentifier() or find_spec(package) is None:
-                    flag = f"--{key.replace('_', '-')}"
-                    yield f"{flag}: there is no module '{package[:64]}' for {str(name)[:128]}"
-    finally:
-        sys.path.pop(0)

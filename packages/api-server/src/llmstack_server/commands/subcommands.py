@@ -48,7 +48,9 @@ class ServeCommand:
             setattr(namespace, _CHECKED, _serve_config(settings))
         except ServeError as error:
             return str(error).splitlines()
-        return []
+        from llmstack_server.commands.custom_modules import missing_modules
+
+        return list(missing_modules(settings))
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Serves until a signal or the engine's death; returns the exit code."""
