@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,6 +164,36 @@ def test_a_rank_that_is_stopped_is_noticed_by_the_deadline_of_a_step(folder: Pat
             greedy(started.runner)
     finally:
         started.runner.shutdown()
+
+
+ENGINE_CORE = """
+import sys
+from pathlib import Path
+from llmstack_parallel.runner import ParallelRunner
+from parallel_helpers.schedules import make_config
+runner = ParallelRunner(make_config(Path(sys.argv[1]), tensor_parallel_size=2))
+runner.load_model()
+print(*runner._peers.pids().values(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_is_stopped_ends_with_an_engine_core_that_is_killed(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ENGINE_CORE, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as engine_core:
+        assert engine_core.stdout is not None
+        pid = int(engine_core.stdout.readline())
+        rank = os.pidfd_open(pid)
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            engine_core.kill()
+            assert select.select([rank], [], [], 30)[0], "it has not ended"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank, signal.SIGKILL)
+            os.close(rank)
 
 
 @pytest.mark.full

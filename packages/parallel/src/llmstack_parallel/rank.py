@@ -7,13 +7,16 @@ channel to the engine core's rank, where that is on this node.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import torch
 import zmq
@@ -32,11 +35,17 @@ from llmstack_types.log_lines import LogFormatter
 
 logger = logging.getLogger("llmstack_parallel.rank")  # `__name__` is `__main__` here
 
+PR_SET_PDEATHSIG = 1
+
 
 def main(arguments: list[str]) -> int:
     """Computes one rank's part of every step; the exit status is 0 when it was asked to end."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine core ends its ranks
+    if sys.platform == "linux":
+        # A rank that is stopped goes on at the end of the engine core, and finds its lifeline closed. One that runs
+        # ignores the signal, which also comes when only the thread that started it has ended.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     lifeline = socket.socket(fileno=int(arguments[0]))
     try:
         order = receive_rank_order(lifeline)
@@ -46,7 +55,8 @@ def main(arguments: list[str]) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(order.log_format, f"{topology.describe(order.rank)}, {os.getpid()}"))
     logging.basicConfig(level=order.log_level, handlers=[handler])
-    threading.Thread(target=_end_with_engine_core, args=(lifeline,), name="lifeline", daemon=True).start()
+    shared = (lifeline, order.directory)
+    threading.Thread(target=_end_with_engine_core, args=shared, name="lifeline", daemon=True).start()
     try:
         _serve(order, topology, arguments)
     except (LLMStackError, CollectiveError) as error:  # another rank has ended
@@ -99,10 +109,12 @@ def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
     return channel, meeting.join(meet, order.segments)
 
 
-def _end_with_engine_core(lifeline: socket.socket) -> None:
+def _end_with_engine_core(lifeline: socket.socket, directory: Path) -> None:
     with contextlib.suppress(OSError):
         while lifeline.recv(1):
             pass
+    if directory.name:  # an engine core that was killed has left it
+        shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)  # the main thread may wait for the others inside native code
 
 
