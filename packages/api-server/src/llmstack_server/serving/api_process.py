@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from llmstack_server.state.queue_monitor import QueueMonitor
     from llmstack_server.state.server_state import ServerState
 from llmstack_types import EngineDeadError
-from llmstack_types.log_lines import log_format_in_use
 
 logger = logging.getLogger(__name__)
 
@@ -167,36 +164,6 @@ def _facts(engine: AsyncLLM) -> dict[str, object]:
     template = "plain fallback (texts joined by newlines)" if engine.chat_template.is_fallback else "jinja"
     is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
     return {"chat_template": template, "uvloop": is_uvloop}
-
-
-def ready_summary(state: ServerState) -> str:
-    """The model, its data type and its device, for the log line at Ready."""
-    ready = state.ready
-    device = "" if ready is None else f", {ready.dtype} on {ready.device}, up to {ready.max_model_len} tokens"
-    return f"model {state.served_model_name}{device}"
-
-
-def log_ready(address: str, total_s: float, summary: str, stages: dict[str, float]) -> None:
-    """Logs the address, and the seconds of each stage of the start below it; a terminal gets what to do next, too."""
-    table = "\n".join(f"  {stage:<32} {seconds:7.3f} s" for stage, seconds in stages.items())
-    logger.info("llmstack is ready on %s after %.1f s (%s)\n%s", address, total_s, summary, table)
-    if sys.stderr.isatty() and address.startswith("http") and log_format_in_use() == "text":
-        sys.stderr.write(ready_panel(address, summary, has_color="NO_COLOR" not in os.environ))
-
-
-def ready_panel(address: str, summary: str, *, has_color: bool) -> str:
-    """The addresses of a server that is ready, and a request to paste."""
-    bold, accent, plain = ("\x1b[1m", "\x1b[36m", "\x1b[0m") if has_color else ("", "", "")
-    rows = (("chat", "/"), ("API", "/v1"), ("docs", "/docs"), ("metrics", "/metrics"))
-    body = '{"prompt": "Once upon a time", "max_tokens": 40}'
-    lines = [
-        f"{bold}── llmstack: {summary} {'─' * 8}{plain}",
-        *(f"  {name:<9}{accent}{address}{path}{plain}" for name, path in rows),
-        "",
-        f"curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
-        "",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _add_ticks(state: ServerState, stat_loggers: Sequence[object]) -> None:

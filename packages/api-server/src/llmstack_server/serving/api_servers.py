@@ -20,10 +20,10 @@ from llmstack_engine_core.waiting_process import start_module
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving import process_channel
-from llmstack_server.serving.api_process import log_ready
 from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
 from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
 from llmstack_server.serving.launcher import StageTimer
+from llmstack_server.serving.ready_panel import ReadySummary, log_ready
 from llmstack_server.serving.reload_supervisor import ReloadSupervisor
 from llmstack_server.serving.sockets import address_of, listening
 
@@ -192,8 +192,10 @@ class ApiServers:
         for worker in self._workers.values():
             worker.send({"all_serve": True})
         stages = {**self.timer.stage_to_s, **self._start_event["stages"]}
-        summary = f"{self._start_event['summary']}, {len(self._workers)} API processes"
-        log_ready(address_of(self.config.http, self.listener), self.timer.total_s, summary, stages)
+        text, is_generative = self._start_event["summary"]
+        summary = ReadySummary(f"{text}, {len(self._workers)} API processes", is_generative)
+        address = address_of(self.config.http, self.listener)
+        log_ready(address, self.timer.total_s, summary, stages, self.config.http)
 
     def _may_restart(self, index: int, worker: _Worker, code: int, outcome: asyncio.Future[int]) -> bool:
         if worker.failure:

@@ -26,9 +26,10 @@ from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.secret import Secret
 from llmstack_server.serving import process_channel
-from llmstack_server.serving.api_process import ApiProcess, ready_summary
+from llmstack_server.serving.api_process import ApiProcess
 from llmstack_server.serving.event_loop import EarlySignals, loop_factory
 from llmstack_server.serving.launcher import StageTimer, start_engine
+from llmstack_server.serving.ready_panel import ready_summary
 from llmstack_server.state.peers import Peers
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Worker:
 
             self._follower = state.shared_reloads = ReloadFollower(state, self._engine, self._send_event)
             self._follower.begin(self._addresses["reloaded"], self._addresses["start_model_path"])
-        self._send_event({"ready": True, "summary": ready_summary(state), "stages": stages})
+        self._send_event({"ready": True, "summary": list(ready_summary(state)), "stages": stages})
         self._lifecycle = state.lifecycle
         state.lifecycle.waits_for_others = not self.is_replacement
         await self._may_serve.wait()

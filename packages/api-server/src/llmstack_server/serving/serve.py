@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_server.observability.logs import set_up_logging
 from llmstack_server.options.config import ServeConfig
-from llmstack_server.serving.api_process import ApiProcess, log_ready, ready_summary
+from llmstack_server.serving.api_process import ApiProcess
 from llmstack_server.serving.event_loop import EarlySignals, loop_factory
 from llmstack_server.serving.garbage import start_without_collections
 from llmstack_server.serving.launcher import StageTimer, resolve_engine_args, start_engine
+from llmstack_server.serving.ready_panel import log_ready, ready_summary
 from llmstack_server.serving.sockets import address_of, listening
 from llmstack_server.serving.state_directory import deployment_secret
 
@@ -81,7 +82,7 @@ def _single_process(
             )
 
     async def on_ready(state: ServerState, stages: dict[str, float]) -> None:
-        log_ready(address_of(config.http, listener), timer.total_s, ready_summary(state), stages)
+        log_ready(address_of(config.http, listener), timer.total_s, ready_summary(state), stages, config.http)
 
     return ApiProcess(config, timer, listener, signals, open_engine, on_ready)
 
