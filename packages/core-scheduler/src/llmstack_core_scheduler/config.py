@@ -107,7 +107,7 @@ class SchedulerConfig:
 
     @property
     def max_num_row_tokens(self) -> int:
-        """Most tokens of one request in one step, drafts apart."""
+        """The maximum number of tokens of one request in one step, without drafts."""
         return self.long_prefill_token_threshold or self.max_num_batched_tokens
 
     @property

@@ -62,7 +62,7 @@ class _NgramIndex:
         self._length_to_ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in lengths}
 
     def advance(self, token_ids: Sequence[int]) -> int | None:
-        """Takes in what is new; the end of the longest known n-gram that `token_ids` end with, if there is one."""
+        """Adds new tokens; the end of the longest known n-gram that `token_ids` end with, or None."""
         if len(token_ids) - self.num_tokens > 1:
             self._add_many(token_ids, len(token_ids) - 1)
         self.num_tokens = len(token_ids)

@@ -68,7 +68,7 @@ class CheapestPreemption:
         return 2 * num_blocks * self.block_s < num_computed_tokens * self.token_s
 
     def observe(self, num_tokens: int, num_rows: int, num_copied_blocks: int, duration_s: float) -> None:
-        """Takes in one step."""
+        """Adds the measured times of one step."""
         if num_copied_blocks:
             rest_s = max(duration_s - num_tokens * self.token_s, 0.0)
             self.block_s += self._smoothing * (rest_s / num_copied_blocks - self.block_s)

@@ -51,7 +51,7 @@ class KVCacheManager(Protocol):
 
     @property
     def num_free_host_blocks(self) -> int:
-        """Those of them that no swapped-out request holds."""
+        """Host blocks that no swapped-out request holds."""
         ...
 
     @property

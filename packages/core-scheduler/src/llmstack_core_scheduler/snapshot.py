@@ -75,7 +75,7 @@ def take_snapshot(scheduler: Scheduler) -> tuple[State, list[EngineCoreRequest]]
 
 
 def new_tokens(state: State) -> Iterator[list[int]]:
-    """Of each request in a snapshot, the tokens that it has got since it arrived."""
+    """The tokens that each request of a snapshot has sampled since it arrived."""
     return (named[_TOKENS] for named in state["requests"])
 
 

@@ -178,7 +178,7 @@ def _make_ready(
 
 
 def resolve_async_scheduling(config: EngineConfig, device: str) -> bool:
-    """What was asked for; else on a device that computes by itself, unless drafts have to follow known tokens."""
+    """The option if it is given; else on for GPUs, unless drafts have to follow known tokens."""
     if config.async_scheduling is not None:
         return config.async_scheduling
     if config.scheduler.pipeline_parallel_size > 1:
@@ -204,7 +204,7 @@ def choose_stage_tokens(config: SchedulerConfig, device: str) -> SchedulerConfig
 
 
 def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResidency | None:
-    """What follows blocks, where that is asked for."""
+    """The hook that measures how long blocks stay in the cache, if the option is on."""
     sample = config.block_metrics_sample
     if not sample:
         return None
@@ -212,7 +212,7 @@ def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResid
 
 
 def make_profiles(config: EngineConfig, runner: ModelRunner) -> StepProfiles | None:
-    """What records profiles, where that is asked for.
+    """The profiler, if the option is given.
 
     Raises:
         EngineStartError: The model runner does not record any, or the folder cannot be created.
@@ -227,7 +227,7 @@ def make_profiles(config: EngineConfig, runner: ModelRunner) -> StepProfiles | N
 
 
 def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts) -> CacheNews:
-    """What follows the prefix cache, and publishes its events where that is asked for.
+    """The follower of the prefix cache, which publishes its events if the option is given.
 
     Raises:
         EngineStartError: An endpoint cannot be listened on, or others could read it.
@@ -240,7 +240,7 @@ def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts) -> CacheNews:
 
 
 def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:
-    """What tells the engine core's own hooks, the log, the trace and the user's hooks, in this order."""
+    """The event bus of the engine core's own hooks, the log, the trace and the user's hooks, in this order."""
     hooks = list(own)
     if logger.isEnabledFor(logging.DEBUG):
         hooks.append(StepLogger())

@@ -86,7 +86,7 @@ class CacheNews:
             self._is_published = publisher.publish(events, is_whole=False)
 
     def take(self) -> CacheUpdate | None:
-        """What the followers have to know since the last call."""
+        """The updates for followers of the cache since the last call."""
         if self._segments is None or not self._segments.has_changes:
             return None
         self._number += 1

@@ -74,7 +74,7 @@ class ProfilerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What it takes to build one engine core; plain data, so that it can travel to the engine core's process.
+    """The configuration of one engine core; plain data, which can be sent to its process.
 
     Attributes:
         model: What the runner is constructed with.

@@ -37,7 +37,7 @@ def numeric_contract_id(
 
 
 def numeric_difference(first: EngineReady, other: EngineReady) -> str:
-    """What distinguishes two engine cores of different contract ids, as `NAME is A, but B`; empty for equal ids."""
+    """The difference between two numeric contract ids, as `NAME is A, but B`; empty for equal ids."""
     if first.numeric_contract_id == other.numeric_contract_id:
         return ""
     pairs = {name: (getattr(first, name), getattr(other, name)) for name in ("dtype", "kv_cache_dtype", "vocab_size")}

@@ -17,7 +17,7 @@ from llmstack_types import KVCacheSpec
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """What a cache manager is constructed with; the log of steps records it.
+    """The configuration of a cache manager, which is in the header of the step log.
 
     Attributes:
         num_blocks: Blocks of the storage.

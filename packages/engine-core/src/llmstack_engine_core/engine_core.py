@@ -128,7 +128,7 @@ class EngineCore:
 
     @property
     def runner(self) -> ModelRunner:
-        """What computes the steps; it belongs to the engine core's thread."""
+        """The model runner; only the engine core's thread may use it."""
         return self._runner
 
     def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
@@ -305,7 +305,7 @@ class EngineCore:
         return self._clock()
 
     def take_shadow_report(self) -> ShadowReport | None:
-        """What the shadow scheduler has reported since the last call; None for nothing."""
+        """The reports of the shadow scheduler since the last call; None if there are none."""
         return None if self._shadow is None else self._shadow.take_report()
 
     def _forget(self, request_ids: Collection[str]) -> None:

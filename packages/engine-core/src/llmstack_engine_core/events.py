@@ -123,7 +123,7 @@ class StepRecorder(EventHook):
             self._num_rows -= len(self._steps.popleft()[1])
 
     def read(self, now_s: float, after_step: int = 0) -> StepRecording:
-        """What is kept of the steps after `after_step`, and the events since that one began."""
+        """The kept steps after `after_step`, and the events since that step began."""
         kept = [(step, rows) for step, rows in self._steps if step.stats.step > after_step]
         since_s = next((step.start_s for step, _ in self._steps if step.stats.step == after_step), -math.inf)
         events = [event for event in self._events if event.time_s >= since_s]

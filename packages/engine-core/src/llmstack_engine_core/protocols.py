@@ -112,7 +112,7 @@ class ModelRunner(Protocol):
         """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower.
 
         `num_host_blocks` further ones lie in the host's memory, for requests that are swapped out; a runner without
-        them may leave the argument away.
+        them may leave the argument out.
         """
         ...
 
@@ -150,7 +150,7 @@ class ModelRunner(Protocol):
 
 
 class ShadowSource(Protocol):
-    """What reports of a shadow scheduler. Nothing of it waits, or raises."""
+    """A source of reports of a shadow scheduler. Its methods neither wait nor raise."""
 
     def take_report(self) -> ShadowReport | None:
         """The last report, once; None where there is no new one."""
@@ -162,7 +162,7 @@ class ShadowSource(Protocol):
 
 
 class ReportingRunner(Protocol):
-    """What a model runner that reports progress within a step has besides the methods of `ModelRunner`."""
+    """A model runner that reports progress within a step: its methods besides those of `ModelRunner`."""
 
     def report_progress_to(self, report: Callable[[], None]) -> None:
         """Calls `report` from time to time within a step, also while graphs are captured and kernels compiled."""
@@ -170,7 +170,7 @@ class ReportingRunner(Protocol):
 
 
 class ProfilingRunner(Protocol):
-    """What a model runner that records what it computes has besides the methods of `ModelRunner`."""
+    """A model runner that records profiles: its methods besides those of `ModelRunner`."""
 
     def start_profile(self, *, with_stack: bool, with_memory: bool, record_shapes: bool) -> None:
         """Begins to record all operations; none is being recorded before."""
@@ -187,7 +187,7 @@ class ProfilingRunner(Protocol):
 
 
 class AdapterRunner(Protocol):
-    """What a model runner that serves LoRA adapters has besides the methods of `ModelRunner`."""
+    """A model runner that serves LoRA adapters: its methods besides those of `ModelRunner`."""
 
     def announce_adapter(self, identity: str, path: str) -> None:
         """Comes before `read_adapter`, on the engine core's thread."""
@@ -211,7 +211,7 @@ class AdapterRunner(Protocol):
 
 
 class TransferRunner(Protocol):
-    """What a model runner has besides the methods of `ModelRunner` if its KV blocks can leave the process.
+    """A model runner whose KV blocks can leave the process: its methods besides those of `ModelRunner`.
 
     The form of blocks is the canonical one: for each layer keys, then values, each `[block, kv_head, slot, dim]`.
     """
@@ -295,7 +295,7 @@ class ConstraintBackend(Protocol):
     """
 
     def expected_seconds(self, params: StructuredOutputsParams) -> float:
-        """What compiling a constraint may take, by its size and shape; a rough estimate. From any thread."""
+        """A rough estimate of the seconds to compile a constraint, by its size and shape. From any thread."""
         ...
 
     def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:

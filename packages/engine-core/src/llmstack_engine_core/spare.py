@@ -48,7 +48,7 @@ class Spares:
 
     @property
     def pid(self) -> int | None:
-        """Of the process in reserve."""
+        """The process id of the spare."""
         return None if self._spare is None else self._spare.process.popen.pid
 
     def prepare(self) -> None:
@@ -129,7 +129,7 @@ def _end(process: WaitingProcess, owner_pid: int) -> None:
 
 
 def lower_priority() -> None:
-    """Lets all others compute first, as far as that can be undone without privileges.
+    """Lowers the priority of this process, if that can be undone without privileges.
 
     The calling thread gets the lowest priority, and those that it starts inherit it. Where only an administrator may
     raise it again, the priority of the session is lowered instead; the kernel knows it where it groups by sessions.

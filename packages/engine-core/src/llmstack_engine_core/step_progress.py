@@ -10,7 +10,7 @@ from llmstack_types import EngineCoreOutputs, SchedulerOutput, StepRecord
 
 
 class StepTimes:
-    """How long steps take, by the powers of two of their tokens: the cost model of the watch over a step."""
+    """Durations of steps by number of tokens, in powers of two; the watchdog for hanging steps uses them."""
 
     def __init__(self, unknown_s: float) -> None:
         """`unknown_s`: What a step of a size beyond all measured ones may take: the first ones compile and capture."""

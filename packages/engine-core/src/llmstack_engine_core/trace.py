@@ -28,11 +28,11 @@ class TraceHook(EventHook):
     """The engine core's lines: states, steps and their rows."""
 
     def on_status(self, event: RequestEvent) -> None:
-        """Who enters which state."""
+        """Prints the request and the state that it enters."""
         trace_line("scheduler", f"{event.request_id}: {event.status.name}")
 
     def on_scheduled(self, scheduled: SchedulerOutput) -> None:
-        """What the step computes, row by row."""
+        """Prints the work of the step, row by row."""
         if scheduled.is_empty():
             return
         num_tokens, rows = scheduled.total_num_scheduled_tokens, scheduled.scheduled_requests

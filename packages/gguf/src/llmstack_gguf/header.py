@@ -73,7 +73,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says before its data.
+    """The header of a file.
 
     Attributes:
         metadata: Key to value; arrays of numbers are `array.array`.

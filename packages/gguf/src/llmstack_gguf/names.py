@@ -223,7 +223,7 @@ _MAX_EXPERTS = 4096
 
 
 class Target(NamedTuple):
-    """What becomes of a tensor of a file.
+    """The target of a tensor of a file.
 
     Attributes:
         names: Of each of its parts in repositories.
@@ -247,7 +247,7 @@ class Target(NamedTuple):
 
 
 def architecture_of(header: Header) -> Architecture:
-    """What a file's architecture is in repositories.
+    """The architecture of a file, as repositories name it.
 
     Raises:
         GGUFError: It is not supported.
@@ -263,7 +263,7 @@ def architecture_of(header: Header) -> Architecture:
 
 
 def target_of(header: Header, name: str) -> Target:
-    """What becomes of a tensor, by its name in the file; one that is not known keeps its name.
+    """The target of a tensor, by its name in the file; an unknown name is kept.
 
     Raises:
         GGUFError: Its shape is not that of experts, or what it belongs to is missing.

@@ -34,7 +34,7 @@ _OP_TO_KEEPERS = {
 def find_breaches(
     device_type: str, dtype: torch.dtype, head_dim: int, is_batch_invariant: bool = False
 ) -> Iterator[str]:
-    """What breaks the contract for a decoder on devices of a type; nothing where it holds.
+    """The operations that break the contract for a decoder on a type of device; none if it holds.
 
     `is_batch_invariant` is what its linear layers were packed with, and its attention is called with.
     """

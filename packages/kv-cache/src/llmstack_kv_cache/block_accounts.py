@@ -137,7 +137,7 @@ class BlockAccounts(ABC):
         return self._pool.resize(num_blocks)
 
     def fetch_events(self) -> tuple[list[KVCacheEvent], int]:
-        """What became findable or ceased to be since the last call, and how many events before were given up.
+        """The events since the last call, and the number of earlier events that were dropped.
 
         After a number above 0 the listener's picture is incomplete: removals of blocks it does not know, stores after
         parents it does not know.

@@ -163,7 +163,7 @@ class BlockPool:
         return True
 
     def inconsistencies(self, owners: Iterable[Segment]) -> list[str]:
-        """What does not hold although it always should, `owners` being all that hold blocks; O(number of blocks)."""
+        """Violated invariants, where `owners` are all that hold blocks; O(number of blocks)."""
         owners = list(owners)
         held = Counter(block_id for owner in owners for block_id in owner.block_ids)
         held.update(range(self.num_reserved_blocks))

@@ -69,7 +69,7 @@ class GroupTable(BlockTable):
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks of tokens it reaches over."""
+        """The length of the table in blocks, freed ones included."""
         return self.num_passed_blocks + len(self.block_ids)
 
     @property
@@ -78,7 +78,7 @@ class GroupTable(BlockTable):
         return self.block_ids[max(self.num_full_blocks - self.num_passed_blocks, 0) :]
 
     def full_table(self) -> list[int]:
-        """Its blocks as a kernel wants them, the null block where the window has passed."""
+        """The block table for kernels, with the null block behind the window."""
         return [NULL_BLOCK_ID] * self.num_passed_blocks + self.block_ids
 
 

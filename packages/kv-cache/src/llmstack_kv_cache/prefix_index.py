@@ -205,7 +205,7 @@ class PrefixIndex:
                 yield self._stored(run.start, len(run.block_ids), parent, contents, suffix)
 
     def inconsistencies(self) -> list[str]:
-        """What does not hold although it always should; O(number of blocks)."""
+        """Violated invariants; O(number of blocks)."""
         runs = list(self._key_to_run.values())
         problems = []
         if any(key != run.key for key, run in self._key_to_run.items()):

@@ -58,12 +58,12 @@ class HostBlockPool:
         return self.release(request_id)
 
     def release(self, request_id: str) -> str:
-        """Frees the blocks of a request that is here; its salt."""
+        """Frees the host blocks of a swapped-out request, and returns its salt."""
         self._free += self._request_id_to_block_ids.pop(request_id)[::-1]
         return self._request_id_to_salt.pop(request_id)
 
     def inconsistencies(self) -> list[str]:
-        """What does not hold although it always should; O(number of blocks)."""
+        """Violated invariants; O(number of blocks)."""
         held = [block_id for block_ids in self._request_id_to_block_ids.values() for block_id in block_ids]
         if sorted(held + self._free) != list(range(self.num_blocks)):
             return ["the host blocks are not each free or held once"]

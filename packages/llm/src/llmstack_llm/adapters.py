@@ -62,7 +62,7 @@ class AdapterRegistry:
 
     @property
     def adapters(self) -> list[Adapter]:
-        """Those that requests can name, in the order in which they were loaded."""
+        """The adapters that requests can name, in the order in which they were loaded."""
         return list(self._adapters.values())
 
     def find(self, name: str) -> Adapter | None:

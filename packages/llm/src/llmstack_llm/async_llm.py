@@ -360,12 +360,12 @@ class AsyncLLM(EngineFrontEnd):
 
     @property
     def prompt_prefixes(self) -> Mapping[str, str]:
-        """What the model wants before texts, by what they are for, as far as its folder says so."""
+        """Prefixes of texts to embed, by their use (query, document), if the model's folder has them."""
         return self.model_config.pooling.prompts
 
     @property
     def label_names(self) -> Mapping[int, str]:
-        """What a classifier calls its labels, as far as it does."""
+        """The names of a classifier's labels, if it has names."""
         return self.model_config.label_names
 
     @property

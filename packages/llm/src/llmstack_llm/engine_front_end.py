@@ -146,7 +146,7 @@ class EngineFrontEnd:
 
     @property
     def engines(self) -> Sequence[EngineReady]:
-        """What each engine core said when it was ready."""
+        """The `EngineReady` of each engine core."""
         return self._client.engines
 
     @property
@@ -228,7 +228,7 @@ class EngineFrontEnd:
         return True
 
     async def load_adapter_files(self, identity: str, path: str) -> str:
-        """Lets the engine core read an adapter, and returns how far that is; no name is changed."""
+        """Starts reading an adapter in the engine core, and returns the progress; no name is changed."""
         return await self._client.call(Control.LOAD_ADAPTER, identity, path)
 
     async def set_adapters(self, wanted: Sequence[Adapter]) -> None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """What one step's outputs led to.
+    """The results of one step's outputs.
 
     Attributes:
         request_ids: Requests whose stream has something new, each once, in order.
@@ -49,7 +49,7 @@ class OutputProcessor:
     """Owns the state of every request in flight; needs no engine and no event loop.
 
     Attributes:
-        pooling: Those that return a vector.
+        pooling: The requests that return vectors.
         observers: Called for requests that are added from now on.
     """
 
@@ -73,7 +73,7 @@ class OutputProcessor:
         return len(self.request_id_to_completion) + len(self.pooling.request_id_to_state)
 
     def num_unfinished_of(self, tenant: str) -> int:
-        """Those of one tenant; linear in the requests in flight."""
+        """The number of unfinished requests of one tenant; linear in the requests in flight."""
         states = self.request_id_to_state.values()
         num_completions = sum(state.num_unfinished for state in states if state.tenant == tenant)
         return num_completions + sum(one.request.tenant == tenant for one in self.pooling.request_id_to_state.values())

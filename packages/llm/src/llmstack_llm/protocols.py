@@ -69,7 +69,7 @@ class AsyncEngineCoreClient(Protocol):
 
     @property
     def engines(self) -> Sequence[EngineReady]:
-        """What each engine core said when it was ready."""
+        """The `EngineReady` of each engine core."""
         ...
 
     @property

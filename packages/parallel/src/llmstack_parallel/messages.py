@@ -43,7 +43,7 @@ class Call(IntEnum):
 
 
 class AdapterCall(IntEnum):
-    """What happens to a LoRA adapter in all ranks."""
+    """An operation on a LoRA adapter in all ranks."""
 
     READ = 1
     """Begins to read it beside steps; there is no answer."""

@@ -18,7 +18,7 @@ class RankProcess:
     """The process of a rank.
 
     Attributes:
-        lifeline: Our end of the socket by which each notices the end of the other.
+        lifeline: Our end of a socket pair; each side sees it close when the other side ends.
     """
 
     rank: int

@@ -42,7 +42,7 @@ class RayHost:
 
 
 def pack_order(config: EngineConfig, rank: int) -> bytes:
-    """What an actor is started with."""
+    """The packed order that starts an actor."""
     packed: bytes = msgpack.packb([config.to_plain(), rank])
     return packed
 

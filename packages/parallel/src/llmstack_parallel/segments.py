@@ -63,7 +63,7 @@ class Segments:
             raise
 
     def of_rank(self, rank: int) -> RankSegments:
-        """What one rank maps."""
+        """The shared memory that one rank maps."""
         stage, place = self._topology.stage(rank), self._topology.place(rank)
         return RankSegments(
             self._stage_to_group.get(stage, _NONE),

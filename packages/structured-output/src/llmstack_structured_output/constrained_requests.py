@@ -57,7 +57,7 @@ class ConstrainedRequests:
         self._requests: dict[str, _Request] = {}
 
     def expected_seconds(self, params: StructuredOutputsParams) -> float:
-        """What compiling a constraint may take, by its size and shape; a rough estimate."""
+        """A rough estimate of the seconds to compile a constraint, by its size and shape."""
         return expected_seconds(normal_form(params))
 
     def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:
@@ -97,7 +97,7 @@ class ConstrainedRequests:
             raise ConstraintFailedError(one_line(request.matcher.error))
 
     def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
-        """What may come next in each request, and behind each of its draft tokens.
+        """Masks of the next tokens of each request, and of the tokens after each draft token.
 
         Returns one mask for each request and one more for each draft, in the order of `rows`, `mask_bytes` each: token
         t is bit t % 8, counted from the lowest, of byte t // 8. Behind a draft that is not allowed, anything is. A

@@ -59,7 +59,7 @@ def read_schema(param: str, schema: str | Mapping[str, Any], limits: GrammarLimi
 
 
 def read_json(param: str, text: str | Mapping[str, Any], limits: GrammarLimits) -> Any:
-    """What a JSON text holds, its size and depth within the limits.
+    """The value of a JSON text; checks its size and depth.
 
     Raises:
         InvalidRequestError: It is no JSON, or over a limit.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class LoRAIdentity(NamedTuple):
-    """What tells adapters apart: two with equal identities compute the same.
+    """The identity of an adapter: two adapters with equal identities compute the same.
 
     As text (`str`) it is the `lora_name` of requests: `name@digest.generation`. A name has no `@`.
 

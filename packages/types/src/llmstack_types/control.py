@@ -26,7 +26,7 @@ class Operation(Generic[ResultT, *ArgumentTs]):
 
 
 class Control:
-    """What a client may ask of an engine core besides requests: a closed set, as in `call(Control.SLEEP, 1)`."""
+    """The operations of an engine core besides requests, as in `call(Control.SLEEP, 1)`."""
 
     RESET_PREFIX_CACHE: Final[Operation[bool]] = Operation("reset_prefix_cache", 1)
     """Forgets cached prefixes; False while requests are running."""

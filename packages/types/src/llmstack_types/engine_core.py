@@ -29,7 +29,7 @@ IMPLIED_DEADLINE_S = 30.0
 
 
 class KVTransferParams(NamedTuple):
-    """What a request has to do with the KV cache of another engine core.
+    """The exports and imports of a request's KV blocks.
 
     Attributes:
         do_remote_decode: Another engine core goes on from the prompt: its blocks are exported at the end.

@@ -83,7 +83,7 @@ class StepRecord(NamedTuple):
 
 
 class StepRecording(NamedTuple):
-    """What a recorder still has, oldest first.
+    """The steps and events that a recorder still has, oldest first.
 
     Attributes:
         now_s: Monotonic seconds when it was read, for the ages of what is in it.

@@ -120,7 +120,7 @@ class ModelRunnerConfig:
 
     @property
     def num_local_ranks(self) -> int:
-        """Those of them on this machine."""
+        """The number of ranks on this machine."""
         return self.num_ranks if self.placement is None else self.num_ranks // self.placement.num_nodes
 
     @property

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class PoolingTask(StrEnum):
-    """What a pooling request returns; the values are vLLM's."""
+    """The kind of result of a pooling request; the values are vLLM's."""
 
     EMBED = "embed"
     """One vector."""

@@ -11,7 +11,7 @@ from llmstack_types.structured_outputs_params import StructuredOutputsParams
 
 
 class RequestOutputKind(StrEnum):
-    """What each `RequestOutput` of a stream holds."""
+    """The contents of each `RequestOutput` of a stream."""
 
     CUMULATIVE = "cumulative"
     """Everything generated so far."""

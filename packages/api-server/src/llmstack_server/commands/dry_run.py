@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a dry run found.
+    """The result of a dry run.
 
     Attributes:
         table: A line for each option, with its source.

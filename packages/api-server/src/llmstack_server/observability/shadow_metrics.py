@@ -76,7 +76,7 @@ class ShadowMetrics:
         self._gauges["is_running"].labels(*labels, report.name).set(0 if report.problem else 1)
 
     def live_part(self, engine_index: int) -> dict[str, Any] | None:
-        """What the page shows of that engine core's shadow; None where there is none."""
+        """The shadow scheduler of an engine core as `/live` shows it; None without one."""
         report = self.reports.get(engine_index)
         return None if report is None else {"name": report.name, "sentences": sentences(report)}
 
@@ -94,7 +94,7 @@ class ShadowMetrics:
 
 
 def sentences(report: ShadowReport) -> list[str]:
-    """What a report says, of the last requests."""
+    """Sentences on the last requests of a report."""
     found = []
     if report.problem:
         found.append(f"It has ended: {report.problem}.")

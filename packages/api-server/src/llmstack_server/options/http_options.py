@@ -78,7 +78,7 @@ class CORSConfig(OptionGroup):
 
 @positional_group
 class RequestLogConfig(OptionGroup):
-    """What the log says about each request."""
+    """Options of the log lines for each request."""
 
     title = "Logs"
 
@@ -111,7 +111,7 @@ class RequestLogConfig(OptionGroup):
 
 @positional_group
 class RateLimits(OptionGroup):
-    """What one API key may ask for; None is no limit. Without keys all clients count as one."""
+    """Limits of one API key; None is no limit. Without keys all clients count as one."""
 
     title = "Limits"
 
@@ -201,7 +201,7 @@ class BatchConfig(OptionGroup):
 
 @positional_group
 class AnswerConfig(OptionGroup):
-    """What answers carry whatever a request says."""
+    """Contents of answers that do not depend on the request."""
 
     title = "Answers"
 

@@ -11,7 +11,7 @@ from llmstack_llm.options.problem import Problem
 
 @option_group
 class ObservabilityConfig(OptionGroup):
-    """What the server reports beside metrics and logs.
+    """Options of spans, timings and explanations.
 
     Attributes:
         has_trace_lines: Each stage of each request prints a line; `--trace` of the engine.

@@ -76,7 +76,7 @@ class ProcessConfig(OptionGroup):
             yield _exclusive(alone, "{engine_addresses}", "the engine core runs elsewhere already")
 
     def conflicts_with_engines(self, num_engines: int, *, has_spare: bool = False) -> Iterator[Problem]:
-        """What contradicts options of the engine: the number of engine cores, and one in reserve."""
+        """Contradictions with options of the engine: the number of engine cores, and the warm spare."""
         if has_spare and self.is_attached:
             yield _exclusive("{warm_spare}", "{engine_addresses}", "what runs the engine cores replaces them")
         if has_spare and not self.is_multiprocess:
@@ -93,7 +93,7 @@ class ProcessConfig(OptionGroup):
             )  # fmt: skip
 
     def conflicts_with_hosts(self, engine: EngineArgs) -> Iterator[Problem]:
-        """What contradicts engine cores on other machines."""
+        """Contradictions with engine cores on other machines."""
         rank = f"{{data_parallel_start_rank}} {engine.data_parallel_start_rank}"
         if engine.data_parallel_start_rank and not self.is_headless:
             yield Problem(f"{rank} needs {{is_headless}}: the first machine has the first engine cores")

@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class ReloadEntry(NamedTuple):
-    """What a reload by this name changes, of what the server has begun with.
+    """An entry of `--reload-models`: what a reload by this name changes.
 
     Attributes:
         model: Folder or repository id; None for that of the start.
@@ -130,7 +130,7 @@ class ReloadOptions(OptionGroup):
         return {entry.name: entry for entry in found} if self.reload_models else {}
 
     def conflicts_with(self, engine: EngineArgs, processes: ProcessConfig) -> Iterator[Problem]:
-        """What a second engine core beside the first one excludes."""
+        """Contradictions with a second engine core beside the first one."""
         if not self.reload_models:
             return
         flag = "{reload_models}"

@@ -60,7 +60,7 @@ def check_root_path(text: str) -> str:
 
 @option_group
 class NameOptions(OptionGroup):
-    """What the model is called in the API."""
+    """Names of the model in the API."""
 
     title = "Model"
 

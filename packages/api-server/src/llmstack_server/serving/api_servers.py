@@ -299,7 +299,7 @@ class ApiServers:
 
 
 def shared_configuration(config: ServeConfig) -> process_channel.Message:
-    """What another process makes the configuration of again, secrets included."""
+    """The configuration for another process as plain data, secrets included."""
     return {
         "settings": config.settings.to_plain(),
         "deployment_secret": config.deployment_secret.hex(),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Members:
-    """What is notified of other machines, and what has started their engine cores.
+    """The listener for other machines, and the launcher of their engine cores.
 
     Attributes:
         feed: Tells the API processes.

@@ -68,7 +68,7 @@ class ReloadSupervisor:
         self.engines, self._start_model_path = engines, engines.model_path
 
     def addresses_order(self, opened: EngineProcesses) -> Message:
-        """What an API process that starts has to know; `opened` are the engine cores of the start."""
+        """The addresses that a new API process needs; `opened` are the engine cores of the start."""
         engines = self.engines or opened
         return {
             "model_path": engines.model_path, "addresses": engines.addresses, "reloaded": self._reloaded,

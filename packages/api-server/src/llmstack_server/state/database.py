@@ -22,7 +22,7 @@ _DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CORRUPT_VTAB", "SQLITE_CO
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What a database of ours looks like.
+    """The tables and the version of a database.
 
     Attributes:
         application_id: The number in the header of the file that says whose it is.

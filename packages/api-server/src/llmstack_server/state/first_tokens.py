@@ -73,7 +73,7 @@ class FirstTokens:
         self._engines.pop(ready.engine_index, None)
 
     def observe(self, stats: SchedulerStats, iteration: IterationStats, now_s: float) -> None:
-        """Takes in what an engine core reports after a step."""
+        """Processes the report of an engine core after a step."""
         index = iteration.engine_index
         engine = self._engines.get(index)
         if engine is None:

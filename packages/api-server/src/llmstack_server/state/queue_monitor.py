@@ -47,7 +47,7 @@ class DrainRate:
         self._num_admissions = 0
 
     def observe(self, stats: SchedulerStats, time_s: float, memory_s: float) -> None:
-        """Takes in a report; what is older than `memory_s` counts less and less."""
+        """Processes a report; the weight of reports older than `memory_s` decreases."""
         last, last_s, self.last, self._last_s = self.last, self._last_s, stats, time_s
         num_tokens = stats.num_admitted_tokens - last.num_admitted_tokens
         # Time without waiting requests says nothing; a smaller counter is that of another engine core.
@@ -108,7 +108,7 @@ class QueueMonitor:
         self.first_tokens.log_engine_initialized(ready, max_num_tokens)
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
-        """Takes in what an engine core reports after a step."""
+        """Processes the report of an engine core after a step."""
         for finished in iteration_stats.finished_requests:
             if finished.inference_time_s is not None:
                 self._service_s += _SMOOTHING * (finished.inference_time_s - self._service_s)

@@ -40,7 +40,7 @@ class RecentPredictions:
         prediction.real_s, prediction.changed_s = real_s, self._clock()
 
     def rows(self, max_age_s: float) -> list[list[Any]]:
-        """What has changed in the last seconds: tenant, request id, predicted and real milliseconds."""
+        """Predictions of the last seconds: tenant, request id, predicted and real milliseconds."""
         since_s = self._clock() - max_age_s
         return [
             [one.tenant, request_id, _ms(one.predicted_s), None if one.real_s is None else _ms(one.real_s)]

@@ -77,7 +77,7 @@ class RemoteReader:
         raise UnknownStreamError
 
     async def aclose(self) -> None:
-        """Takes the reader away in the other process."""
+        """Removes the reader in the other process."""
         await self._ask(f"close {self._token}")
 
 

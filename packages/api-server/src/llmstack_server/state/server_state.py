@@ -46,7 +46,7 @@ class Signer(Protocol):
 
 
 class SharedReloads(Protocol):
-    """What lets all API processes of the server reload."""
+    """The interface by which all API processes of the server reload together."""
 
     async def reload(self, name: str, *, moves: bool) -> tuple[int, int]:
         """Reloads in all of them; the numbers of requests that moved, and that finish where they are.

@@ -42,7 +42,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a reader gets next.
+    """The next events of a reader.
 
     Attributes:
         first: The number of the first event, from 1 on; parts of an answer that is no stream are numbered, too.

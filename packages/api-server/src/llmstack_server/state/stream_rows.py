@@ -36,7 +36,7 @@ SCHEMA: Final = Schema(
 
 @dataclass(frozen=True, slots=True)
 class KeptRequest:
-    """What generates an answer again, the same text included.
+    """A kept request, from which the same answer can be generated again.
 
     Attributes:
         headers: Those of the request that its answer depends on.
@@ -70,7 +70,7 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be written of one answer.
+    """A change of the rows of one answer.
 
     Attributes:
         row: The answer, without its parts; None where its rows are to be deleted.

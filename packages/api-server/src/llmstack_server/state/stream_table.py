@@ -17,7 +17,7 @@ RECORD_OVERHEAD = 4096
 
 
 class StreamObserver(Protocol):
-    """What follows the records of a table."""
+    """An observer of the records of a table."""
 
     def on_change(self, record: StreamRecord) -> None:
         """Parts or readers of a record have changed."""

@@ -64,7 +64,7 @@ class EarlierStream:
             self._note(event)
 
     def rest_of(self, raw: bytes) -> bytes | None:
-        """What of the next event of the second run is new; None if nothing is.
+        """The new part of the next event of the second run; None if there is none.
 
         Raises:
             OtherTextError: It is not as in the first run.

@@ -13,7 +13,7 @@ ITEMS_PER_STEP = 64
 
 
 async def collected(items: Iterable[Item]) -> list[Item]:
-    """What an iterator yields; other requests run after every few items. It must not depend on what they change."""
+    """The items of an iterator as a list. Other requests run after every few items and must not change its source."""
     found: list[Item] = []
     for item in items:
         found.append(item)

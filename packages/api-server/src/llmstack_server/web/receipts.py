@@ -118,7 +118,7 @@ def check_signature(receipt: Mapping[str, Any]) -> None:
 
 
 def signed_bytes(receipt: Mapping[str, Any]) -> bytes:
-    """What is signed: canonical JSON of all but the signature and the token ids."""
+    """The bytes to sign: canonical JSON of all but the signature and the token ids."""
     signed = {name: value for name, value in receipt.items() if name not in UNSIGNED_FIELDS}
     signed["completions"] = [
         {name: value for name, value in one.items() if name not in TOKEN_FIELDS} for one in receipt["completions"]
@@ -189,7 +189,7 @@ class NotedOutputs:
         await self._outputs.__aexit__(*exc_info)
 
     def completions(self, *, has_token_ids: bool) -> list[dict[str, Any]]:
-        """What a receipt says of each completion; with token ids for who has asked for them."""
+        """The completions of a receipt, with token ids if the client has asked for them."""
         found = []
         for (prompt_index, index), token_ids in sorted(self.token_ids.items()):
             prompt = self.prompts[prompt_index]

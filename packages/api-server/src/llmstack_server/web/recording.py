@@ -30,7 +30,7 @@ class Recorder:
         self._rest = b""
 
     async def send(self, message: Message) -> None:
-        """Takes one message of ASGI."""
+        """Records one ASGI message."""
         if message["type"] == "http.response.start":
             self._begin(message)
             return

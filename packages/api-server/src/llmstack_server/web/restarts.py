@@ -197,7 +197,7 @@ class _SecondRecorder(Recorder):
 
 
 def open_saved_streams(state: ServerState) -> None:
-    """Lets resumable answers outlive this server, where it has `--state-dir`.
+    """Opens the saved resumable streams, with `--state-dir`.
 
     Raises:
         ServeError: The database cannot be used; the text is one sentence.

@@ -41,7 +41,7 @@ _EVENT_ID = re.compile(r"([0-9a-f]{32})\.([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the headers of a request ask for.
+    """The headers of a request that ask for resumption or idempotency.
 
     Attributes:
         key: The value of `Idempotency-Key`.

@@ -34,7 +34,7 @@ _LASTING_HEADERS = frozenset({b"content-type", b"content-length", b"cache-contro
 
 
 class StreamAnswer(Response):
-    """What one reader reads, as the answer to one request. The events of a stream have their ids."""
+    """The answer of one reader of a resumable stream. Its events have ids."""
 
     def __init__(self, state: ServerState, reader: Reader, *, is_first: bool = False) -> None:
         """`is_first`: Whether this is the request that generates the answer."""

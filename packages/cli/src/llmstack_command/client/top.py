@@ -50,7 +50,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Board:
-    """What has come over the stream of `/live/events`."""
+    """The state that `llmstack top` draws, from the stream of `/live/events`."""
 
     steps: dict[int, list[Any]] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)

@@ -14,7 +14,7 @@ class DecisionHash:
         self._hash = blake2b(digest_size=16)
 
     def add(self, scheduled: SchedulerOutput) -> None:
-        """Takes in one step."""
+        """Adds the decisions of one step to the hash."""
         new = [(request.request_id, request.token_ids) for request in scheduled.new_requests]
         rows = [(*row[:4], list(row.draft_token_ids)) for row in scheduled.scheduled_requests]
         copies = (scheduled.swap_outs, scheduled.swap_ins, scheduled.block_copies)

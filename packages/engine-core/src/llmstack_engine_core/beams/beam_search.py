@@ -57,7 +57,7 @@ class BeamSearch:
 
     Attributes:
         width: Running beams, and complete ones to find.
-        num_choices: Likeliest tokens that `advance` needs to know of each beam: so many that `width` of them go on.
+        num_choices: Number of likeliest tokens of each beam that `advance` needs, so that `width` beams can go on.
         running: The beams to be continued, best first: the empty one in the beginning.
         complete: The best that have ended, best first; at most `width`.
         is_over: Whether `complete` is the result.

@@ -45,7 +45,7 @@ class AsyncClient(ABC):
 
     @property
     def engines(self) -> list[EngineReady]:
-        """What the engine core said when it was ready; empty before."""
+        """The `EngineReady` of the engine core; empty until it is ready."""
         return [] if self._mailbox.ready is None else [self._mailbox.ready]
 
     @property
@@ -155,7 +155,7 @@ class AsyncClient(ABC):
         await self._send(FollowCache())
 
     def take_cache_updates(self) -> list[CacheUpdate]:
-        """Those that have come since the last call."""
+        """The updates of caches since the last call."""
         updates = list(self._mailbox.cache_updates)
         self._mailbox.cache_updates.clear()
         return updates

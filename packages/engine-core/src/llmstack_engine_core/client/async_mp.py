@@ -121,7 +121,7 @@ class AsyncMPClient(AsyncSocketClient):
 
     @property
     def pid(self) -> int:
-        """Of the engine core's process."""
+        """The process id of the engine core."""
         return self._process.pid
 
     @property

@@ -133,7 +133,7 @@ class BalancedClient:
 
     @property
     def engines(self) -> list[EngineReady]:
-        """What each said when it was ready, in order."""
+        """The `EngineReady` of each engine core, in order."""
         return [
             replace(ready, engine_index=index) for index, client in enumerate(self._clients) for ready in client.engines
         ]

@@ -41,7 +41,7 @@ _LAUNCHERS = {"ray": "llmstack_parallel.ray_hosts:RayHosts"}
 
 
 class HostsLauncher(Protocol):
-    """What has started the engine cores of other machines."""
+    """The launcher of engine cores on other machines."""
 
     def close(self) -> None:
         """Ends them, and gives back what they had."""
@@ -49,7 +49,7 @@ class HostsLauncher(Protocol):
 
 
 class Membership(Protocol):
-    """Who tells which machines are there: a `Rendezvous`, or what another process says of its own."""
+    """The source of the list of machines: a `Rendezvous`, or the reports of another process that has one."""
 
     def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
         """Calls `on_join` for a machine that is welcome, `on_leave` for one that ends. Idempotent."""
@@ -60,16 +60,16 @@ class Membership(Protocol):
         ...
 
     def host_of(self, rank: int) -> str:
-        """The machine of an engine core."""
+        """The name of the machine that an engine core runs on."""
         ...
 
     async def close(self) -> None:
-        """There is no endpoint any more. Idempotent."""
+        """Stops following machines, since the endpoint ends. Idempotent."""
         ...
 
 
 def make_launcher(config: EngineConfig, hosts: HostsConfig) -> HostsLauncher | None:
-    """What starts the engine cores of other machines; None where their operators do.
+    """The launcher of engine cores on other machines; None if their operators start them.
 
     Raises:
         EngineStartError: It cannot be imported, or cannot start them.
@@ -138,7 +138,7 @@ class HostsClient(BalancedClient):
 
     @property
     def engines(self) -> list[EngineReady]:
-        """What each said when it was ready; the folders of other machines are not of this one."""
+        """The `EngineReady` of each engine core; folders in those of other machines do not exist here."""
         engines = super().engines
         return [one if one.engine_index < self._num_local else replace(one, model_path="") for one in engines]
 

@@ -32,7 +32,7 @@ class Journal:
 
     @property
     def request_ids(self) -> list[str]:
-        """Of the requests in flight."""
+        """The ids of the requests in flight."""
         return list(self._entries)
 
     def group(self, request_id: str) -> list[str]:

@@ -46,7 +46,7 @@ class LiveRouter:
         self._unfollowed = dict.fromkeys(range(len(self._clients)))
 
     async def follow(self) -> None:
-        """Reads all reports, and follows engine cores that are new or that a report is missing of."""
+        """Reads all reports, and follows the caches of engine cores that are new or whose reports have a gap."""
         for index in range(len(self._clients)):
             self.catch_up(index)
         for index in list(self._unfollowed):

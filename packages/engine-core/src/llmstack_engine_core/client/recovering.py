@@ -99,7 +99,7 @@ class RecoveringClient(ResumingClient):
 
     @property
     def pid(self) -> int:
-        """Of the engine core's process, the last one that was ready."""
+        """The process id of the engine core that was ready last."""
         return self._client.pid if isinstance(self._client, AsyncMPClient) else self.engines[0].pid
 
     @property
@@ -206,7 +206,7 @@ class RecoveringClient(ResumingClient):
         await self._client.follow_cache()
 
     def take_cache_updates(self) -> list[CacheUpdate]:
-        """Those of the engine core that there is now."""
+        """The updates of the current engine core's cache."""
         return self._client.take_cache_updates()
 
     def drop_spares(self) -> None:

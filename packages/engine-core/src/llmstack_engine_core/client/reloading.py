@@ -92,7 +92,7 @@ class ReloadingClient:
 
     @property
     def engines(self) -> list[EngineReady]:
-        """What the engine core that takes requests said when it was ready."""
+        """The `EngineReady` of the engine core that takes requests."""
         return self._current.engines
 
     @property

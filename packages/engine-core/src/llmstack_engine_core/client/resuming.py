@@ -30,7 +30,7 @@ MoveRequests = Callable[[Sequence[EngineCoreRequest]], bool]
 
 
 class ResumingClient(ABC):
-    """The journal of a client, and who of its requests may be sent; `RecoveringClient` adds the engine cores."""
+    """The journal of a client, and which of its requests may be sent; `RecoveringClient` adds the engine cores."""
 
     def __init__(self, client: AsyncClient) -> None:
         """`client`: The first engine core."""
@@ -49,7 +49,7 @@ class ResumingClient(ABC):
 
     @property
     def engines(self) -> list[EngineReady]:
-        """What the engine core said when it was ready, the last one that was."""
+        """The `EngineReady` of the engine core that was ready last."""
         return self._client.engines
 
     @abstractmethod

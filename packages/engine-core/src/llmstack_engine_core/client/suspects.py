@@ -14,7 +14,7 @@ words of an engine core can get lost, so its requests go on from a few steps ear
 
 @dataclass(frozen=True, slots=True)
 class AfterCrash:
-    """What is to be done with the requests that were in an engine core when it died.
+    """Which requests go on, wait or end after a crash of their engine core.
 
     Attributes:
         resumed: The requests that are resumed at once.

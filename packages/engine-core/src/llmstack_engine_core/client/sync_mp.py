@@ -50,7 +50,7 @@ class SyncMPClient:
 
     @property
     def pid(self) -> int:
-        """Of the engine core's process."""
+        """The process id of the engine core."""
         return self._process.pid
 
     def wait_until_ready(self) -> EngineReady:

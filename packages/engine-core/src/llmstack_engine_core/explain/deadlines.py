@@ -18,7 +18,7 @@ from llmstack_types import EngineCoreRequest, RequestStatus, StepRecording
 def add_deadline(
     made: Explanation, run: Run, log: StepRecording, scheduler: SchedulerConfig, cache: CacheConfig
 ) -> None:
-    """Adds a sentence on the deadline of a request that has one; a log knows it."""
+    """Adds a sentence on the deadline of the request, if it has one; only a log contains it."""
     requests, _ = run.requests_up_to(made.request_id, 1)
     if not requests or requests[0].deadline_s is None:
         return

@@ -26,7 +26,7 @@ _ALONE = "Alone, "
 
 
 def live_work() -> Work:
-    """What a running server computes for one explanation."""
+    """The limits of the estimates of a running server."""
     return Work(MAX_LIVE_ROWS, MAX_LIVE_ROWS_IN_ALL)
 
 

@@ -32,7 +32,7 @@ __all__ = ["Explanation", "Limits", "UnknownRequestError", "explain"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a step may hold; None where it is not known."""
+    """Limits of a step; None where they are not known."""
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -22,7 +22,7 @@ _JOIN, _LEAVE, _ANSWER = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What a machine tells the first one.
+    """The message by which a machine joins the first one.
 
     Attributes:
         version: Its release and its version of the messages of engine cores.
@@ -53,7 +53,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the first machine says to a `Join`, or later.
+    """A message of the first machine: the answer to a `Join`, or a later notice.
 
     Attributes:
         refusal: Why the machine is not welcome; empty where it is.

@@ -77,7 +77,7 @@ def encode(message: ClientMessage | EngineMessage, epoch: int = 0) -> bytes:
 
 
 def decode_client_message(frame: bytes) -> ClientMessage:
-    """What an engine core accepts.
+    """Decodes a message that a client may send.
 
     Raises:
         CodecError: The bytes are no message that a client may send.
@@ -96,7 +96,7 @@ def decode_client_message(frame: bytes) -> ClientMessage:
 
 
 def decode_engine_message(frame: bytes) -> EngineMessage:
-    """What a client accepts.
+    """Decodes a message that an engine core may send.
 
     Raises:
         CodecError: The bytes are no message that an engine core may send.

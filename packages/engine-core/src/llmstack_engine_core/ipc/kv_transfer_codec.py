@@ -33,7 +33,7 @@ def decode_kv_transfer(value: Any, name: str) -> KVTransferParams | None:
 
 
 def decode_kv_transfers(value: Any, name: str) -> list[KVTransferParams | None]:
-    """Those of several outputs."""
+    """Decodes the KV transfers of several outputs."""
     if type(value) is not list:
         raise CodecError(f"{name} must be a list")
     return [decode_kv_transfer(item, name) for item in value]

@@ -32,7 +32,7 @@ class Link:
         return self.heartbeat_timeout_s > 0
 
     def identity(self, client_index: int) -> bytes:
-        """What every frame to and from this connection is addressed by; no other connection has it."""
+        """The unique address of this connection in every frame to and from it."""
         return f"client-{client_index:04}-{self.client_name or secrets.token_hex(8)}-{self.epoch:08x}".encode()
 
 

@@ -16,7 +16,7 @@ _ROLES: Final = (PRODUCER, CONSUMER, BOTH)
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """What exports and imports may take.
+    """Limits of exports and imports.
 
     Attributes:
         max_bytes: Of all exports that are kept at one time.
@@ -47,11 +47,11 @@ class TransferLimits:
 
 @dataclass(frozen=True, slots=True)
 class TransferNetwork:
-    """By what engine cores of several hosts reach each other.
+    """The network between engine cores of several hosts.
 
     Attributes:
         interface: The network interface that the operator trusts: the blocks themselves are not encrypted.
-        key_file: Of the cluster; engine cores without it cannot ask for blocks, nor offer them.
+        key_file: The key file of the cluster; engine cores without it cannot ask for blocks, nor offer them.
     """
 
     interface: str

@@ -22,7 +22,7 @@ def make_transfer(
     spec: KVCacheSpec,
     ready: EngineReady,
 ) -> TransferParts:
-    """What exchanges KV blocks with other engine cores.
+    """The connector that exchanges KV blocks with other engine cores.
 
     Raises:
         EngineStartError: This model, model runner or system cannot do it.

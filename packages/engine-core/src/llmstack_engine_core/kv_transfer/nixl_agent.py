@@ -58,16 +58,16 @@ class NixlAgent:
             raise EngineStartError(f"{_OPTION}: this build of NIXL has no UCX")
 
     def register(self, memory: mmap.mmap) -> Registration:
-        """Lets others read memory, until the registration is closed."""
+        """Registers memory that others may read, until the registration is closed."""
         return Registration(self._agent, memory)
 
     def metadata(self) -> bytes:
-        """What others need to read what is registered now."""
+        """The description by which others read the memory that is registered now."""
         found: bytes = self._agent.get_agent_metadata()
         return found
 
     def progress(self) -> None:
-        """Serves those who read now."""
+        """Makes progress on the reads of other engine cores."""
         self._agent.get_new_notifs()
 
     def read(

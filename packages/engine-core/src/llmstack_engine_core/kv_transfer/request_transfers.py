@@ -30,7 +30,7 @@ _EXPORTING_REASONS: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReaso
 
 
 class TransferParts(NamedTuple):
-    """What transfers need besides the scheduler."""
+    """The parts that transfers need besides the scheduler."""
 
     config: KVTransferConfig
     transfer: KVTransfer

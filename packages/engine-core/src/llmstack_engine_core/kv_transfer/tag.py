@@ -65,7 +65,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def difference(exported: bytes, wanted: bytes) -> str | None:
-    """What distinguishes two tags; None if they are equal, empty where they belong to different clients."""
+    """The difference between two tags; None if they are equal, empty if they belong to different clients."""
     if exported == wanted:
         return None
     ours, theirs = _values(exported), _values(wanted)

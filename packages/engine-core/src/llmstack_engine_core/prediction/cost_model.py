@@ -12,7 +12,7 @@ from llmstack_engine_core.prediction.errors import SimulationError
 
 
 class StepWork(NamedTuple):
-    """What a step computes.
+    """The work of a step: its prompt tokens, its decodes, and the context that they read.
 
     Attributes:
         num_prefill_tokens: Tokens of rows with more than one token.
@@ -26,7 +26,7 @@ class StepWork(NamedTuple):
 
 
 def step_work(rows: Iterable[Sequence[Any]]) -> StepWork:
-    """What the rows of a step compute: `ScheduledRequest`s, or what is left of them in a log."""
+    """The work of the rows of a step: `ScheduledRequest`s, or their rows in a log."""
     num_prefill_tokens = num_decode_rows = num_context_tokens = 0
     for row in rows:
         num_scheduled = row[2]  # a named tuple; by index it is faster
@@ -55,7 +55,7 @@ class LinearCostModel:
     a decode row adds 10 us of work that is not shared; KV of 128 KiB per token takes 39 ns to read.
 
     Attributes:
-        base_s: Of any step.
+        base_s: The time of any step.
         prefill_token_s: Per token of a prefill.
         decode_row_s: Per row of one token.
         context_token_s: Per token of context that is read.

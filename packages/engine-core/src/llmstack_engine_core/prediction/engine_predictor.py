@@ -40,7 +40,7 @@ class EnginePredictor:
         self._num_arrived, self._arrivals_s = 0.0, 0.0
 
     def observe(self, stats: SchedulerStats, end_s: float, work_s: float | None) -> None:
-        """Takes in the report of a step that ended at `end_s`.
+        """Processes the report of a step that ended at `end_s`.
 
         `work_s`: How long it took as far as the engine core measured it; counted where the time since the step before
         is no measure, since nothing was to be done or its report is missing.

@@ -12,7 +12,7 @@ from llmstack_engine_core.prediction.cost_model import CostModel, StepWork
 
 
 class StepLimits(NamedTuple):
-    """What one step may compute.
+    """Limits of one step.
 
     Attributes:
         max_num_rows: Requests that may run.
@@ -46,7 +46,7 @@ class EngineLoad(NamedTuple):
 
 
 class QueuedTokens(NamedTuple):
-    """What goes before a request, besides what runs already.
+    """The queued requests that go before a request.
 
     Attributes:
         num_waiting: Tokens of requests that the last step knew.
@@ -89,12 +89,12 @@ def first_token(
     """Predicts the first token of a request that arrives at `now_s`.
 
     Args:
-        load: After the last step that is known.
-        limits: Of its steps.
-        model: The duration of a step.
-        before: What goes before the request.
-        num_tokens: Of its prompt, as far as they are to be computed.
-        now_s: On the clock of `load`.
+        load: The load after the last reported step.
+        limits: The limits of a step.
+        model: Predicts the duration of a step.
+        before: The queued requests that go before this one.
+        num_tokens: Tokens of its prompt that must be computed.
+        now_s: The time, on the clock of `load`.
         departures_per_s: Running requests that end per second; it counts where all places are taken.
         arriving_per_s: Prompt tokens of later requests, which fill the last step.
     """

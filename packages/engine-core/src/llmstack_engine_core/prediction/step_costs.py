@@ -26,7 +26,7 @@ class StepCosts:
         self._model: LinearCostModel | None = None
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Takes in one measured step; one without a duration is ignored."""
+        """Adds one measured step; one without a duration is ignored."""
         if not (isfinite(seconds) and seconds > 0) or not (work.num_prefill_tokens or work.num_decode_rows):
             return
         weight = 1.0 / seconds

@@ -22,7 +22,7 @@ SchedulerFactory = Callable[[SchedulerConfig, KVCacheManager], Scheduler]
 
 
 class AgainstError(StepLogError):
-    """What follows `--against` is nothing that a run can be compared with; the text says what is."""
+    """A wrong value of `--against`; the text says which values are possible."""
 
 
 def decisions_as_recorded(run: RecordedRun) -> Iterator[Decision]:
@@ -31,7 +31,7 @@ def decisions_as_recorded(run: RecordedRun) -> Iterator[Decision]:
 
 
 def decisions_against(run: RecordedRun, path: Path, against: str) -> Iterator[Decision]:
-    """What `against` decides on the same inputs; `path` is the run's file, for another process to read.
+    """The decisions of `against` on the same inputs; `path` is the run's file, for another process to read.
 
     Raises:
         AgainstError: It is nothing to compare with.

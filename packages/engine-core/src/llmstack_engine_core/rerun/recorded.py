@@ -35,7 +35,7 @@ class Outcome:
         queue_s: Until its first step; None where it had none.
         ttft_s: Until its first token, or its vector; None where it had neither.
         e2e_s: Until its end.
-        num_tokens: Of its answer.
+        num_tokens: The number of tokens of its answer.
         num_preemptions: How often it lost its row.
     """
 
@@ -60,8 +60,8 @@ class RecordedRequest:
     Attributes:
         arrival_s: When it came, on the clock of the run.
         number: In the order in which the scheduler got them.
-        token_ids: Of its answer.
-        is_cut: Whether it ended from outside: by its client, by a text to stop at, by an error, or with the log.
+        token_ids: The tokens of its answer.
+        is_cut: Whether its client, a stop string, an error or the end of the log ended it.
     """
 
     request: EngineCoreRequest

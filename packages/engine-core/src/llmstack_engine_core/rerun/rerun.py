@@ -57,7 +57,7 @@ class _Running:
         self.token_ids = [*request.prompt_token_ids, *request.output_token_ids, *recorded.token_ids]
 
     def sample(self, row: ScheduledRequest) -> list[int]:
-        """What a model runner would return for the row: the recorded tokens, as far as drafts are right."""
+        """The output of a model runner for the row: the recorded tokens, as far as drafts are right."""
         drafts = row.draft_token_ids
         if row.num_computed_tokens + row.num_scheduled_tokens - len(drafts) != self.num_known:
             return []  # a chunk of a prompt
@@ -197,7 +197,7 @@ class Rerun:
 
 
 def rerun(requests: Iterable[RecordedRequest], scheduler: Scheduler, cost_model: CostModel) -> Sequence[Outcome | None]:
-    """What each request would get, in their order; None for one that would be refused.
+    """The outcome of each request, in order; None for one that would be refused.
 
     Raises:
         SimulationError: The scheduler makes no progress.

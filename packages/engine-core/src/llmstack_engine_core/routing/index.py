@@ -49,7 +49,7 @@ class RoutingIndex:
         return len(self._key_to_replicas)
 
     def find(self, keys: Sequence[int]) -> list[int]:
-        """By replica, how many of the leading segments it has."""
+        """The number of leading segments that each replica has."""
         found = [0] * len(self._num_segments)
         left = (1 << len(found)) - 1
         for number, key in enumerate(keys):

@@ -31,7 +31,7 @@ class ReplicaLoad(NamedTuple):
 
     Attributes:
         num_requests: In flight there.
-        num_queued_tokens: Of the prompts that have no first token yet, those that were not cached.
+        num_queued_tokens: Uncached tokens of the prompts that have no first token yet.
         num_computed_tokens: Counter of tokens of prompts that it was given to compute.
         is_available: Whether it computes requests at this moment.
     """
@@ -48,10 +48,10 @@ def choose_replica(
     """The index of the replica that gets a prompt of `num_tokens` tokens; equally good ones take it in order.
 
     Args:
-        policy: How it is chosen.
-        num_tokens: Of the prompt.
-        num_cached_tokens: By replica, the tokens of the prompt that it has cached.
-        loads: By replica. If none is available, all count as available.
+        policy: The routing policy.
+        num_tokens: The length of the prompt.
+        num_cached_tokens: The tokens of the prompt that each replica has cached.
+        loads: The load of each replica. If none is available, all count as available.
         turn: How many requests came before, for the policy that takes turns.
     """
     num_replicas = len(loads)

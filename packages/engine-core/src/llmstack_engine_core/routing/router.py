@@ -47,7 +47,7 @@ class Router:
 
     @property
     def follows_caches(self) -> bool:
-        """Whether reports of the replicas' caches are of use."""
+        """Whether the policy needs the reports of the replicas' caches."""
         return self.policy is RoutingPolicy.EXACT and self._block_size > 0
 
     def route(
@@ -62,8 +62,8 @@ class Router:
 
         Args:
             request_id: By which `begin` and `end` know it.
-            token_ids: Of the prompt.
-            salt: Of the request's tenant.
+            token_ids: The tokens of the prompt.
+            salt: The salt of the request's tenant.
             num_requests: By replica, those in flight.
             is_available: By replica; None where all are.
         """

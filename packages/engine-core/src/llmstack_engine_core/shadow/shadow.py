@@ -51,7 +51,7 @@ class _LiveCosts:
         return self._model is not None
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Takes in a measured step."""
+        """Adds a measured step."""
         self.costs.observe(work, seconds)
         self._model = self.costs.model()
         if self._model is not None:
@@ -162,7 +162,7 @@ class Shadow:
         return max(self._collector.now_s - min([*busy, *waiting], default=self._collector.now_s), 0.0)
 
     def report(self, cpu_s: float) -> ShadowReport:
-        """What was found so far."""
+        """The report on the requests so far."""
         recent = [_sums([compared[index] for compared in self._recent]) for index in range(3)]
         return ShadowReport(
             self._name, "", self._num_requests, self._num_shed, self.lag_s, cpu_s, len(self._recent),

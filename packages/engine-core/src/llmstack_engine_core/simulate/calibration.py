@@ -43,7 +43,7 @@ def load_cost_model(path: Path) -> LinearCostModel:
 
 
 def measured_steps(run: RecordedRun) -> Iterator[tuple[StepWork, float]]:
-    """What each step of a recorded run computed, and the seconds from its schedule to its results.
+    """The work of each step of a recorded run, and the seconds from its schedule to its results.
 
     Raises:
         StepLogError: The run cannot be replayed.

@@ -103,7 +103,7 @@ class TracePredictor:
         self._report = stats, began_s, end_s
 
     def publish(self) -> None:
-        """What was noted since the last call has come; all requests that are earlier are known."""
+        """Makes the notes since the last call visible; all earlier requests are known."""
         for take in self._news:
             take()
         self._news.clear()

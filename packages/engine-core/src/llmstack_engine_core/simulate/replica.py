@@ -116,7 +116,7 @@ class Replica:
         return CacheUpdate(self._update_number, is_whole=True)
 
     def take_update(self) -> CacheUpdate | None:
-        """What has changed in the cache since the last call."""
+        """The changes of the cache since the last call."""
         if self._segments is None:
             return None
         for event in self._cache.fetch_events()[0]:

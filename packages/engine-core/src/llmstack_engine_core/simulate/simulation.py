@@ -31,11 +31,11 @@ class Arrivals(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """What is simulated.
+    """The configuration of a simulation.
 
     Attributes:
         scheduler: Its `max_model_len` is raised to the longest request of the trace.
-        num_blocks: Of each replica; None gives its pool as many as are needed to evict nothing.
+        num_blocks: Blocks of each replica; None gives its pool as many as are needed to evict nothing.
         ttft_target_s: A request counts as good output if its first token comes within this time.
         num_replicas: Engine cores that share the requests.
         routing: How one of them is chosen.

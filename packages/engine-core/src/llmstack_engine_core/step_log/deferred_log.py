@@ -85,7 +85,7 @@ class DeferredLog:
             self._calls.append((self._log.schedule, now_us))
 
     def scheduled(self, scheduled: SchedulerOutput) -> None:
-        """Takes in the decided step. The model computes next, so this is the moment for the thread."""
+        """Logs the scheduled step, and wakes the writing thread, since the model computes next."""
         if scheduled.new_requests:  # the model runner goes on with their lists of tokens
             self._calls.append((self._log.decide, pack_scheduled(scheduled)))
         else:
@@ -98,11 +98,11 @@ class DeferredLog:
         self._calls.append((self._log.update, now_us, lag, sampled_token_ids, errors))
 
     def updated(self, outputs: EngineCoreOutputs) -> None:
-        """Takes in the outputs of a step."""
+        """Logs the outputs of a step."""
         self._calls.append((self._log.updated, outputs))
 
     def decide(self, packed: bytes) -> None:
-        """Takes in another decision."""
+        """Adds a decision of the scheduler to the log's hash."""
         self._calls.append((self._log.decide, packed))
 
     def flush(self) -> None:

@@ -36,7 +36,7 @@ class RecordedRun:
     """A log in memory, checked.
 
     Attributes:
-        header: What the control plane was built with.
+        header: The configuration of scheduler and cache.
         is_closed: The run ended in good order; otherwise the process was killed, or goes on.
         last: The last checkpoint: what the log proves.
         truncated_at: Where the last segment begins that is not whole; None where all are.
@@ -165,7 +165,7 @@ class Run(Protocol):
 
     @property
     def header(self) -> LogHeader:
-        """What the control plane was built with."""
+        """The configuration of scheduler and cache."""
         ...
 
     @property

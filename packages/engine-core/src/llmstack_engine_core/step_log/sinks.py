@@ -22,7 +22,7 @@ class Sink(Protocol):
         ...
 
     def dump(self) -> bytes:
-        """What is kept in memory, as a log."""
+        """The part of the log that is kept in memory, as a valid log."""
         ...
 
     def close(self) -> None:

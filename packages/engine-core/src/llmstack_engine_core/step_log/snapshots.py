@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What can be known of a snapshot without its state.
+    """The facts about a snapshot that need not decode its state.
 
     Attributes:
         num_steps: Steps scheduled before it.
@@ -177,7 +177,7 @@ def encode_snapshot(marker: bytes, num_steps: int, last_us: int, digest: bytes, 
 
 
 def read_place(payload: bytes) -> tuple[Place, int]:
-    """What a snapshot's payload says of it, and where its state begins.
+    """The facts about a snapshot in its payload, and where its state begins.
 
     Raises:
         StepLogError: It is none.

@@ -133,7 +133,7 @@ class StepLog:
         self._last_us = now_us
 
     def scheduled(self, scheduled: SchedulerOutput) -> None:
-        """Takes in the decided step."""
+        """Logs the scheduled step."""
         self.decide(pack_scheduled(scheduled))
 
     def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None:
@@ -143,11 +143,11 @@ class StepLog:
         self._last_us = now_us
 
     def updated(self, outputs: EngineCoreOutputs) -> None:
-        """Takes in the outputs of a step."""
+        """Logs the outputs of a step."""
         self.decide(pack_updated(outputs))
 
     def decide(self, packed: bytes) -> None:
-        """Takes in a decision."""
+        """Adds a decision to the hash."""
         self.decisions.add(packed)
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ SHOWN_STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run.
+    """The figures of one run.
 
     Attributes:
         latencies_s: By name, ascending.

@@ -40,7 +40,7 @@ class SearchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be changed.
+    """The settings that may be changed.
 
     Attributes:
         policies: That are tried.
@@ -118,7 +118,7 @@ class _Search:
         return len(self.tried) >= self.limits.max_runs or self.clock() >= self.end_s
 
     def try_settings(self, settings: Settings) -> Candidate | None:
-        """What the requests would get; None where no engine can be configured so."""
+        """The outcome of the requests under these settings; None if they contradict each other."""
         key = frozenset(settings.items())
         if key not in self.tried:
             self.tried[key] = self._run(settings)

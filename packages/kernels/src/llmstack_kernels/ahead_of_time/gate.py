@@ -56,7 +56,7 @@ def coverage_findings(op: str, cases: Iterable[CompileCase]) -> Iterator[Finding
 
 
 def findings(compiled: Compiled, result: Measurements | None) -> Iterator[Finding]:
-    """What is wrong with one compiled kernel; it has no measurements where it does not compile."""
+    """The faults of one compiled kernel; it has no measurements if it does not compile."""
     if result is None:
         yield Finding(Kind.COMPILE_ERROR, str(compiled), f"does not compile: {compiled.binary}")
         return

@@ -22,7 +22,7 @@ _ASYNC_COPIES = frozenset({"LDGSTS", "UTMALDG", "UBLKCP"})
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Of one kernel for one kind of GPU; all but the first four count instructions in its code.
+    """Measurements of one kernel for one kind of GPU; all but the first four count instructions in its code.
 
     Attributes:
         num_warps: Per block, those that the compiler added included.

@@ -32,7 +32,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What the row is of."""
+        """The kernel, the case and the GPU that identify the row."""
         return self.op, self.case, self.kernel, self.arch
 
     def cells(self) -> tuple[str | int, ...]:

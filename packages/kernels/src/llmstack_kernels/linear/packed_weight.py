@@ -13,7 +13,7 @@ class PackedWeight:
 
     Attributes:
         shape: [out_features, in_features].
-        dtype: Of the inputs.
+        dtype: The type of the inputs.
         scheme: How it is rounded, or "".
         group_size: Inputs with the same scale; 0 where there are no groups.
         tensors: Panels, then scales or corrections, then zero points or a table: contiguous, not to be changed.

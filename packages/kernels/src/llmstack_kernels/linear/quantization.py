@@ -19,7 +19,7 @@ class Scheme:
     Attributes:
         lowest: The smallest number.
         largest: The one that a group's largest weight becomes.
-        num_bits: Of a number.
+        num_bits: Bits of a number.
         group_size: Inputs that share a scale of 16 bits; None means all inputs of an output.
         shares: Of a group's largest weight, which the numbers may be stretched over; the one with the least square
             error is taken.

@@ -49,7 +49,7 @@ def supported_variants() -> list[str]:
 
 @cache  # every operation of a step asks for it
 def require_library() -> NativeLibrary:
-    """The library, which a backend that said it was available may rely on."""
+    """The library; backends that are available may call this."""
     found = library()
     if found is None:
         raise RuntimeError("the native kernels are not built")

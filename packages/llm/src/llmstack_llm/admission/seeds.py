@@ -22,7 +22,7 @@ def draw_seed() -> int:
 
 
 def draw_seeds_from(seed: int) -> None:
-    """Makes what is drawn in this task repeatable: a request that is begun again has the same text."""
+    """Makes the seeds of this task repeatable, so that a request that is begun again has the same text."""
     _seeds.set(completion_seed(seed, index) for index in itertools.count())
 
 

@@ -23,7 +23,7 @@ class PoolingConfigError(LLMStackError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """What the folder says; None where it does not.
+    """The pooling of the model's folder; None for values that it does not have.
 
     Attributes:
         prompts: What texts want to be preceded by, by names of what they are for.

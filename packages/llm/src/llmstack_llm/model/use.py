@@ -46,7 +46,7 @@ class ModelUse(NamedTuple):
         )
 
     def restrict(self, ready: EngineReady) -> EngineReady:
-        """What the engine core says of the model, less what is not offered.
+        """The uses that the engine core reports, without those that are not offered.
 
         Raises:
             EngineStartError: Nothing would be left, or the model has no labels.

@@ -14,7 +14,7 @@ PARAM_NAMES: Mapping[str, str] = {"n": "beam_width"}
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """What `LLM.beam_search` looks for.
+    """The parameters of `LLM.beam_search`.
 
     Attributes:
         beam_width: Running beams, and returned sequences for each prompt.

@@ -24,7 +24,7 @@ INT32_MAX = 2**31 - 1
 
 
 class OfflineRequests:
-    """What one `LLM` has in its engine.
+    """The requests of one `LLM` in its engine.
 
     Requests that are queued wait until `wait` takes their outputs; a `run` in between computes them too, and keeps
     their outputs for it. Calls of several threads run one after the other.

@@ -88,7 +88,7 @@ def foreign_flag(flags: Mapping[str, ForeignFlag], name: str) -> ForeignFlag | N
 
 
 def value_of(name: str, words: Sequence[str]) -> str:
-    """What a flag was given: `false` for a `--no-` form."""
+    """The value of a flag; `false` for a `--no-` form."""
     return "false" if name.startswith("--no-") else " ".join(words)
 
 

@@ -49,7 +49,7 @@ def _logprob(token_id: int, logprob: float, rank: int | None, tokenizer: Tokeniz
 
 
 class StepTimes:
-    """What all steps so far have taken, in seconds.
+    """The time of all steps so far, in seconds.
 
     Attributes:
         scheduler_s: Choosing batches and applying their results.
@@ -61,7 +61,7 @@ class StepTimes:
         self.model_s = 0.0
 
     def add(self, phases: StepPhases) -> None:
-        """Takes in one step."""
+        """Adds the times of one step."""
         self.scheduler_s += phases.schedule_s + phases.update_s
         self.model_s += phases.execute_s
 

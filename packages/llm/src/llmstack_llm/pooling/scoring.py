@@ -22,7 +22,7 @@ class ScorePrompt:
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """What to compute for the scores of one request.
+    """The plan for the scores of one request.
 
     Attributes:
         pooling_params: Those of every prompt.

@@ -26,7 +26,7 @@ class Detokenizer(Protocol):
         ...
 
     def finish(self) -> str:
-        """What was held back, with U+FFFD for what stays incomplete."""
+        """The text that was held back, with U+FFFD for incomplete characters."""
         ...
 
 

@@ -66,7 +66,7 @@ class StopStringStream:
         self.matched: str | None = None
 
     def append(self, text: str) -> str:
-        """What may be shown now; `matched` is set once a stop string was found, and nothing is shown after that."""
+        """The text that may be shown now; `matched` is set once a stop string was found, and no text follows it."""
         matcher, state = self._matcher, self._state
         for index, char in enumerate(text):
             state = matcher.advance(state, char)
@@ -86,7 +86,7 @@ class StopStringStream:
         return self.finish() + text
 
     def finish(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """The text that was held back for a stop string that did not come."""
         held, self._held, self._state = self._held, "", 0
         return held
 

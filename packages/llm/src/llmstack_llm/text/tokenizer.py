@@ -125,7 +125,7 @@ class Tokenizer:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """What one token stands for, possibly a part of a character; empty for an id without a token."""
+        """The bytes of one token, possibly a part of a character; empty for an id without a token."""
         if self.token_bytes is not None:
             return self.token_bytes.get(token_id) or b""
         return self.backend.decode([token_id], skip_special_tokens=False).encode()

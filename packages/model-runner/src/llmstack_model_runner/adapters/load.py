@@ -30,7 +30,7 @@ _DTYPES = frozenset({"F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What an adapter may have at most."""
+    """Limits of an adapter."""
 
     max_rank: int
     max_bytes: int

@@ -109,7 +109,7 @@ class AdapterStore:
 
 
 class AdapterHost:
-    """What a model runner offers the engine core for adapters."""
+    """The interface of a model runner for adapters."""
 
     def __init__(self) -> None:
         self._adapters: AdapterStore | None = None

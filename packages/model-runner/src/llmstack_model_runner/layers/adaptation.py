@@ -161,5 +161,5 @@ def adapted(layers: AdaptedLayers | None) -> Iterator[None]:
 
 
 def adapted_layers() -> AdaptedLayers | None:
-    """Where layers of this context register; None without adapters."""
+    """The registry of layers for adapters in this context; None without adapters."""
     return _adapted.get()

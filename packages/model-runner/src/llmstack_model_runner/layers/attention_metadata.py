@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class GroupTables:
-    """What differs from group to group of layers."""
+    """The metadata that differs between groups of layers."""
 
     block_tables: torch.Tensor  # [num_rows, max_blocks_per_row]
     slot_mapping: torch.Tensor  # [num_tokens]

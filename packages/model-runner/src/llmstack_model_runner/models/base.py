@@ -90,7 +90,7 @@ class Model(ABC):
         """Slots of all tensors that the model needs, by their names in the checkpoint."""
 
     def token_table(self) -> Embedding | None:
-        """What turns token ids into vectors; None where other code does."""
+        """The token embedding; None if other code embeds tokens."""
         return None
 
     def optional_slots(self) -> dict[str, WeightSlot]:

@@ -45,7 +45,7 @@ def load_weights(
     `quantization`, each linear layer is quantized and drops its tensors as soon as it has all of them. Layers that are
     `is_batch_invariant` give a row the same bits in any number of rows. Weights of a quantized checkpoint, described by
     `checkpoint_format`, are kept as they are, and `int8_dynamic` rounds their inputs alone. Dummy weights are in full
-    precision. Layers that `packed` has are not read.
+    precision. Layers that are in `packed` are not read.
 
     Raises:
         ValueError: The format is unknown, or tensors are missing, unexpected or of a wrong shape.

@@ -51,7 +51,7 @@ class LocalRanks:
             raise EngineStartError(f"the ranks of this node cannot be started: {error}") from error
 
     def segments(self, rank: int) -> RankSegments:
-        """What a rank maps."""
+        """The shared memory that a rank maps."""
         if not self._has_memory:
             return _NO_SEGMENTS
         stage = self._topology.stage(rank)
@@ -66,7 +66,7 @@ class LocalRanks:
         self._segments = {}
 
     def pids(self) -> dict[int, int]:
-        """Process of each rank."""
+        """The process id of each rank."""
         return {process.rank: process.popen.pid for process in self._processes}
 
     @property

@@ -22,7 +22,7 @@ _JOIN, _ORDERS, _NOTE = 1, 2, 3
 
 
 class Kind(IntEnum):
-    """What a `Note` says."""
+    """The kind of a `Note`."""
 
     WAIT = 1
     """Node 0 knows of the node, and waits for others."""
@@ -51,7 +51,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What a node tells node 0.
+    """The message by which a node joins node 0.
 
     Attributes:
         version: Its release and its versions of messages.

@@ -40,7 +40,7 @@ class CompileBudgets:
         return len(self._accounts)
 
     def used_s(self, tenant: str) -> float:
-        """What a tenant has taken lately, with what is reserved."""
+        """The recent time of a tenant, with the reserved time."""
         account = self._account(tenant)
         return self._capacity_s - account.left_s + account.reserved_s
 

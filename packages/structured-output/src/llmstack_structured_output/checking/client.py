@@ -20,7 +20,7 @@ _NUM_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one constraint.
+    """The result of checking one constraint.
 
     Attributes:
         answer: Message, param and code of the error, or empty; None where the compiler has ended without an answer.

@@ -69,7 +69,7 @@ class CheckQueue:
             raise ServerOverloadedError("too many constraints are being compiled", reason="constraints")
 
     def add(self, job: Job) -> None:
-        """Lets a job wait in its lane."""
+        """Adds a job to the queue of its lane."""
         waiting = self._lanes[job.is_slow].waiting.setdefault(job.tenant, [])
         heapq.heappush(waiting, (job.cost_s, next(self._numbers), job))
         self._num_waiting[job.tenant] += 1
@@ -96,7 +96,7 @@ class CheckQueue:
         return taken
 
     def end(self, job: Job) -> None:
-        """Frees the place of a job."""
+        """Removes a job that was running."""
         running = self._lanes[job.is_slow].running
         running[job.tenant] -= 1
         if not running[job.tenant]:

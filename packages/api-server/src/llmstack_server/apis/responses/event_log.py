@@ -35,13 +35,13 @@ class EventLog:
             self.reveal(len(self._events))
 
     def reveal(self, num_events: int) -> None:
-        """Lets readers see so many events."""
+        """Makes the first `num_events` events visible to readers."""
         if num_events > self._num_visible:
             self._num_visible = num_events
             self._tell()
 
     def release(self) -> None:
-        """Lets readers see all events, and later ones at once."""
+        """Makes all events visible to readers, and later ones at once."""
         self._is_held = False
         self.reveal(len(self._events))
 

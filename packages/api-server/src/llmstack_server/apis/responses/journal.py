@@ -49,5 +49,5 @@ def decode_journal(data: bytes) -> Journal:
 
 
 def identity_of(state: ServerState) -> str:
-    """What names the weights and the computation; read it once the engine is ready."""
+    """The identity of the weights and the computation; read it once the engine is ready."""
     return "" if state.ready is None else state.ready.numeric_contract_id

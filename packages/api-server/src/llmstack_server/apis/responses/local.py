@@ -63,7 +63,7 @@ class LocalResponses:
         self._running[stored.id] = running
 
     def end_unstarted(self, stored: StoredResponse, status: str, error: ErrorAnswer | None = None) -> None:
-        """Ends a response that an earlier server has begun, and that does not go on."""
+        """Ends a response of an earlier server that cannot be continued."""
         response: dict[str, Any] = json.loads(stored.data)
         response["status"] = status
         if error is not None:

@@ -66,7 +66,7 @@ class PreparedResponse:
     identity: str
 
     def journal(self) -> bytes:
-        """What generates the response again in another server, the same text included."""
+        """The journal from which another server generates the same response again."""
         response = self.run.response
         # The input is kept as items, and a drawn seed is part of the answer.
         body = {name: value for name, value in self.body.items() if name != "input"} | {"seed": response.params.seed}

@@ -41,7 +41,7 @@ _DELETIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the rows of one response are to become.
+    """A change of the rows of one response.
 
     Attributes:
         stored: None removes the response.

@@ -49,7 +49,7 @@ class ResponseSaver:
         self._id_to_num_events[stored.id] = 0 if stored.events is None else len(stored.events)
 
     def forget_loaded(self) -> None:
-        """What has changed until now were responses that came from the database; only removals are news to it."""
+        """Drops the changes so far, but no removals: the responses were read from the database."""
         self._dirty = {response_id: stored for response_id, stored in self._dirty.items() if stored is None}
 
     def on_change(self, stored: StoredResponse) -> None:

@@ -30,7 +30,7 @@ class EarlierEvents:
         self._has_text = False
 
     def rest_of(self, event: Event) -> Event | None:
-        """What of the next event of the second run is new; None if nothing is.
+        """The new part of the next event of the second run; None if there is none.
 
         Raises:
             OtherTextError: It is not as in the first run.

@@ -60,7 +60,7 @@ class StoredResponse:
 
 
 class StoreObserver(Protocol):
-    """What is notified of the changes of a store."""
+    """An observer of the changes of a store."""
 
     def on_change(self, stored: StoredResponse) -> None:
         """A response was added, has further events, or has ended."""
