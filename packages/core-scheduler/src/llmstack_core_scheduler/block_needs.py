@@ -42,7 +42,7 @@ class BlockNeeds:
         Args:
             request: The request.
             num_computed_tokens: Its tokens that need not be computed.
-            num_found_tokens: Those of them whose blocks are held by others or cached; whole blocks.
+            num_found_tokens: Computed tokens whose blocks are held by others or cached; whole blocks.
         """
         needed, most = self._manager.num_blocks_needed, self._max_num_step_tokens
         return needed(request.num_tokens, num_computed_tokens, most) - needed(num_found_tokens, num_found_tokens, most)

@@ -16,7 +16,7 @@ class AcceptanceRate:
 
     Attributes:
         num_tried: Drafts that were verified. After a wrong one the others are not.
-        num_right: Those that were right.
+        num_right: Drafts that were right.
     """
 
     __slots__ = ("_num_steps_without", "num_right", "num_tried")

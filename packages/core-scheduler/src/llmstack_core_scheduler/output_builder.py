@@ -19,7 +19,7 @@ def build_output(
 
     Args:
         request: The request, its tokens already appended.
-        new_token_ids: Those tokens.
+        new_token_ids: The new tokens.
         stop: How the last of them ended the request, if it did.
         output: The step's results, for log-probabilities.
     """

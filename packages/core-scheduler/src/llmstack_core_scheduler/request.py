@@ -33,7 +33,7 @@ class Request:
         rank: Who goes first; fixed at arrival.
         parent: The request whose blocks it may share when it begins; None once it has begun.
         token_ids: Prompt and output; grows by what is sampled.
-        num_tokens: Those, and the ones that steps under way will sample, unless one of them is sure to be the last.
+        num_tokens: Known tokens, and those that running steps will sample, unless one is certain to be the last.
         max_num_tokens: Length of `token_ids` at which the request ends.
         max_num_slots: Most tokens that it may ever need slots for.
         min_num_tokens: Length below which no token ends it.
@@ -42,12 +42,12 @@ class Request:
             is drawn early only where nothing else may follow.
         stop_token_ids: Further ids that end it.
         repetition: Ends it when it repeats itself; None where that was not asked for.
-        ending_token_ids: Both together.
+        ending_token_ids: `eos_token_ids` and `stop_token_ids` together.
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
         num_slots: Tokens that its block table has room for.
         next_passed_token: Computed tokens at which a sliding window passes another block; 0 where that is to be asked.
         num_queued_tokens: Tokens that it counts with in the waiting queue; set when it is queued.
-        num_queued_prefill_tokens: Those of them that are to be computed.
+        num_queued_prefill_tokens: Tokens among these that must be computed.
         num_paid_tokens: Length of `token_ids` up to which its tenant was charged; 0 before it is first admitted.
         has_lost_deadline: Whether its deadline passed before it began; it has none any more.
         num_preemptions: How often it has lost its row.

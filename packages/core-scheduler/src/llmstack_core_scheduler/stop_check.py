@@ -14,7 +14,7 @@ class Stop:
 
     Attributes:
         status: The state it ends in.
-        finish_reason: The same as its user sees it.
+        finish_reason: The reason as the user sees it.
         stop_reason: The stop token id that ended it, None for any other cause.
     """
 

@@ -38,7 +38,7 @@ class WaitingQueue(RequestQueue):
 
     Attributes:
         num_tokens: Tokens of the requests in the queue.
-        num_prefill_tokens: Those of them that exist and are to be computed, if no prefix is found.
+        num_prefill_tokens: The tokens of waiting requests that must be computed, if no prefix is found.
         num_admitted_tokens: Counter of the tokens of those that were admitted.
         tenants: The tenants of the requests, those with the most tokens first; empty where they do not matter, and None
             until `update_tenants` where requests have changed.

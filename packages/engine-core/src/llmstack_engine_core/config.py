@@ -96,12 +96,12 @@ class EngineConfig:
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
         kv_events: Where the events of the prefix cache are published; None for nowhere.
         kv_transfer: How KV blocks of requests are exchanged with other engine cores; None for not at all.
-        kv_transfer_network: By what, where these are on other hosts.
+        kv_transfer_network: The network to them, if they are on other hosts.
         profiler: Where profiles are written; None records none.
         shadow_scheduler: Another control plane, which a process of its own runs on the same inputs without effect.
         constraint_backend: What compiles and follows them, as `module:Class`.
-        log_level: Of the engine core's process.
-        log_format: Of its lines: `text` or `json`.
+        log_level: The log level of the engine core's process.
+        log_format: The format of its log: `text` or `json`.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
         start_timeout_s: How long a client waits for the engine core to become ready.
         record_steps: File for the log of all steps; None keeps the last ones in memory.

@@ -21,7 +21,7 @@ class CacheConfig:
 
     Attributes:
         num_blocks: Blocks of the storage.
-        sliding_windows: Of each group of layers with block tables of its own, the tokens that a token attends to, 0
+        sliding_windows: For each group of layers with block tables of its own, the tokens that a token attends to, 0
             for all; empty where all layers share one table and keep all blocks.
     """
 

@@ -24,8 +24,8 @@ class KVEventsConfig:
     Attributes:
         enable_kv_cache_events: Whether they are.
         publisher: `zmq`, or `null` for nothing.
-        endpoint: Of a PUB socket. Each further engine core takes the next port, or a suffix of the path.
-        replay_endpoint: Of a ROUTER socket that sends past batches again; empty for none.
+        endpoint: The address of a PUB socket. Each further engine core takes the next port, or a suffix of the path.
+        replay_endpoint: The address of a ROUTER socket that sends past batches again; empty for none.
         buffer_steps: Past batches that are kept for it.
         hwm: Batches that wait for one slow subscriber; it misses those above.
         max_queue_size: Batches that wait to be published; where there are more, everything is published again later.

@@ -226,7 +226,7 @@ class Target(NamedTuple):
     """The target of a tensor of a file.
 
     Attributes:
-        names: Of each of its parts in repositories.
+        names: The name of each part in repositories.
         is_experts: Its parts are experts; otherwise it is one part.
         has_interleaved_heads: Its rows must be put into order for RoPE by halves.
         is_offset: 1 is subtracted, as repositories store it.

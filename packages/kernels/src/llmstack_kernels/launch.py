@@ -34,7 +34,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, num_warps: int = 4, num_sta
     Args:
         kernel: A function under `triton.jit`.
         grid: Numbers of programs along up to three axes.
-        arguments: Of the kernel, in order; tensors are passed as pointers.
+        arguments: The arguments of the kernel, in order; tensors are passed as pointers.
         num_warps: Warps of 32 threads per program.
         num_stages: Depth of the software pipeline.
         options: Constants of the kernel by name, and further options of the compiler such as `launch_pdl`.

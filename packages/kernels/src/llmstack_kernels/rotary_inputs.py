@@ -15,10 +15,10 @@ class RotaryInputs(NamedTuple):
 
     Attributes:
         key_scale: With caches of float8_e4m3fn: keys are divided by their head's scale.
-        value_scale: The same for values.
+        value_scale: As `key_scale`, for values.
         query_norm: Weight of the RMS norm of each query head; given together with `key_norm`, or not at all.
         key_norm: Weight of the RMS norm of each key head.
-        eps: Of both norms.
+        eps: The epsilon of both norms.
     """
 
     positions: torch.Tensor  # [num_tokens] int64

@@ -112,7 +112,7 @@ class BlockPool:
 
         Args:
             segment: Its blocks are the pool's from now on.
-            unfindable: Those of its blocks that are not findable, as far as it never shared any; None to look.
+            unfindable: Blocks that are not findable, as far as it never shared any; None to look.
         """
         block_ids = segment.block_ids
         if unfindable is None or (self._num_owners and not self._num_owners.keys().isdisjoint(block_ids)):

@@ -12,10 +12,10 @@ class BlockStored:
 
     Attributes:
         identities: Content identity of each; never used twice in the life of a cache.
-        parent_identity: Of the content before the first of them; 0 if the prefix begins here.
-        token_ids: Of all of them, `block_size` each.
-        salt: Of a prefix that begins here, empty for what continues one. It may be a secret of the tenant, so it
-            stays in this process.
+        parent_identity: The identity of the content before the first block; 0 if the prefix begins here.
+        token_ids: The tokens of all blocks, `block_size` each.
+        salt: The salt of a prefix that begins here, empty for what continues one. It may be a secret of the tenant, so
+            it stays in this process.
     """
 
     identities: tuple[int, ...]

@@ -136,7 +136,7 @@ class PrefixIndex:
             parent: What comes before the blocks.
             parent_block_id: The block before them, which may be a copy of the parent's; None if there is none.
             first: Index of the first of the blocks.
-            salt: Of the prefix.
+            salt: The salt of the prefix.
             may_be_findable: Whether other owners may have inserted some of the blocks.
 
         Returns:

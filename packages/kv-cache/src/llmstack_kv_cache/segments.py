@@ -63,7 +63,7 @@ class CachedSegments:
     """The segments that one cache can find, from its events; exact after each of them.
 
     Attributes:
-        keys: Of all segments, in the order in which they were stored.
+        keys: The keys of all segments, in the order in which they were stored.
     """
 
     def __init__(self, block_size: int) -> None:

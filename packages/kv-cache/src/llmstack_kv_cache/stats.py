@@ -17,7 +17,7 @@ class KVCacheStats:
         prefix_cache_hits: Counter of tokens they found.
         num_evictions: Counter of contents given up to make room.
         num_host_blocks: Blocks of the host pool.
-        num_free_host_blocks: Of these, those that no swapped-out request holds.
+        num_free_host_blocks: Host blocks that no swapped-out request holds.
         num_swap_outs: Counter of requests moved to the host pool.
         num_swap_ins: Counter of requests swapped in.
         num_forks: Counter of requests that began as another's child.

@@ -207,7 +207,7 @@ class OutputProcessor:
     def find_stalled(self, since_s: float, *, counts_waiting: bool) -> list[str]:
         """Requests that nothing has happened to since then, in monotonic seconds.
 
-        `counts_waiting`: Those too that have had no place in a step yet.
+        `counts_waiting`: Whether requests that were in no step yet count too.
         """
         return self.pooling.find_stalled(since_s, counts_waiting=counts_waiting) + [
             request_id

@@ -14,7 +14,7 @@ class ToolCallDelta:
     Attributes:
         index: Number of the call in the message, from 0.
         id: Set in the first delta of a call only.
-        name: Of the function; set in the first delta of a call only.
+        name: The name of the function; set in the first delta of a call only.
         arguments: The next part of the arguments' JSON text.
     """
 

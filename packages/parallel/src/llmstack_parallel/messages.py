@@ -82,7 +82,7 @@ class StepMessage:
     Attributes:
         number: Counts the steps of this epoch.
         has_masks: A `MasksMessage` follows for the ranks that sample.
-        sampled: Of earlier steps, in their order, what each of their rows sampled; for the stages that do not sample.
+        sampled: The tokens of the rows of earlier steps, in the order of the steps; for stages that do not sample.
     """
 
     number: int

@@ -28,8 +28,8 @@ class RankOrder:
         backend: `shared_memory`, `gloo` or `nccl`.
         directory: Where ranks of torch.distributed meet.
         segments: Descriptors of shared memory, inherited under these numbers.
-        log_level: Of the process.
-        log_format: Of its lines.
+        log_level: The log level of the process.
+        log_format: The format of its log.
     """
 
     config: ModelRunnerConfig

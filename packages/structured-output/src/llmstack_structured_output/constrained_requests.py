@@ -76,7 +76,7 @@ class ConstrainedRequests:
         Args:
             request_id: Not in use.
             params: The constraint.
-            eos_token_ids: Those that may end the text; the same for all requests.
+            eos_token_ids: Tokens that may end the text; the same for all requests.
             min_tokens: Before so many tokens the text does not end, unless nothing else may follow.
 
         Raises:

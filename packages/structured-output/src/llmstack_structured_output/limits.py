@@ -10,16 +10,16 @@ class GrammarLimits:
     """Bounds on what a user may send; the defaults leave room for schemas of hundreds of properties.
 
     Attributes:
-        max_schema_bytes: Of a JSON schema or a structural tag, as UTF-8.
+        max_schema_bytes: Size of a JSON schema or a structural tag, as UTF-8.
         max_depth: Nesting of arrays and objects in either.
         max_enum: Entries of one `enum`.
-        max_regex_bytes: Of a regular expression, those inside schemas included.
+        max_regex_bytes: Size of a regular expression, also of one inside a schema.
         max_repeat: The largest number in a repetition such as `{2,1000}`.
-        max_grammar_bytes: Of a grammar in Lark's or GBNF's notation.
+        max_grammar_bytes: Size of a grammar in Lark's or GBNF's notation.
         max_choices: Strings to choose from.
-        max_choice_bytes: Of all of them together.
+        max_choice_bytes: Size of all choices together.
         lexer_fuel: Work that building the automata of one constraint may take; a million is about half a second.
-        step_fuel: The same for one token.
+        step_fuel: As `lexer_fuel`, for one token.
         max_step_items: Parser items that one token may add.
         max_row_items: Of those, such as go on side by side: alternatives that the text has not decided between.
         max_lexer_states: States of the automata, which are made as tokens need them.

@@ -34,7 +34,7 @@ def tool_calls_schema(
     """The schema of an array of one call or several; for `StructuredOutputsParams(json=...)`.
 
     Args:
-        functions: Those that may be called, at least one.
+        functions: The functions that may be called, at least one.
         max_calls: 1 allows no parallel calls; None is no limit.
         name_key: What the model calls the function's name.
         arguments_key: What the model calls its arguments.
@@ -64,7 +64,7 @@ def tagged_tool_calls(
     For `StructuredOutputsParams(structural_tag=...)`.
 
     Args:
-        functions: Those that may be called, at least one.
+        functions: The functions that may be called, at least one.
         begin: What comes before the object of a call, such as `<tool_call>`; it is what turns the constraint on.
         end: What comes behind it.
         is_required: The answer has at least one call and nothing else.

@@ -67,7 +67,7 @@ class SamplingParams:
         stop_token_ids: Token ids that end a completion, besides the model's end-of-sequence ids.
         max_tokens: None means what the context has left.
         logprobs: Number of most likely tokens to report beside the chosen one; None means no logprobs.
-        prompt_logprobs: The same for prompt tokens.
+        prompt_logprobs: As `logprobs`, for prompt tokens.
         logprob_token_ids: Tokens to report in place of the most likely ones; None or empty means none.
         best_of: Completions to generate; the `n` with the best mean log-probability per token are returned, best first.
             None means `n`.

@@ -22,7 +22,7 @@ class SchedulerStats(NamedTuple):
         prefix_cache_hits: Counter of tokens found there.
         num_swapped: Requests whose blocks are on the host.
         num_host_blocks: Blocks of the host pool.
-        num_free_host_blocks: Those of them that no request holds.
+        num_free_host_blocks: Host blocks that no request holds.
         num_swap_preemptions: Counter of those preemptions that moved blocks to the host; the others compute again.
         num_swapped_out_blocks: Counter of blocks copied to the host.
         num_swapped_in_blocks: Counter of blocks copied back.

@@ -27,7 +27,7 @@ class Engine:
         values: Flag of ours to the values that have other names there; an empty name leaves the flag out.
         notes: Flag to what differs.
         without_effect: Flag to the reason.
-        switches_without_effect: Those of them that take no value.
+        switches_without_effect: The flags without effect that take no value.
         refused: Flag to what is missing, and what to use.
         comma_lists: Flags whose value is several, with commas between them.
         always: Differences whatever the line says.

@@ -42,7 +42,7 @@ class ServerMetrics:
     """The metrics of one server in its own registry; a `StatLogger` of the engine front end.
 
     Attributes:
-        shadows: Those of shadow schedulers.
+        shadows: The metrics of shadow schedulers.
     """
 
     def __init__(

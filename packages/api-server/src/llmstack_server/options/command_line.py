@@ -64,7 +64,7 @@ def settings_from(
 ) -> Settings:
     """The effective options of a parsed line, with problems and warnings but no exceptions.
 
-    `options`: Those that the parser has.
+    `options`: The options of the parser.
     """
     file, problems = _config_file(namespace, environment, options)
     settings = resolve(options, namespace, environment, file, ALL_FOREIGN_FLAGS)

@@ -49,11 +49,11 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
 
     Attributes:
         api_keys: Empty accepts all clients.
-        operator_keys: Those of them that may control the server, where there are several.
+        operator_keys: The API keys that may control the server, if there are several keys.
         receive_timeout_s: How long a request may take to arrive.
         send_timeout_s: How long a client may read nothing of its answer.
-        log_level: Of llmstack, which is an option of the engine.
-        log_format: The same.
+        log_level: The log level of llmstack, which is an option of the engine.
+        log_format: The format of the log, which is an option of the engine.
         tls: None for HTTP without encryption.
     """
 

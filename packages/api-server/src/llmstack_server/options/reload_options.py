@@ -92,7 +92,7 @@ def engine_args_of(
 ) -> EngineArgs:
     """The options of the engine cores that serve an entry.
 
-    `engine`: Those that the server has begun with, with the model's folder apart.
+    `engine`: The options of the start, except the model's folder.
     `model_path`: The folder of the entry's model; None finds it.
 
     Raises:

@@ -26,7 +26,7 @@ class Schema:
 
     Attributes:
         application_id: The number in the header of the file that says whose it is.
-        version: Of the tables; a file with a higher one is of a later release.
+        version: The version of the tables; a file with a higher one was written by a later release.
         statements: What makes the tables in an empty file.
     """
 

@@ -27,10 +27,10 @@ class ComingRequest:
 
     Attributes:
         num_tokens: What it counts with in the queue: estimated from its size, exact once it is submitted.
-        num_prompt_tokens: Those of its prompt.
+        num_prompt_tokens: The tokens of its prompt.
         submitted_s: When it was submitted to the engine; None before.
         wanted_s: By when its client wants it, on the monitor's clock; None without a deadline.
-        prediction: Of its first token, the last one made; None before anything was measured.
+        prediction: The last prediction of its first token; None before anything was measured.
     """
 
     num_tokens: int
@@ -99,7 +99,7 @@ class FirstTokens:
     ) -> FirstToken | None:
         """The first token of a request that comes now; None before enough steps were measured.
 
-        `num_prompt_tokens`: Of its prompt.
+        `num_prompt_tokens`: The tokens of its prompt.
         `num_tokens`: What it counts with in a fair queue.
         `wanted_s`: Its deadline, if it has one.
         """

@@ -15,7 +15,7 @@ class QueueState:
     Attributes:
         tokens_per_s: Tokens that are admitted per second while requests wait; None before that was measured.
         num_waiting_tokens: Tokens of the waiting requests.
-        tenant_to_tokens: Those of each tenant; the smallest tenants may be missing.
+        tenant_to_tokens: The tokens of each tenant; the smallest tenants may be missing.
         quantum: Tokens that a tenant is admitted with in each round; 0 where requests go by arrival.
         age_s: Seconds since the state was reported.
         predict: Predicts the wait of so many tokens of a tenant by the measured costs of steps; None where these are

@@ -96,7 +96,7 @@ class ServerState:
         streams: The answers that outlive their connections.
         receipts: Signs what has computed an answer; None where answers carry no receipt.
         weights_name: The name of the weights that answer new requests.
-        previous_weights: Those before, the last ones first.
+        previous_weights: Earlier weights, the last ones first.
         start_model_path: The folder of the model that the server has begun with, once another one was loaded.
         shared_reloads: Reloads in all API processes; None where this is the only one.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.

@@ -63,13 +63,13 @@ class StreamRecord:
     Attributes:
         id: 128 random bits.
         owner: The tenant.
-        digest: Of the request.
-        key: Of the request in the table; None where it has none.
+        digest: A digest of the request.
+        key: The key of the request in the table; None if it has none.
         keep_s: Seconds that it is kept without a reader.
         is_resumable: Whether a later reader may come. Otherwise parts are dropped when they were read.
         is_over: Whether all parts are there.
         abandoned: Set once no reader has it or can come.
-        settled: Of a record with a key: the index of the process that answers, once the processes agree.
+        settled: For a record with a key, the index of the process that answers, once the processes agree.
     """
 
     def __init__(

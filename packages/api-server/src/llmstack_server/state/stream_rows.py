@@ -39,9 +39,9 @@ class KeptRequest:
     """A kept request, from which the same answer can be generated again.
 
     Attributes:
-        headers: Those of the request that its answer depends on.
-        seed: Of the source that draws the seeds that the body does not give.
-        identity: Of the model and its computation.
+        headers: The headers of the request that its answer depends on.
+        seed: The seed from which seeds that the body lacks are drawn.
+        identity: The numeric contract id of the model.
         num_resumes: How many servers have begun it again.
     """
 

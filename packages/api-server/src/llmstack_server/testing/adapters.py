@@ -12,7 +12,7 @@ class FakeAdapters:
     """Adapters whose files are read for their digest alone.
 
     Attributes:
-        adapters: Those that requests can name.
+        adapters: The adapters that requests can name.
         use: The adapters of running and of waiting requests.
     """
 

@@ -25,7 +25,7 @@ def check_first_token(
 ) -> Callable[[float], None] | None:
     """The last check of a request, with the exact tokens of its prompt; bound to the first two, it is `on_admitted`.
 
-    `request_id`: Of its first prompt in the engine.
+    `request_id`: The id of its first prompt in the engine.
 
     Raises:
         HTTPError: 503, its first token would come after its deadline.

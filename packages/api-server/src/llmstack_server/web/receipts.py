@@ -156,7 +156,7 @@ class NotedOutputs:
     """The outputs of a request, of which the token ids are kept for its receipt.
 
     Attributes:
-        token_ids: Those so far, by prompt and completion.
+        token_ids: The token ids so far, by prompt and completion.
     """
 
     def __init__(self, outputs: OutputStream) -> None:

@@ -12,7 +12,7 @@ class UsageCounter:
     """The `usage` object of one response, for the outputs so far.
 
     Attributes:
-        timings: Those of the last output.
+        timings: The timings of the last output.
         num_reasoning_tokens: Completion tokens of reasoning; None where they are not distinguished.
     """
 

@@ -17,7 +17,7 @@ def check_kv_cache_manager(
 
     Args:
         factory: From the number of blocks that requests can use and the block size to a manager.
-        host_factory: The same with a number of host blocks as the third argument; without it swaps are not checked.
+        host_factory: As `factory`, with a number of host blocks as the third argument; None checks no swaps.
         num_reserved_blocks: Leading block ids that no request may be given.
 
     Raises:

@@ -44,7 +44,7 @@ class FakeModelRunner:
         choose_token: Replaces what the fake model says: request id and the tokens so far to the next token.
         num_host_blocks: Blocks of the host's storage.
         error_request_ids: The rows of these requests fail when they would sample.
-        sliding_windows: Of each group of layers, the tokens that a token attends to; None for all.
+        sliding_windows: For each group of layers, the tokens that a token attends to; None for all.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class BalancedClient:
     next one there. The last engine core that dies for good is the end of all. So is any without recovery.
 
     Attributes:
-        num_unmoved_requests: Those that had to wait, since no other engine core computes the same bits.
+        num_unmoved_requests: Requests that had to wait, since no other engine core computes the same bits.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Mailbox:
         results: Call id to the answer that has not been read yet.
         num_stale: Messages of other engine cores than the one that answered first; none of them is taken.
         sleep_level: The engine core's; 0 while it is awake.
-        cache_updates: Those that have not been read yet; over a limit the oldest go, which leaves a gap in the numbers.
+        cache_updates: Unread updates of the cache; over a limit the oldest are dropped, and a number is missing.
     """
 
     def __init__(self) -> None:

@@ -137,7 +137,7 @@ class ReloadingClient:
         """Starts the next engine core, which gets no request before `switch`.
 
         `adapters`: The identities and paths of those that it has to have.
-        `addresses`: Of engine cores that another program has started.
+        `addresses`: The addresses of engine cores that another program has started.
 
         Raises:
             EngineStartError: It could not start, there are two already, or the client is shut down meanwhile.

@@ -44,7 +44,7 @@ class Explanation:
 
     Attributes:
         sentences: For people, in the order of time.
-        facts: The same in figures; times are in milliseconds.
+        facts: The explanation in figures; times are in milliseconds.
     """
 
     request_id: str

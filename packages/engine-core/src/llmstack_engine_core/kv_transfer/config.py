@@ -19,7 +19,7 @@ class TransferLimits:
     """Limits of exports and imports.
 
     Attributes:
-        max_bytes: Of all exports that are kept at one time.
+        max_bytes: The largest size of all exports that are kept at one time.
         max_exports: Their number.
         time_to_live_s: An export that is not imported within it is dropped.
         import_timeout_s: A request whose blocks do not arrive within it is computed.

@@ -32,7 +32,7 @@ class TagMaker:
 
     Attributes:
         ready: What describes the engine core.
-        bytes_per_block: Of the KV storage.
+        bytes_per_block: The size of a block of the KV storage.
         form: What distinguishes the bytes from the canonical form.
     """
 

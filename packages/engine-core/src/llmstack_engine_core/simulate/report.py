@@ -26,7 +26,7 @@ class Comparison:
 
     Attributes:
         num_one_cache_hit_tokens: Found in one cache as large as all together, each prompt after the one before.
-        round_robin_p99_ttft_s: Of replicas that take turns.
+        round_robin_p99_ttft_s: The p99 with replicas that take turns.
         round_robin_hit_tokens: What those found.
     """
 
@@ -48,7 +48,7 @@ class Report:
         itl_s: Per token but the first, since the one before.
         num_computed_tokens: By replica, the tokens of prompts that it did not find in its cache.
         compared: What other ways did with the same trace; None where there is one replica.
-        predictions: Of the first tokens; None where nothing was predicted.
+        predictions: Errors of the predicted first tokens; None if nothing was predicted.
     """
 
     num_requests: int = 0

@@ -85,7 +85,7 @@ class DeferredLog:
             self._calls.append((self._log.schedule, now_us))
 
     def scheduled(self, scheduled: SchedulerOutput) -> None:
-        """Logs the scheduled step, and wakes the writing thread, since the model computes next."""
+        """Logs the scheduled step. Enough calls go to the writing thread now, since the model computes next."""
         if scheduled.new_requests:  # the model runner goes on with their lists of tokens
             self._calls.append((self._log.decide, pack_scheduled(scheduled)))
         else:

@@ -21,7 +21,7 @@ class TuneReport:
         recorded: What the requests of the log really got.
         serve: The command line of the server, without the found settings.
         measured: What the real server gave in the check, as JSON; None without one.
-        expected: Of the requests of the check alone.
+        expected: The figures of the requests of the check alone.
     """
 
     target: Target

@@ -55,9 +55,9 @@ def decode_inputs(state: torch.Tensor, rows: torch.Tensor, block_size: int, out:
 
     Args:
         state: int32 [num_state_rows, 2 + max_blocks_per_row]
-        rows: Of the state; the scratch row may occur any number of times. int32 [num_rows]
+        rows: Numbers of rows of the state; the scratch row may occur any number of times. int32 [num_rows]
         block_size: Tokens per block.
-        out: Of `num_rows` rows, and as many columns of blocks as the state has.
+        out: Inputs of `num_rows` rows, with as many columns of blocks as the state has.
     """
     _check(state)
     if out.block_tables.shape != (len(rows), state.shape[1] - FIRST_BLOCK):
@@ -77,7 +77,7 @@ def advance_rows(
 
     Args:
         state: int32 [num_state_rows, 2 + max_blocks_per_row]
-        rows: Of the state; the scratch row is left as it is. int32 [num_rows]
+        rows: Numbers of rows of the state; the scratch row is left as it is. int32 [num_rows]
         token_ids: int64 [num_rows]
         is_good: bool [num_rows]
         results: Overwritten. int32 [num_rows]

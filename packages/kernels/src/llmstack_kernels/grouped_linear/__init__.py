@@ -89,7 +89,7 @@ def grouped_linear(
     Args:
         x: [num_tokens, in_features], each token for all of its choices, or [num_rows, in_features].
         experts: Packed weights.
-        groups: Of as many experts.
+        groups: Groups of rows for as many experts.
         activation: One of `linear.ACTIVATIONS`, or of `GATED_ACTIVATIONS`, which halve the output.
     """
     if x.ndim != 2 or x.shape[1] != experts.in_features:

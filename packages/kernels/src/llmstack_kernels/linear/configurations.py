@@ -41,7 +41,7 @@ class Configuration:
         split_k: Parts that the inputs are summed in, each by a program of its own while there are few rows.
         block_out: Outputs of a tile; 64 is the least that fills wgmma.
         num_stages: Blocks of inputs on their way at 16 rows; with more rows a block is larger, and they are fewer.
-        num_warps: Of 32 threads, per program.
+        num_warps: Warps of 32 threads per program.
     """
 
     block_k: int
@@ -90,7 +90,7 @@ def choose(weight_format: str, out_features: int, in_features: int, row_bits: in
         weight_format: One of `FORMATS`.
         out_features: Outputs.
         in_features: Inputs.
-        row_bits: Of an input: 16, or 32 (which has no tensor cores, and gets small blocks).
+        row_bits: Bits of an input: 16, or 32 (which has no tensor cores, and gets small blocks).
     """
     found = TUNED.get((weight_format, out_features, in_features))
     if found is not None and row_bits == 16:

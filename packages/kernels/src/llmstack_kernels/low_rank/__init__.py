@@ -66,7 +66,7 @@ def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> to
     Args:
         x: float32 [num_rows, size], contiguous.
         activation: One of `linear.ACTIVATIONS`.
-        dtype: Of the result.
+        dtype: The type of the result.
     """
     out: torch.Tensor = implementation("low_rank", x.device.type).activate_rounded(x, activation, dtype)
     return out

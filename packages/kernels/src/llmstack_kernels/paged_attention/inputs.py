@@ -32,7 +32,7 @@ class AttentionInputs(NamedTuple):
         alibi_slopes: Adds slope * (position of the key - position of the query) to each score, after the soft cap.
         sinks: A score of each query head that has no value: it takes its share of the softmax, after cap and slopes.
         key_scale: With caches of float8_e4m3fn: a key is the stored number times its head's scale.
-        value_scale: The same for values.
+        value_scale: As `key_scale`, for values.
         plan: The result of `plan_paged_attention` for the same rows.
         decodes_as_prefills: A row of one token gets the bits that the token has within a prompt, even where decodes
             have kernels of their own. Long contexts then take more time.

@@ -122,10 +122,10 @@ class Tiles:
     """Sizes for a head; they decide the order of sums, so nothing of a batch goes into them.
 
     Attributes:
-        num_rows: Of a tile of queries: tokens times heads.
-        num_keys: Of a tile of keys.
+        num_rows: Rows of a tile of queries: tokens times heads.
+        num_keys: Keys of a tile.
         num_warps: Per program.
-        num_stages: Of the pipeline; a tile on its way takes two, one for its place in the block table.
+        num_stages: Stages of the pipeline; a tile on its way takes two, one for its place in the block table.
     """
 
     num_rows: int

@@ -30,7 +30,7 @@ def sample_tokens(
 
     Args:
         logits: Floating point, rows contiguous, left as they are. [num_rows, vocab_size]
-        rows: Of `state`; distinct, except for rows that are not read. int32 [num_rows]
+        rows: Numbers of rows of `state`; distinct, except for rows that are not read. int32 [num_rows]
         state: Parameters and counts of persistent rows.
         bitmask: Token t may be chosen if bit t % 32 of word t // 32 is set. int32 [num_rows, ceil(vocab_size / 32)]
         has_random: False if all rows are greedy.

@@ -123,7 +123,7 @@ class LLM(OfflinePooling):
         `priority`: One per prompt, lower ones first, under `scheduling_policy="priority"`.
 
         Raises:
-            InvalidRequestError: Of any prompt, before the first is computed.
+            InvalidRequestError: A prompt or its parameters are wrong; nothing is computed then.
         """
         admitted = self._admit_all(prompts, sampling_params, lora_request)
         return self._complete(admitted, use_tqdm, priority_list(priority, len(admitted)))
@@ -139,7 +139,7 @@ class LLM(OfflinePooling):
         """Queues prompts as `generate` takes them, for `wait_for_completion`; the ids of their requests.
 
         Raises:
-            InvalidRequestError: Of any prompt, before the first is queued.
+            InvalidRequestError: A prompt or its parameters are wrong; nothing is queued then.
         """
         admitted = self._admit_all(prompts, sampling_params, lora_request)
         return self._requests.enqueue(admitted, priority_list(priority, len(admitted)))
@@ -161,7 +161,7 @@ class LLM(OfflinePooling):
         """Answers one conversation, or each of many; `options` are those of `RenderOptions`.
 
         Raises:
-            InvalidRequestError: Of any conversation, before the first is computed.
+            InvalidRequestError: A conversation or its parameters are wrong; nothing is computed then.
         """
         prompts = self._render_all(messages, **options)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
@@ -178,7 +178,7 @@ class LLM(OfflinePooling):
         """Queues conversations as `chat` takes them, for `wait_for_completion`; the ids of their requests.
 
         Raises:
-            InvalidRequestError: Of any conversation, before the first is queued.
+            InvalidRequestError: A conversation or its parameters are wrong; nothing is queued then.
         """
         prompts = self._render_all(messages, **options)
         return self.enqueue(prompts, sampling_params, lora_request=lora_request, priority=priority)
@@ -196,7 +196,7 @@ class LLM(OfflinePooling):
         `lora_request`: As for `generate`.
 
         Raises:
-            InvalidRequestError: Of any prompt, before the first is computed.
+            InvalidRequestError: A prompt or its parameters are wrong; nothing is computed then.
         """
         processor = self.llm_engine.input_processor
         sampling = processor.check_params(params.to_sampling_params(), BEAM_PARAM_NAMES)

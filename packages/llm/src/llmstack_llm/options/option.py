@@ -85,7 +85,7 @@ class Option(NamedTuple):
     Attributes:
         name: The field, and the keyword.
         title: What its group of options is about.
-        default: Of the keyword; `REQUIRED` for none.
+        default: The default of the keyword; `REQUIRED` for none.
         key: The option in files and in tables: its flag without dashes in front, with `_`; else the field.
         variables: Environment variables, the first one first.
     """

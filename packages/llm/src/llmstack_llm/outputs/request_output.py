@@ -31,7 +31,7 @@ class RequestMetrics:
     Attributes:
         arrival_time_s: The request came to the front end.
         first_token_time_s: The step that made its first token had ended; None before.
-        last_token_time_s: The same for the newest token.
+        last_token_time_s: When the newest token came, on the same clock.
         num_generation_tokens: Tokens of all completions so far.
         queued_time_s: The engine core had taken it over; None before, and where statistics are off.
         scheduled_time_s: It got its blocks and its place in a step, for the first time; None as above.

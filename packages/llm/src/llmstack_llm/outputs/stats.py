@@ -61,7 +61,7 @@ class IterationStats:
         whole_requests: For each request whose last completion has ended so, `n` and the tokens of its longest one.
         num_aborted: Completions that were aborted since the last step.
         num_failed: Completions that ended with an error.
-        num_corrupted: Those of them without usable numbers from the model.
+        num_corrupted: Failed completions whose logits were not usable.
         phases: What took the step's time; None where the engine core keeps no statistics.
         block_evictions: KV blocks of the sample that have lost what they held.
         shadow: What the shadow scheduler reports; None where it has nothing new.

@@ -25,7 +25,7 @@ class ScorePlan:
     """The plan for the scores of one request.
 
     Attributes:
-        pooling_params: Those of every prompt.
+        pooling_params: The parameters of every prompt.
         pairs: For each pair the prompts, by their index, whose numbers make its score: one, or two.
     """
 

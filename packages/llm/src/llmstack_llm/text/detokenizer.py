@@ -39,7 +39,7 @@ def make_detokenizer(
 ) -> Detokenizer:
     """A detokenizer for one completion.
 
-    `kept_special_tokens`: Those that are not skipped.
+    `kept_special_tokens`: Special tokens that are shown.
     `is_continuation`: Text stands before it, so a space at its start stays, which sentencepiece decoders drop at the
       start of a text.
     """

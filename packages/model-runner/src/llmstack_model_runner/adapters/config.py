@@ -45,8 +45,8 @@ class AdapterConfig:
     """Rank, scale and targets of an adapter.
 
     Attributes:
-        rank: Of modules without a pattern.
-        alpha: Of modules without a pattern.
+        rank: The rank of modules without a pattern.
+        alpha: The alpha of modules without a pattern.
         is_stabilised: The scale is alpha / sqrt(rank), not alpha / rank (rsLoRA).
         ranks: Patterns with ranks of their own; the first that fits counts.
         alphas: Patterns with alphas of their own.

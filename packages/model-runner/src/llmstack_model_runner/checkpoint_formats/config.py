@@ -20,7 +20,7 @@ class CheckpointFormat:
 
     Attributes:
         method: One of `CheckpointQuantization`.
-        num_bits: Of a weight; of mixed checkpoints, the least.
+        num_bits: Bits of a weight; in mixed checkpoints, the least.
         config: The configuration's own fields.
         field: Where it was found, for messages.
     """

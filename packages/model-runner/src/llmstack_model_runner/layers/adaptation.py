@@ -36,7 +36,7 @@ class AdaptedPart:
     """One of the checkpoint's matrices in a layer.
 
     Attributes:
-        name: Of the module in the checkpoint.
+        name: The name of the module in the checkpoint.
         layer: Number of the layer in adapters.
         in_features: Inputs of the whole matrix.
         out_features: Outputs of the whole matrix.

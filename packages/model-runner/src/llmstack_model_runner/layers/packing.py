@@ -86,7 +86,7 @@ def packing() -> Packing:
 def pack(weight: torch.Tensor, bias: torch.Tensor | None, name: str = "") -> PackedLinear:
     """Packs a weight [out_features, in_features] and a bias [out_features] as the context says.
 
-    `name`: Of the layer, unique in its model; a layer without one is not kept.
+    `name`: The name of the layer, unique in its model; a layer without one is not kept.
     """
     chosen = packing()
     packed = pack_linear(weight, bias, chosen.quantization, chosen.is_batch_invariant)

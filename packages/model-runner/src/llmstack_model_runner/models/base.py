@@ -29,8 +29,8 @@ class ModelKVSpec:
     Attributes:
         vocab_size: Width of the logits.
         max_model_len: Number of positions that the model supports.
-        sliding_windows: Of each layer, how many tokens a token attends to; None for all. Empty where no layer has one.
-        model_windows: Those of all stages' layers, where a stage has only some of them.
+        sliding_windows: For each layer, how many tokens a token attends to; None for all. Empty where no layer has one.
+        model_windows: The windows of all stages' layers, if a stage has only some of them.
         first_layer: Number in the model of this stage's first layer.
     """
 

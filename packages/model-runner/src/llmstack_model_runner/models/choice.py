@@ -57,7 +57,7 @@ def make_model(
 ) -> Model:
     """A model of the chosen class; with `auto`, of transformers' code if the chosen one lacks the model's variant.
 
-    `arguments`: Those of the class. `check` is asked before one is constructed.
+    `arguments`: The arguments of the class. `check` is called before one is constructed.
 
     Raises:
         ValueError: Neither supports the model.

@@ -25,7 +25,7 @@ class SamplingRows:
     over requests.
 
     Attributes:
-        penalties: Those of the rows; they count every generated token.
+        penalties: The penalties of the rows; they count every generated token.
     """
 
     def __init__(

@@ -132,7 +132,7 @@ class HostSteps:
     def append_tokens(self, sampled_token_ids: Sequence[Sequence[int]] | None) -> None:
         """Appends what the stage with the head has sampled, in the oldest step whose tokens this stage does not have.
 
-        `sampled_token_ids`: Of each row of the step; None appends token 0 where a row samples, for warm-up.
+        `sampled_token_ids`: The tokens of each row of the step; None appends token 0 where a row samples, for warm-up.
         """
         step = self._unsampled.popleft()
         if sampled_token_ids is None:

@@ -48,7 +48,7 @@ class NodeAgent:
     """Hosts the ranks of one node until node 0 ends; used by one thread.
 
     Attributes:
-        ranks: Those that run; None where node 0 waits for nodes, or is away.
+        ranks: The running ranks; None while node 0 waits for nodes, or is away.
     """
 
     def __init__(self, config: ModelRunnerConfig, patience_s: float, wake_fd: int | None = None) -> None:

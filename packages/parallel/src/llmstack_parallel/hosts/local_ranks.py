@@ -25,7 +25,7 @@ class LocalRanks:
     """Processes of a node's ranks, and the memory that those of one stage share.
 
     Attributes:
-        segments: Of rank 0, which is no process of its own; to be mapped before `close_segments`.
+        segments: The shared memory of rank 0, which is no process of its own; to be mapped before `close_segments`.
     """
 
     def __init__(self, config: ModelRunnerConfig, epoch: int, orders: Sequence[tuple[int, str]]) -> None:

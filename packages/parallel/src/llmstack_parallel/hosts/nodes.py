@@ -21,7 +21,7 @@ class Node:
     """A node that has joined.
 
     Attributes:
-        sender: Of its messages.
+        sender: The sender of its messages.
         last_sign_s: When it last gave a sign of life.
         has_orders: It has said so; until then, earlier wishes to join may still arrive.
     """
@@ -40,7 +40,7 @@ class Nodes:
     """All nodes but this one; used by one thread at a time.
 
     Attributes:
-        by_number: Those that have joined.
+        by_number: The nodes that have joined.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], placement: RankPlacement, own: Join) -> None:

@@ -20,7 +20,7 @@ class Journal:
     Attributes:
         body: Its JSON with the seed and without the input, which the store has as items.
         created_at: When the response was made, in seconds since 1970.
-        identity: Of the model and its computation: with others the text would not be the same.
+        identity: The numeric contract id of the model: with another one the text would not be the same.
         num_resumes: How many servers have begun it again.
     """
 

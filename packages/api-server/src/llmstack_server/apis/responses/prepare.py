@@ -55,7 +55,7 @@ class PreparedResponse:
         input_items: What the model reads, those of earlier turns first.
         owner: The tenant that it belongs to.
         body: The request.
-        identity: Of the model and its computation.
+        identity: The numeric contract id of the model.
     """
 
     run: ResponseRun

@@ -36,7 +36,7 @@ MAX_CONCURRENCY_OVER_HTTP = 512
 def run_batch(options: BatchOptions, config: ServeConfig | None) -> int:
     """Answers every line of the input; 130 after Ctrl-C, 143 after SIGTERM.
 
-    `config`: Of the model that runs in this command; None asks the server at `options.url`.
+    `config`: The options of the model that runs in this command; None asks the server at `options.url`.
 
     Raises:
         BatchError: The files or the server cannot be used.

@@ -19,7 +19,7 @@ class PromptTrace:
 
     Attributes:
         sampling_params: None for a prompt of a pooling request.
-        timings: Those of the last output; None before the first.
+        timings: The timings of the last output; None before the first.
         finish_reasons: One per completion that has ended.
     """
 
