@@ -7,6 +7,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../native/elementwise.h"
@@ -279,17 +280,24 @@ constexpr int kPairRows = kTileRows;
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
 constexpr int kPairRows = 4;  // of a tile whose weights are in pairs, both halves of which take registers
 #endif
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+constexpr int kTallRows = 12, kTallVectors = 2;  // of a tile whose weights are widened
+#else
+constexpr int kTallRows = kTileRows, kTallVectors = kTileVectors;
+#endif
+constexpr int64_t kTallInputs = 4096;  // with more, the rows of a tall tile take too much of the second-level cache
 constexpr int kWideVectors = kVectors < 8 ? kVectors : 8;  // of a tile with one row
 
 // Calls `work` for each pass over kAllVectors vectors of a panel, with the tile's rows and vectors as constants, its first
 // row and vector, and what is prefetched. Tiles are as few as possible, and nearly equal. A single row takes
 // kSingleVectors vectors.
-template <int kMaxRows, int kSingleVectors, int kAllVectors, bool kPrefetchesNext, class Place, class Work>
+template <int kMaxRows, int kSingleVectors, int kAllVectors, bool kPrefetchesNext, int kPassVectors = kTileVectors,
+          class Place, class Work>
 void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, const Work& work) {
   int64_t tiles = (end - row + kMaxRows - 1) / kMaxRows, pass = 0;
-  const int64_t passes = tiles * (kAllVectors / (end - row == 1 ? kSingleVectors : kTileVectors));
+  const int64_t passes = tiles * (kAllVectors / (end - row == 1 ? kSingleVectors : kPassVectors));
   const auto pass_over = [&](auto rows, int64_t at) {
-    constexpr int kColumnVectors = rows == 1 ? kSingleVectors : kTileVectors, kShare = kAllVectors / kColumnVectors;
+    constexpr int kColumnVectors = rows == 1 ? kSingleVectors : kPassVectors, kShare = kAllVectors / kColumnVectors;
     for (int vector = 0; vector < kAllVectors; vector += kColumnVectors, ++pass) {
       const auto pass_with = [&](auto ahead) {
         work(rows, std::integral_constant<int, kColumnVectors>(), at, vector, ahead);
@@ -307,26 +315,29 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
   };
   for (; tiles > 0; --tiles) {
     const int64_t rows = (end - row + tiles - 1) / tiles;
-    switch (rows) {
-      case 6: if constexpr (kMaxRows > 5) pass_over(std::integral_constant<int, 6>(), row); break;
-      case 5: if constexpr (kMaxRows > 4) pass_over(std::integral_constant<int, 5>(), row); break;
-      case 4: if constexpr (kMaxRows > 3) pass_over(std::integral_constant<int, 4>(), row); break;
-      case 3: if constexpr (kMaxRows > 2) pass_over(std::integral_constant<int, 3>(), row); break;
-      case 2: if constexpr (kMaxRows > 1) pass_over(std::integral_constant<int, 2>(), row); break;
-      case 1: pass_over(std::integral_constant<int, 1>(), row); break;
-    }
+    [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
+      ((rows == kRows + 1 && (pass_over(std::integral_constant<int, kRows + 1>(), row), true)) || ...);
+    }(std::make_integer_sequence<int, kMaxRows>());
     row += rows;
   }
 }
 
-// Rows [row, end) of one panel's columns. Pairs whose halves come one after the other take registers from the sums.
+// Rows [row, end) of one panel's columns. Pairs whose halves come one after the other take registers from the sums. Where
+// registers are many, taller tiles widen a weight half as often.
 template <class T, class Panel>
 void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end, int64_t first_column) {
-  constexpr int kMaxRows = kParts<typename Panel::Weight> > 1 ? kPairRows : kTileRows;
-  for_each_pass<kMaxRows, kWideVectors, kVectors, true>(
-      panel.place, call.steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
-        multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
-      });
+  using W = typename Panel::Weight;
+  const auto work = [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
+    multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
+  };
+  if constexpr (kTallRows > kTileRows && !std::is_same_v<W, Operand<W>>) {
+    if (end - row > kTileRows && call.steps * kStep<W> <= kTallInputs) {
+      for_each_pass<kTallRows, kWideVectors, kVectors, true, kTallVectors>(panel.place, call.steps, row, end, work);
+      return;
+    }
+  }
+  constexpr int kMaxRows = kParts<W> > 1 ? kPairRows : kTileRows;
+  for_each_pass<kMaxRows, kWideVectors, kVectors, true>(panel.place, call.steps, row, end, work);
 }
 
 // Rows whose operands fit into some 512 KiB, and the fewest that repay a pass over the weights.
@@ -343,6 +354,7 @@ void with_operands(const LinearCall<T>& call, const Work& work) {
   } else {
     static thread_local std::vector<float> memory;
     const int64_t width = call.steps * kStep<T>, fitting = kOperandNumbers / width;
+    const int64_t stride = ((width + 15) / 16 | 1) * 16;  // an odd number of cache lines, so that rows share no set
     const int64_t part_rows = fitting > kFewestRows ? fitting : kFewestRows;
     const int64_t out_row_bytes = call.out_features * (call.is_out_float ? sizeof(float) : sizeof(T));
     for (int64_t row = 0; row < call.num_rows; row += part_rows) {
@@ -350,15 +362,15 @@ void with_operands(const LinearCall<T>& call, const Work& work) {
       part.x = call.x + row * call.row_stride;
       part.out = static_cast<char*>(call.out) + row * out_row_bytes;
       if (call.residual) part.residual = static_cast<const char*>(call.residual) + row * out_row_bytes;
-      const int64_t size = part.num_rows * width;
+      const int64_t size = part.num_rows * stride;
       if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
       float* operands = memory.data();  // other threads have vectors of their own
       for_each_row(part.num_rows, width, [&](int64_t r) {
         for_each_vector(width, [&](int64_t i, int n) {
-          store_some(operands + r * width + i, load_some(part.x + r * part.row_stride + i, n), n);
+          store_some(operands + r * stride + i, load_some(part.x + r * part.row_stride + i, n), n);
         });
       });
-      part.operands = operands, part.operand_stride = width;
+      part.operands = operands, part.operand_stride = stride;
       work(part);
     }
   }
