@@ -116,6 +116,16 @@ def test_an_error_between_two_messages_of_a_person_ends_nothing(
     assert capsys.readouterr().err == "error: too long\n" * 2
 
 
+@pytest.mark.parametrize("command", ["/exit", "/quit"])
+def test_a_command_ends_the_conversation(monkeypatch: pytest.MonkeyPatch, command: str):
+    lines = iter(["one", command, "two"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    client, terminal = FakeClient(), Terminal(Person(), io.StringIO())
+    converse(ChatSession(client, terminal, {}, None), terminal)
+    assert len(client.bodies) == 1
+    assert next(lines) == "two"
+
+
 def test_an_error_of_a_pipes_only_message_is_raised():
     client = FakeClient()
     client.failure = ApiError("no")

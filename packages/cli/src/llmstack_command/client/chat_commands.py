@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from llmstack_command.errors import ApiError
 
@@ -29,9 +29,14 @@ HELP = """\
 /clear            forgets the conversation
 /save FILE        writes the conversation, as Markdown if FILE ends in .md, else as JSON
 /help             this list
+/exit, /quit      ends the conversation, as Ctrl-D
 //text            a message that starts with a slash
 \"\"\"               begins and ends a message of several lines; a line that ends in a backslash goes on, too
 Ctrl-C            ends an answer, Ctrl-D the conversation"""
+
+
+class ConversationEnd(Exception):
+    """The user has ended the conversation by a command."""
 
 
 class Conversation:
@@ -79,6 +84,8 @@ class ChatCommands:
             "model": self._model,
             "clear": self._clear,
             "save": self._save,
+            "exit": _end,
+            "quit": _end,
         }
 
     def run(self, line: str) -> str:
@@ -86,6 +93,7 @@ class ChatCommands:
 
         Raises:
             ApiError: There is no such command, or it cannot be done; the text says why.
+            ConversationEnd: It was the last one.
         """
         name, _, text = line[1:].strip().partition(" ")
         command = self._commands.get(name)
@@ -147,6 +155,10 @@ class ChatCommands:
         except OSError as error:
             raise ApiError(f"/save: {path}: {error.strerror}") from None
         return f"{len(messages)} messages are in {path}"
+
+
+def _end(text: str) -> NoReturn:
+    raise ConversationEnd
 
 
 def as_markdown(messages: Sequence[Mapping[str, str]]) -> str:

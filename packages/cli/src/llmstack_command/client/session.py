@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
-from llmstack_command.client.chat_commands import ChatCommands, Conversation
+from llmstack_command.client.chat_commands import ChatCommands, Conversation, ConversationEnd
 from llmstack_command.client.terminal import Terminal
 from llmstack_command.errors import ApiError
 
@@ -56,6 +56,7 @@ class ChatSession:
 
         Raises:
             ApiError: The server refuses, the request failed, or a command cannot be done.
+            ConversationEnd: A command ended the conversation.
         """
         if self._terminal.is_interactive and message.startswith("/"):
             if not message.startswith("//"):
@@ -161,6 +162,8 @@ def converse(asker: Asker, terminal: Terminal) -> None:
     for message in terminal.messages():
         try:
             asker.ask(message)
+        except ConversationEnd:
+            return
         except ApiError as error:
             if not terminal.is_interactive:
                 raise
