@@ -203,6 +203,12 @@ def test_sums_between_nodes_need_an_interface_that_is_trusted_and_there(folder: 
             start()
 
 
+def test_sizes_are_compared_before_the_defaults_that_follow_from_them(folder: Path) -> None:
+    config = placed(folder, pipeline_parallel_size=2)
+    other = replace(config, tensor_parallel_size=2, pipeline_parallel_size=1, max_num_drafts=6, max_num_logits=16)
+    assert facts.difference(facts.facts_of(config), facts.facts_of(other)) == "tensor_parallel_size is 1, but 2"
+
+
 def test_what_nodes_compare_is_named_by_its_difference() -> None:
     assert facts.difference((("a", "1"), ("b", "2")), (("a", "1"), ("b", "2"))) == ""
     assert facts.difference((("a", "1"),), (("a", "1"), ("b", "2"))) == "b is unknown, but 2"

@@ -85,6 +85,11 @@ JOINED = ["--data-parallel-address", "10.0.0.1", *KEYS]
         (["-pp", "2", *NODES, *MASTER, "--node-rank", "2"], ["--node-rank 2 is too large for --nnodes 2"]),
         (["-pp", "2", *NODES, *MASTER, "-dp", "2"], ["--nnodes 2 and --data-parallel-size-local 2 exclude"]),
         (["-pp", "2", *NODES, *MASTER, *HOSTS, *JOINED, "-dpb", "ray"], ["--nnodes 2 and --data-parallel-backend ray"]),
+        (["-pp", "2", *NODES, *MASTER, "--engine-address", "ipc:///a"], ["--engine-address and --nnodes 2 exclude"]),
+        (
+            ["-pp", "2", *NODES, *MASTER, *HOSTS, *JOINED, "-dpl", "1", "--master-port", "29550"],
+            ["--master-port and --data-parallel-rpc-port are both 29550"],
+        ),
         (["--distributed-executor-backend", "ray"], ["ray has no ranks to place; --data-parallel-backend ray"]),
         (
             ["-tp", "2", "--distributed-executor-backend", "ray"],
@@ -127,4 +132,8 @@ def test_another_process_makes_the_same_configuration_of_the_flags_as_json():
 
 def test_what_changes_nothing_is_said():
     assert any("--enable-sleep-mode" in line for line in config("--enable-sleep-mode").warnings)
+    lines = config("--headless", "--ui", "--port", "8001", "--host", "0.0.0.0").warnings
+    (line,) = [line for line in lines if "--headless" in line]
+    assert line.endswith("no effect: --host, --port, --ui")
+    assert not any("NO API KEY" in line for line in config("--headless", "--host", "0.0.0.0").warnings)
     assert any("running engine cores" in line for line in config("--engine-address", "ipc:///a").warnings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from llmstack_llm.engine_args import EngineArgs
-from llmstack_llm.options.option import option_group
+from llmstack_llm.options.option import option_group, options_of
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, Settings
 from llmstack_server.options.adapter_options import AdapterNames
@@ -263,7 +263,9 @@ def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
         yield "--hf-token shows in the list of processes; HF_TOKEN does not"
     if http.uds is not None and (settings.is_given("host") or settings.is_given("port")):
         yield f"listening on the unix socket {http.uds} alone: --host and --port are ignored"
-    if not http.api_keys and http.uds is None and not is_loopback(http.host):
+    if settings["headless"] and (flags := _given_http_flags(settings)):
+        yield f"--headless answers no HTTP, so these options have no effect: {', '.join(flags)}"
+    elif not http.api_keys and http.uds is None and not is_loopback(http.host):
         yield f"NO API KEY: all clients that reach {http.host} may use this server; set LLMSTACK_API_KEY"
     if settings["enable_sleep_mode"] and not http.enable_control_routes:
         yield "--enable-sleep-mode opens no routes without --enable-control-routes or --uds"
@@ -273,6 +275,12 @@ def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
         yield "--reload-models opens no route without --enable-control-routes or --uds"
     if settings["engine_address"] and not settings["headless"]:
         yield "attached to running engine cores: options of the engine have no effect there"
+
+
+def _given_http_flags(settings: Settings) -> list[str]:
+    groups = (ListenOptions, ConnectionOptions, PageOptions, TLSConfig, CORSConfig)
+    options = [option for group in groups for option in options_of(group) if option.declared.flag]
+    return [option.declared.flag for option in options if settings.source(option.key) == COMMAND_LINE]
 
 
 def is_loopback(host: str) -> bool:

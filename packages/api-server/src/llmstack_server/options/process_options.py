@@ -97,6 +97,10 @@ class ProcessConfig(OptionGroup):
         rank = f"{{data_parallel_start_rank}} {engine.data_parallel_start_rank}"
         if engine.data_parallel_start_rank and not self.is_headless:
             yield Problem(f"{rank} needs {{is_headless}}: the first machine has the first engine cores")
+        if self.is_attached and engine.nnodes > 1:
+            yield _exclusive(
+                "{engine_addresses}", f"{{nnodes}} {engine.nnodes}", "the engine core has its ranks already"
+            )
         if not engine.has_other_hosts:
             return
         size = f"{{data_parallel_size_local}} {engine.num_local_engines} of {engine.data_parallel_size}"

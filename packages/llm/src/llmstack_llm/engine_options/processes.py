@@ -275,8 +275,11 @@ class EngineProcessOptions(OptionGroup):
         elif self.num_ranks // self.nnodes % self.tensor_parallel_size and self.trust_cluster_network is None:
             size = f"{{tensor_parallel_size}} {self.tensor_parallel_size}"
             yield Problem(f"{size} over several of {nodes} needs {{trust_cluster_network}}: sums are not encrypted")
+        is_one_port = self.master_port == self.data_parallel_rpc_port
         if self.master_addr is None:
             yield Problem(f"{nodes} needs {{master_addr}}: where the other machines join the first one")
+        elif self.has_other_hosts and self.master_addr == self.data_parallel_address and is_one_port:
+            yield Problem(f"{{master_port}} and {{data_parallel_rpc_port}} are both {self.master_port}")
         if self.cluster_key_file is None:
             yield Problem(f"{nodes} needs {{cluster_key_file}}: messages between machines are encrypted")
         if self.data_parallel_backend == "ray":

@@ -15,6 +15,8 @@ from llmstack_types import EngineStartError, ModelRunnerConfig
 
 # They may differ: what they lead to is compared by the digest of the weights, and by keys that fit.
 _OF_ONE_NODE: Final = ("model_path", "placement", "num_engines", "digest_weight_content")
+# They come first: the defaults of others follow from them.
+_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 def facts_of(config: ModelRunnerConfig) -> tuple[tuple[str, str], ...]:
@@ -24,9 +26,8 @@ def facts_of(config: ModelRunnerConfig) -> tuple[tuple[str, str], ...]:
         EngineStartError: The model's files cannot be read.
     """
     names = [field.name for field in dataclasses.fields(config) if field.name not in _OF_ONE_NODE]
-    facts = {name: str(getattr(config, name)) for name in names}
-    if config.placement is not None:
-        facts["nnodes"] = str(config.placement.num_nodes)
+    nodes = {} if config.placement is None else {"nnodes": str(config.placement.num_nodes)}
+    facts = nodes | {name: str(getattr(config, name)) for name in (*_SIZES, *names)}
     facts |= {f"kernel {name}": value for name, value in backends("cpu").items()}
     try:
         facts["digest of the model's files"] = weights_digest(Path(config.model_path), of_content=True)
