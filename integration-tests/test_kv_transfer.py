@@ -343,5 +343,13 @@ def test_the_commands_for_several_hosts_give_the_text_of_one_server(
     (found,) = re.findall(r'vllm:prompt_tokens_by_source_total\{.*"external_kv_transfer".*\} (\S+)', metrics)
     assert float(found) == params["num_tokens"]
     assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
+
+    for state, num_cached in (("down", 0), ("up", params["num_tokens"])):  # cut off from the blocks, and again not
+        salted = body | {"cache_salt": state}
+        params = producer.post("/v1/completions", json=salted | asked).json()["kv_transfer_params"]
+        namespaces.set_cable(state)
+        answer = consumer.post("/v1/completions", json=salted | {"kv_transfer_params": params}).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == num_cached
+        assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
     for client in clients:
         client.close()
