@@ -49,7 +49,7 @@ class OfflinePooling(ABC):
     ) -> list[PoolingRequestOutput]:
         """The raw numbers of each prompt, in the prompts' order.
 
-        `pooling_task`: `embed`, `classify`, `score` or `token_embed`; None does what the model is for.
+        `pooling_task`: `embed`, `classify`, `score`, `token_embed` or `token_classify`; None does what the model does.
         """
         all_prompts = prompt_list(prompts)
         params = _one_each(pooling_params, len(all_prompts), truncate_prompt_tokens, pooling_task)
