@@ -298,7 +298,9 @@ def test_an_engine_core_that_is_killed_while_loading_ends_the_start_at_once(
     launch: Callable[..., Any], runtime_folder: Path
 ) -> None:
     server = launch("--api-server-count", "2", env={"XDG_RUNTIME_DIR": str(runtime_folder)})
-    os.kill(server.wait_for(lambda: engine_pids(server), "engine core")[0], signal.SIGKILL)
+    # It listens once it has its order, before it loads; one that is killed earlier has not begun, and is replaced.
+    server.wait_for(lambda: list(runtime_folder.glob("*/engine.sock")), "engine core that listens")
+    os.kill(engine_pids(server)[0], signal.SIGKILL)
     assert server.process.wait(10) == 1
     assert "engine core 0 has ended: killed by SIGKILL" in server.log.splitlines()[-1]
     assert list(runtime_folder.iterdir()) == []
