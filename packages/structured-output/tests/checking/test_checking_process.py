@@ -59,20 +59,36 @@ async def test_a_constraint_that_takes_too_long_is_refused_and_the_process_stays
     assert process_of(checker).pid == pid, "its child was ended, not the process"
 
 
+async def children_of(checker: ConstraintChecker) -> list[int]:
+    pid = process_of(checker).pid
+    children = await asyncio.to_thread(Path(f"/proc/{pid}/task/{pid}/children").read_text)
+    return [int(child) for child in children.split()]
+
+
 async def test_a_compiler_that_crashes_ends_its_constraint_alone(folder: Path) -> None:
     checker = ConstraintChecker(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], timeout_s=30.0)
     try:
         crashing = asyncio.create_task(refusal(checker, json=SLOW))
         await checker.check(StructuredOutputsParams(regex="a"))
         pid = process_of(checker).pid
-        children = await asyncio.to_thread(Path(f"/proc/{pid}/task/{pid}/children").read_text)
-        for child in children.split():
-            os.kill(int(child), signal.SIGKILL)
+        for child in await children_of(checker):
+            os.kill(child, signal.SIGKILL)
         assert "fails over it" in (await crashing).message
         await checker.check(StructuredOutputsParams(regex="b"))
         assert process_of(checker).pid == pid
     finally:
         await checker.shutdown()
+
+
+async def test_an_idle_compiler_that_is_killed_fails_no_constraint(checker: ConstraintChecker) -> None:
+    await checker.check(StructuredOutputsParams(regex="a"))
+    (idle,) = await children_of(checker)
+    os.kill(idle, signal.SIGSTOP)  # so that it is given the next constraint, and does not read it
+    waiting = asyncio.create_task(checker.check(StructuredOutputsParams(regex="b")))
+    await asyncio.sleep(0.2)
+    os.kill(idle, signal.SIGKILL)
+    await waiting
+    assert idle not in await children_of(checker)
 
 
 async def test_a_process_that_is_killed_is_started_again_for_those_that_wait(checker: ConstraintChecker) -> None:
@@ -112,16 +128,16 @@ async def test_the_process_and_its_children_end_with_the_process_that_started_th
     waiting = asyncio.create_task(refusal(checker, json=SLOW))
     await checker.check(StructuredOutputsParams(regex="a"))
     process = process_of(checker)
-    children = await asyncio.to_thread(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text)
-    assert len(children.split()) == 2
+    children = await children_of(checker)
+    assert len(children) == 2
     waiting.cancel()
     assert process.stdin is not None
     process.stdin.close()  # as the kernel does where that process is killed
     async with asyncio.timeout(30):
         assert await process.wait() == 0
-    for child in children.split():
+    for child in children:
         with pytest.raises(ProcessLookupError):
-            os.kill(int(child), 0)
+            os.kill(child, 0)
     await checker.shutdown()
 
 

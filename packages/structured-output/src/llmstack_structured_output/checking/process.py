@@ -42,6 +42,8 @@ class _Child:
     """A child process, with the job that it works on.
 
     Attributes:
+        line: The line of the job, without its end.
+        is_line_lost: Whether the child ended before it had read that line.
         processor_s: What it has used for earlier jobs.
     """
 
@@ -49,6 +51,8 @@ class _Child:
     link: socket.socket
     is_slow: bool
     job_id: int = 0
+    line: bytes = b""
+    is_line_lost: bool = False
     num_jobs: int = 0
     processor_s: float = 0.0
     answer: bytes = b""
@@ -82,16 +86,19 @@ class CheckingServer:
         """Starts the job of each whole line; returns the rest."""
         *lines, rest = text.split(b"\n")
         for line in lines:
-            self._start(line, json.loads(line))
+            self._start(line)
         return rest
 
-    def _start(self, line: bytes, job: dict[str, Any]) -> None:
+    def _start(self, line: bytes) -> None:
+        job = json.loads(line)
         is_slow = bool(job["is_slow"])
         child = self._idle[is_slow].pop() if self._idle[is_slow] else self._fork(is_slow)
-        child.job_id = job["id"]
+        child.job_id, child.line = job["id"], line
         child.num_jobs += 1
-        with contextlib.suppress(OSError):  # it has ended, which is read next
+        try:
             child.link.sendall(line + b"\n")
+        except OSError:  # it has ended, which is read next
+            child.is_line_lost = True
 
     def _fork(self, is_slow: bool) -> _Child:
         ours, theirs = socket.socketpair()
@@ -104,12 +111,14 @@ class CheckingServer:
         return child
 
     def _read_child(self, child: _Child) -> None:
-        with contextlib.suppress(ConnectionResetError):
+        try:
             if piece := child.link.recv(_PIECE_BYTES):
                 child.answer += piece
                 if piece.endswith(b"\n"):
                     self._take_answer(child)
                 return
+        except ConnectionResetError:  # it left bytes unread
+            child.is_line_lost = True
         self._bury(child)
 
     def _take_answer(self, child: _Child) -> None:
@@ -123,14 +132,16 @@ class CheckingServer:
             child.link.shutdown(socket.SHUT_WR)  # it ends then
 
     def _bury(self, child: _Child) -> None:
-        """Reports the job of a child that has ended over it."""
+        """Reports the job of a child that has ended over it. One that had ended before is replaced."""
         self._selector.unregister(child.link.fileno())
         del self._children[child.link.fileno()]
         child.link.close()
         if child in self._idle[child.is_slow]:
             self._idle[child.is_slow].remove(child)
         _, status, usage = os.wait4(child.pid, 0)
-        if child.job_id:
+        if child.is_line_lost and child.num_jobs > 1:  # killed while it was idle: its job is not to blame
+            self._start(child.line)
+        elif child.job_id:
             processor_s = max(0.0, usage.ru_utime + usage.ru_stime - child.processor_s)
             self._report(child.job_id, None, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, processor_s)
 
