@@ -227,6 +227,23 @@ def test_totals_of_the_engine_become_growth():
     assert values(metrics)['llmstack:num_preemptions_total{engine="0",model_name="m"}'] == 8
 
 
+def test_the_totals_of_another_engine_core_count_from_its_start():
+    metrics = ServerMetrics("m")
+    for step, total in ((1, 3), (5, 8), (1, 3), (2, 9)):
+        metrics.record(SchedulerStats(step=step, num_preemptions=total), IterationStats())
+    assert values(metrics)['llmstack:num_preemptions_total{engine="0",model_name="m"}'] == 8 + 9
+
+
+def test_what_was_read_is_not_counted_again():
+    metrics = ServerMetrics("m")
+    for _ in range(2):
+        metrics.record(None, IterationStats(num_generation_tokens=2, phases=StepPhases(0.25, 0.5, 0.125)))
+        values(metrics)
+    found = values(metrics)
+    assert found['llmstack:generation_tokens_total{engine="0",model_name="m"}'] == 4
+    assert found['llmstack:step_phase_seconds_total{engine="0",model_name="m",phase="execute"}'] == 1.0
+
+
 def test_without_statistics_no_engine_has_a_family():
     metrics = ServerMetrics("m", has_engine_families=False)
     metrics.record(SchedulerStats(1, 2, 3), IterationStats(0.0, 10))

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_server.observability.histograms import HistogramFamily
 from llmstack_server.observability.metric_aliases import PREFIX
-from llmstack_types import BlockEviction, EngineReady, FinishReason, SchedulerStats, StepPhases
+from llmstack_types import BlockEviction, EngineReady, FinishReason, SchedulerStats
 
 ENGINE_LABELS = ("model_name", "engine")
 CACHE_LABELS = (
@@ -152,16 +152,18 @@ class EngineFamilies:
 class EngineMetrics:
     """The metrics of one engine.
 
-    Attributes:
-        load: The share of its KV blocks in use, and its waiting requests, after the last step.
+    `record` runs after every step, so it only keeps what is a sum or a state; `update` passes that on to the families
+    before they are read. The values of histograms go there at once.
     """
 
     def __init__(self, families: EngineFamilies, model_name: str, engine_index: int) -> None:
         self._labels = (model_name, str(engine_index))
         self._families = families
         self._totals = _Totals()
+        self._stats = SchedulerStats()
+        self._phase_seconds = [0.0] * len(PHASES)
+        self._num_generation_tokens = 0
         self._cache_values: tuple[str, ...] = ()
-        self.load = (0.0, 0)
         self._gauges = {name: family.labels(*self._labels) for name, family in families.gauges.items()}
         self._counters = {name: family.labels(*self._labels) for name, family in families.counters.items()}
         self._histograms = {name: family.labels(*self._labels) for name, family in families.histograms.items()}
@@ -172,9 +174,14 @@ class EngineMetrics:
             for source in sources
         }
         self._waiting = [families.waiting_by_reason.labels(*self._labels, reason) for reason in _WAITING_REASONS]
-        for reason in FinishReason:  # all from the start, so that rates include the first one
-            families.success.labels(*self._labels, reason.value)
+        # All from the start, so that rates include the first one.
+        self._ends = {reason.value: families.success.labels(*self._labels, reason.value) for reason in FinishReason}
         self.set_sleep_level(0)
+
+    @property
+    def load(self) -> tuple[float, int]:
+        """The share of its KV blocks in use, and its waiting requests, after the last step."""
+        return self._stats.kv_cache_usage, self._stats.num_waiting
 
     def set_sleep_level(self, level: int) -> None:
         """Sets the sleep level: 0 is awake, 1 without KV storage, 2 without weights too."""
@@ -198,8 +205,14 @@ class EngineMetrics:
         if scheduler_stats is not None:
             self._record_scheduler(scheduler_stats, num_first_tokens=len(iteration_stats.time_to_first_tokens_s))
         if iteration_stats.phases is not None:
-            self._record_phases(iteration_stats.phases)
-        self._record_tokens(iteration_stats)
+            for index, seconds in enumerate(iteration_stats.phases):
+                self._phase_seconds[index] += max(seconds, 0.0)
+        if iteration_stats.num_generation_tokens:
+            self._num_generation_tokens += iteration_stats.num_generation_tokens
+            self._histograms["inter_token_latency_seconds"].observe_all(iteration_stats.inter_token_latencies_s)
+            self._histograms["time_to_first_token_seconds"].observe_all(iteration_stats.time_to_first_tokens_s)
+        if iteration_stats.num_prompt_tokens:
+            self._record_prompts(iteration_stats)
         if iteration_stats.block_evictions:
             self._record_evictions(iteration_stats.block_evictions)
         for finished in iteration_stats.finished_requests:
@@ -208,48 +221,47 @@ class EngineMetrics:
             self._histograms["request_params_n"].observe(n)
             self._histograms["request_max_num_generation_tokens"].observe(num_tokens)
         if iteration_stats.num_aborted or iteration_stats.num_failed:
-            self._count_end(FinishReason.ABORT.value, iteration_stats.num_aborted)
-            self._count_end(FinishReason.ERROR.value, iteration_stats.num_failed)
+            self._ends[FinishReason.ABORT.value].inc(iteration_stats.num_aborted)
+            self._ends[FinishReason.ERROR.value].inc(iteration_stats.num_failed)
             self._counters["corrupted_requests"].inc(iteration_stats.num_corrupted)
 
-    def _record_scheduler(self, stats: SchedulerStats, num_first_tokens: int) -> None:
-        gauges, counters = self._gauges, self._counters
+    def update(self) -> None:
+        """Brings the families up to the last step."""
+        stats, gauges, counters = self._stats, self._gauges, self._counters
         gauges["num_requests_running"].set(stats.num_running)
         gauges["num_requests_waiting"].set(stats.num_waiting)
         self._waiting[0].set(stats.num_waiting)
-        usage = stats.kv_cache_usage
-        self.load = (usage, stats.num_waiting)
-        gauges["kv_cache_usage_perc"].set(usage)
-        if stats.num_scheduled_tokens:
-            # So the sum is that of prompt tokens, without cached ones, and of output tokens.
-            self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens + num_first_tokens)
+        gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         for name, growth in self._totals.growth(stats):
             counters[name].inc(growth)
         if stats.num_draft_tokens:
             gauges["spec_decode_draft_acceptance_rate"].set(stats.num_accepted_draft_tokens / stats.num_draft_tokens)
             for place, growth in enumerate(self._totals.growth_per_position(stats)):
                 self._families.accepted_per_place.labels(*self._labels, str(place)).inc(growth)
+        for counter, seconds in zip(self._phases, self._phase_seconds, strict=True):
+            counter.inc(seconds)
+        counters["generation_tokens"].inc(self._num_generation_tokens)
+        self._phase_seconds, self._num_generation_tokens = [0.0] * len(PHASES), 0
 
-    def _record_phases(self, phases: StepPhases) -> None:
-        for counter, seconds in zip(self._phases, phases, strict=True):
-            counter.inc(max(seconds, 0.0))
+    def _record_scheduler(self, stats: SchedulerStats, num_first_tokens: int) -> None:
+        if stats.step < self._stats.step:  # another engine core, whose totals begin at 0
+            self.update()
+            self._totals = _Totals()
+        self._stats = stats
+        if stats.num_scheduled_tokens:
+            # So the sum is that of prompt tokens, without cached ones, and of output tokens.
+            self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens + num_first_tokens)
 
-    def _record_tokens(self, stats: IterationStats) -> None:
+    def _record_prompts(self, stats: IterationStats) -> None:
         counters = self._counters
-        if stats.num_prompt_tokens:
-            counters["prompt_tokens"].inc(stats.num_prompt_tokens)
-            counters["prompt_tokens_cached"].inc(stats.num_cached_tokens)
-            self._split["local_compute"].inc(max(stats.num_prompt_tokens - stats.num_cached_tokens, 0))
-            self._split["local_cache_hit"].inc(max(stats.num_cached_tokens - stats.num_external_tokens, 0))
-            self._split["external_kv_transfer"].inc(stats.num_external_tokens)
-            counters["external_prefix_cache_queries"].inc(stats.num_external_queries)
-            counters["external_prefix_cache_hits"].inc(stats.num_external_tokens)
-            self._split["device"].inc(stats.num_cached_tokens)
-        if not stats.num_generation_tokens:
-            return
-        counters["generation_tokens"].inc(stats.num_generation_tokens)
-        self._histograms["inter_token_latency_seconds"].observe_all(stats.inter_token_latencies_s)
-        self._histograms["time_to_first_token_seconds"].observe_all(stats.time_to_first_tokens_s)
+        counters["prompt_tokens"].inc(stats.num_prompt_tokens)
+        counters["prompt_tokens_cached"].inc(stats.num_cached_tokens)
+        self._split["local_compute"].inc(max(stats.num_prompt_tokens - stats.num_cached_tokens, 0))
+        self._split["local_cache_hit"].inc(max(stats.num_cached_tokens - stats.num_external_tokens, 0))
+        self._split["external_kv_transfer"].inc(stats.num_external_tokens)
+        counters["external_prefix_cache_queries"].inc(stats.num_external_queries)
+        counters["external_prefix_cache_hits"].inc(stats.num_external_tokens)
+        self._split["device"].inc(stats.num_cached_tokens)
 
     def _record_evictions(self, evictions: Sequence[BlockEviction]) -> None:
         lifetime, idle, gap = (family.labels(*self._labels) for family in self._families.residency.values())
@@ -259,7 +271,7 @@ class EngineMetrics:
             gap.observe_all(eviction.reuse_gaps_s)
 
     def _record_finished(self, finished: FinishedRequestStats) -> None:
-        self._count_end(finished.finish_reason, 1)
+        self._ends[finished.finish_reason].inc()
         for name, value in (
             ("e2e_request_latency_seconds", finished.e2e_latency_s),
             ("request_time_per_output_token_seconds", finished.mean_time_per_output_token_s),
@@ -275,9 +287,6 @@ class EngineMetrics:
         ):
             if value is not None:
                 self._histograms[name].observe(value)
-
-    def _count_end(self, reason: str, num_completions: int) -> None:
-        self._families.success.labels(*self._labels, reason).inc(num_completions)
 
 
 # Counter to the total in `SchedulerStats`.
@@ -298,7 +307,7 @@ class _Totals:
         self._last_per_place: tuple[int, ...] = ()
 
     def growth(self, stats: SchedulerStats) -> list[tuple[str, int]]:
-        """Counters that have grown since the last step, and by how much."""
+        """Counters that have grown since the last call, and by how much."""
         last, self._last = self._last, _fields_of(stats)
         return [(name, new - old) for name, new, old in zip(_TOTALS, self._last, last, strict=True) if new > old]
 

@@ -223,6 +223,7 @@ class ServerMetrics:
 
     def snapshot(self) -> Snapshot:
         """The values that another process of this server needs to render the metrics of both."""
+        self._update()
         return snapshot_of(self._registry)
 
     def render(self, peers: Sequence[Snapshot] = (), *, is_operator: bool = True) -> bytes:
@@ -230,5 +231,11 @@ class ServerMetrics:
 
         `is_operator`: Whether the reader may see what shadow schedulers have found.
         """
+        self._update()
         source = Merged(self._registry, peers) if peers else self._registry
         return render(source if is_operator else WithoutShadow(source), has_aliases=self._has_aliases)
+
+    def _update(self) -> None:
+        """Brings the families of all engines up to their last steps."""
+        for engine in self._engines.values():
+            engine.update()
