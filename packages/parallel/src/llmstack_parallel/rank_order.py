@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack  # type: ignore[import-untyped]  # it ships no types
-
+from llmstack_engine_core.ipc.lifeline import receive_order, send_order
 from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_parallel.segments import RankSegments, segments_to_plain
 from llmstack_types import EngineStartError, ModelRunnerConfig
-
-MAX_ORDER_BYTES = 2**20
-_LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,10 @@ class RankOrder:
 
 def send_rank_order(lifeline: socket.socket, order: RankOrder) -> None:
     """Sends the order; a receiver that has died already is noticed by its answers."""
-    body = msgpack.packb([
+    send_order(lifeline, [
         to_plain(order.config), order.rank, order.epoch, order.address, order.backend, str(order.directory),
         dict(segments_to_plain(order.segments)), order.log_level, order.log_format,
     ])  # fmt: skip
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        lifeline.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive_rank_order(lifeline: socket.socket) -> RankOrder:
@@ -59,10 +51,7 @@ def receive_rank_order(lifeline: socket.socket) -> RankOrder:
     Raises:
         EngineStartError: It is malformed, or the sender has ended.
     """
-    (num_bytes,) = _LENGTH.unpack(_receive_exactly(lifeline, _LENGTH.size))
-    if num_bytes > MAX_ORDER_BYTES:
-        raise EngineStartError(f"the start order has {num_bytes} bytes; {MAX_ORDER_BYTES} is the limit")
-    match msgpack.unpackb(_receive_exactly(lifeline, num_bytes)):
+    match receive_order(lifeline):
         case [
             config,
             int(rank),
@@ -80,13 +69,3 @@ def receive_rank_order(lifeline: socket.socket) -> RankOrder:
             )  # fmt: skip
         case _:
             raise EngineStartError("the start order is malformed")
-
-
-def _receive_exactly(lifeline: socket.socket, num_bytes: int) -> bytes:
-    received = bytearray()
-    while len(received) < num_bytes:
-        chunk = lifeline.recv(num_bytes - len(received))
-        if not chunk:
-            raise EngineStartError("the engine core ended before it had sent the start order")
-        received += chunk
-    return bytes(received)

@@ -65,6 +65,19 @@ def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sql
 
 
 @contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Writes all that the block writes, or nothing of it where it raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself ends one where the disk is full
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Lets one process set up a file: SQLite does not wait for another one that changes the journal's mode."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

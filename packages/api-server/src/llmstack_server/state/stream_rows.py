@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from llmstack_server.options.errors import ServeError
-from llmstack_server.state.database import Schema, open_database
+from llmstack_server.state.database import Schema, open_database, transaction
 from llmstack_server.state.stream_record import Head
 
 FILE_NAME: Final = "streams.sqlite3"
@@ -118,7 +117,7 @@ class StreamRows:
         Raises:
             sqlite3.Error: The disk is full, or the file cannot be written.
         """
-        with self._transaction():
+        with transaction(self._connection):
             for change in changes:
                 self._write(change, now)
 
@@ -160,30 +159,19 @@ class StreamRows:
             if int(row.id, 16) % count != index:
                 continue
             if now - written_at > MAX_DOWNTIME_S:
-                with self._transaction():
+                with transaction(self._connection):
                     self._delete(row.id)
                 continue
             if row.is_over or (row.head is not None and row.head.is_stream):
                 query = "SELECT data FROM parts WHERE stream = ? ORDER BY number"
                 row.parts.extend(data for (data,) in self._connection.execute(query, (row.id,)))
             else:  # a part of a whole answer, which is generated again
-                with self._transaction():
+                with transaction(self._connection):
                     self._connection.execute("DELETE FROM parts WHERE stream = ?", (row.id,))
             if not all(isinstance(part, bytes) for part in row.parts):
                 raise TypeError("a column has another type")
             found.append(row)
         return found
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:  # SQLite itself ends one where the disk is full
-                self._connection.execute("ROLLBACK")
-            raise
 
 
 def _read_row(fields: list[Any]) -> StreamRow:

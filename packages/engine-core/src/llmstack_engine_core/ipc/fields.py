@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]  # it ships no types
+
 from llmstack_types import LLMStackError
 
 MAX_INT = 2**63 - 1
@@ -28,6 +30,21 @@ class CodecError(LLMStackError, ValueError):
     def __init__(self, message: str, request_id: str | None = None) -> None:
         super().__init__(message)
         self.request_id = request_id
+
+
+def unpack_values(frame: bytes, max_bytes: int) -> object:
+    """The values of a small message without maps, whose types the caller checks.
+
+    Raises:
+        CodecError: The bytes are too many, or no msgpack.
+    """
+    if len(frame) > max_bytes:
+        raise CodecError(f"a message of {len(frame)} bytes is too large; {max_bytes} is the limit")
+    try:
+        values: object = msgpack.unpackb(frame, max_map_len=0, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise CodecError(f"no message: {type(error).__name__}") from error
+    return values
 
 
 def text(max_length: int = MAX_TEXT_LENGTH, min_length: int = 0) -> Check:

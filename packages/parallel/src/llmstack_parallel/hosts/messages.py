@@ -117,13 +117,7 @@ def unpack(frame: bytes) -> NodeMessage:
     Raises:
         CodecError: They are none.
     """
-    if len(frame) > MAX_MESSAGE_BYTES:
-        raise CodecError(f"a message of {len(frame)} bytes is too large; {MAX_MESSAGE_BYTES} is the limit")
-    try:
-        values = msgpack.unpackb(frame, max_map_len=0, max_ext_len=0)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise CodecError(f"no message: {type(error).__name__}") from error
-    match values:
+    match fields.unpack_values(frame, MAX_MESSAGE_BYTES):
         case [magic, tag, version, node, host, [*facts]] if (magic, tag) == (_MAGIC, _JOIN):
             pairs = tuple(_fact(fact) for fact in facts)
             return Join(_LINE(version, "version"), _NODE(node, "node"), _LINE(host, "host"), pairs)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from llmstack_server.state.database import Schema, open_database
+from llmstack_server.state.database import Schema, open_database, transaction
 
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D62,  # "llmb"
@@ -77,7 +76,7 @@ class BatchTable:
     def add_file(self, file: StoredFile) -> None:
         """Adds the row of a file."""
         row = (file.id, file.owner, file.created_at, file.expires_at, file.num_bytes, file.filename, file.purpose)
-        with self._transaction():
+        with transaction(self._connection):
             self._connection.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def file(self, file_id: str, owner: str) -> StoredFile | None:
@@ -99,7 +98,7 @@ class BatchTable:
 
     def delete_file(self, file_id: str) -> None:
         """Removes a row, if there is one."""
-        with self._transaction():
+        with transaction(self._connection):
             self._connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
     def expired_files(self, now: int) -> list[str]:
@@ -114,7 +113,7 @@ class BatchTable:
             "DELETE FROM batches WHERE ended AND owner = ? AND id NOT IN "
             "(SELECT id FROM batches WHERE owner = ? ORDER BY created_at DESC, rowid DESC LIMIT ?)"
         )
-        with self._transaction():
+        with transaction(self._connection):
             self._connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", row)
             self._connection.execute(old, (owner, owner, max_batches))
 
@@ -144,7 +143,7 @@ class BatchTable:
         self, batch_id: str, changes: dict[str, Any], *, statuses: Sequence[str] = (), ended: bool = False
     ) -> dict[str, Any] | None:
         """The object with the changes; None where there is none, or it has none of `statuses`."""
-        with self._transaction():
+        with transaction(self._connection):
             row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch_id,)).fetchone()
             batch = None if row is None else json.loads(row[0])
             if batch is None or (statuses and batch["status"] not in statuses):
@@ -153,17 +152,6 @@ class BatchTable:
             query = "UPDATE batches SET data = ?, ended = ? WHERE id = ?"
             self._connection.execute(query, (json.dumps(batch), ended, batch_id))
             return dict(batch)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:  # SQLite itself ends one where the disk is full
-                self._connection.execute("ROLLBACK")
-            raise
 
 
 def is_storage_error(error: BaseException) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +11,7 @@ from typing import Any, Final
 from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.store import StoredItem, StoredResponse
 from llmstack_server.options.errors import ServeError
-from llmstack_server.state.database import Schema, open_database
+from llmstack_server.state.database import Schema, open_database, transaction
 
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D73,  # "llms"
@@ -111,7 +110,7 @@ class ResponseTable:
         ResponseTable(path).close()  # checks it, and empties its log
         self._connection.execute("ATTACH DATABASE ? AS other", (str(path),))
         try:
-            with self._transaction():
+            with transaction(self._connection):
                 for table in ("responses", "items", "events"):
                     # The names are constants of this module.
                     self._connection.execute(f"INSERT OR IGNORE INTO {table} SELECT * FROM other.{table}")  # noqa: S608
@@ -128,7 +127,7 @@ class ResponseTable:
         Raises:
             sqlite3.Error: The disk is full, or the file cannot be written.
         """
-        with self._transaction():
+        with transaction(self._connection):
             for change in changes:
                 self._write(change)
 
@@ -162,17 +161,6 @@ class ResponseTable:
     def _add_items(self, response_id: str, is_output: bool, items: Sequence[StoredItem]) -> None:
         rows = [(response_id, is_output, place, item.id, item.data) for place, item in enumerate(items)]
         self._connection.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?)", rows)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:  # SQLite itself ends one where the disk is full
-                self._connection.execute("ROLLBACK")
-            raise
 
     def _load(self, now: float, clock_s: float) -> Iterator[StoredResponse]:
         # The items of earlier turns are in each later response; in memory they are there once.
