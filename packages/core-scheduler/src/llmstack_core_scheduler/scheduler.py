@@ -146,12 +146,9 @@ class Scheduler(PrefixTransfer):
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step. `now_s` is when: for the cost of preemption, and deadlines."""
-        running = self.running.requests
         if self._config.has_small_steps:
-            num_left_tokens = sum(one.num_tokens - one.num_computed_tokens for one in running)
-            num_left_tokens += self.waiting.num_prefill_tokens
-            self._stage_tokens = self._config.stage_tokens(self._stage_tokens, num_left_tokens)
-        plan = StepPlan(self._config, len(running), self._stage_tokens)
+            self._size_steps()
+        plan = StepPlan(self._config, len(self.running.requests), self._stage_tokens)
         if self._has_windows:
             self._free_passed_blocks()
         self._schedule_running(plan)
@@ -223,6 +220,12 @@ class Scheduler(PrefixTransfer):
             and len(self.running) < self._config.max_num_rows
             and self._has_room_for(child)
         )
+
+    def _size_steps(self) -> None:
+        """Sizes the steps of a model with stages by the tokens that are left to compute."""
+        num_left_tokens = sum(one.num_tokens - one.num_computed_tokens for one in self.running.requests)
+        num_left_tokens += self.waiting.num_prefill_tokens
+        self._stage_tokens = self._config.stage_tokens(self._stage_tokens, num_left_tokens)
 
     def _free_passed_blocks(self) -> None:
         """Frees what sliding windows have passed, before this step allocates any."""
