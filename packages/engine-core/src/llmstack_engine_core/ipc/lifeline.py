@@ -1,4 +1,4 @@
-"""Orders over the socket by which a process and the one that started it notice each other's end."""
+"""Orders over the socket by which two processes notice each other's end."""
 
 from __future__ import annotations
 
