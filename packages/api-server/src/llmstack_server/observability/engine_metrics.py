@@ -226,7 +226,7 @@ class EngineMetrics:
             self._counters["corrupted_requests"].inc(iteration_stats.num_corrupted)
 
     def update(self) -> None:
-        """Brings the families up to the last step."""
+        """Sets the families to the figures of the last step."""
         stats, gauges, counters = self._stats, self._gauges, self._counters
         gauges["num_requests_running"].set(stats.num_running)
         gauges["num_requests_waiting"].set(stats.num_waiting)

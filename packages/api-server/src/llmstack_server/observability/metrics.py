@@ -236,6 +236,6 @@ class ServerMetrics:
         return render(source if is_operator else WithoutShadow(source), has_aliases=self._has_aliases)
 
     def _update(self) -> None:
-        """Brings the families of all engines up to their last steps."""
+        """Sets the families of all engines to the figures of their last steps."""
         for engine in self._engines.values():
             engine.update()
