@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmstack_server.web import json_body
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_body import decode_object
-from llmstack_server.web.json_structure import MAX_DEPTH, JSONLimits
+from llmstack_server.web.json_structure import MAX_DEPTH, JSONLimits, check_structure, is_surely_simple, without_escapes
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -49,6 +49,19 @@ def test_nesting_is_limited_and_brackets_in_strings_do_not_nest(brackets: str, d
         with pytest.raises(HTTPError, match="deeper"):
             decode_object(body.encode())
     decode_object(json.dumps({"a": '\\"[{' * depth, "b": "\\"}).encode())
+
+
+@given(
+    st.lists(
+        st.sampled_from(["[", "{", "]", "}", ",", ":", '"', "\\", "\\u12", "a", "1" * 300, " ", "e"]), max_size=90
+    ),
+    st.sampled_from([JSONLimits(), JSONLimits(max_nodes=9), JSONLimits(max_strings=3), JSONLimits(max_values=5)]),
+)
+def test_what_is_surely_simple_passes_the_whole_check(pieces: list[str], limits: JSONLimits):
+    document = "".join(pieces).encode()
+    if is_surely_simple(document, limits):
+        assert check_structure(without_escapes(document), limits) is False
+        assert b"\\u" not in document
 
 
 def test_flat_arrays_of_any_length_are_fine():

@@ -11,7 +11,14 @@ from typing import Any, NoReturn
 from llmstack_server.web import json_pieces
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, body_not_an_object, invalid_json
 from llmstack_server.web.json_pieces import DuplicateKeyError, PiecewiseDecoder
-from llmstack_server.web.json_structure import JSONLimits, StructureCheck, check_structure, escape_ends, without_escapes
+from llmstack_server.web.json_structure import (
+    JSONLimits,
+    StructureCheck,
+    check_structure,
+    escape_ends,
+    is_surely_simple,
+    without_escapes,
+)
 
 # Longer than any 64-bit integer: a number that is cut here stays out of every field's range.
 _MAX_INTEGER_DIGITS = 40
@@ -45,11 +52,8 @@ def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> 
         for _ in (document := decoding(body, limits)).run():
             pass
         return document.value
-    unescaped = without_escapes(body)
-    has_long_number = check_structure(unescaped, limits or _DEFAULT_LIMITS)
-    if b"\\u" in unescaped and _LONE_SURROGATE.search(unescaped):
-        _refuse(invalid_json("it holds half a surrogate pair"))
-    decoder = _SATURATING_DECODER if has_long_number else _DECODER
+    limits = limits or _DEFAULT_LIMITS
+    decoder = _DECODER if is_surely_simple(body, limits) else _decoder_of(body, limits)
     try:
         value = decoder.decode(body.decode("utf-8"))
     except ValueError as error:
@@ -57,6 +61,19 @@ def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> 
     if not isinstance(value, dict):
         _refuse(body_not_an_object())
     return value
+
+
+def _decoder_of(body: bytes | bytearray, limits: JSONLimits) -> json.JSONDecoder:
+    """The decoder for a document within the limits.
+
+    Raises:
+        HTTPError: 400; it is over a limit, or has half a surrogate pair.
+    """
+    unescaped = without_escapes(body)
+    has_long_number = check_structure(unescaped, limits)
+    if b"\\u" in unescaped and _LONE_SURROGATE.search(unescaped):
+        _refuse(invalid_json("it holds half a surrogate pair"))
+    return _SATURATING_DECODER if has_long_number else _DECODER
 
 
 @dataclass(slots=True)

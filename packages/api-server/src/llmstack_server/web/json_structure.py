@@ -50,6 +50,20 @@ class JSONLimits:
         return self.max_values >> 4
 
 
+def is_surely_simple(document: bytes | bytearray, limits: JSONLimits) -> bool:
+    """Whether a short document is within the limits by its length and its brackets, wherever they stand.
+
+    It has no more brackets than levels are permitted, no number of more than 640 digits and no `\\u`. Most bodies are
+    so, and need no further look.
+    """
+    return (
+        len(document) < min(limits.max_nodes, limits.max_strings, limits.max_values)
+        and document.count(b"[") + document.count(b"{") <= MAX_DEPTH
+        and b"\\u" not in document
+        and _LONG_NUMBER not in document.translate(_ALL_DIGITS_TO_ZERO)
+    )
+
+
 def without_escapes(body: bytes | bytearray) -> bytes | bytearray:
     r"""The document, of equal length, with `__` for each `\\` and `\"`: the quotes that are left delimit strings."""
     return body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
