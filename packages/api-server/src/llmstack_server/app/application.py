@@ -24,6 +24,7 @@ from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import RateLimits
 from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import PREDICTED_TTFT_HEADER, PREDICTED_WAIT_HEADER
 from llmstack_server.web.direct_routes import DirectRoutes
 from llmstack_server.web.errors import HTTPError, method_not_supported, unknown_url
 from llmstack_server.web.middleware import (
@@ -33,7 +34,7 @@ from llmstack_server.web.middleware import (
     RequestContextMiddleware,
     route_path,
 )
-from llmstack_server.web.queue_gate import PREDICTED_TTFT_HEADER, PREDICTED_WAIT_HEADER, QueueGateMiddleware
+from llmstack_server.web.queue_gate import QueueGateMiddleware
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 from llmstack_server.web.resumable import ResumableMiddleware
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, STREAM_ID_HEADER
@@ -95,7 +96,8 @@ def _add_middleware(app: FastAPI, state: ServerState, routes: Sequence[BaseRoute
     app.add_middleware(GateMiddleware, state=state, routes=routes)
     if http.rate_limits != RateLimits():
         app.add_middleware(RateLimitMiddleware, state=state)
-    app.add_middleware(AuthenticationMiddleware, state=state)
+    if http.api_keys:  # without keys every client is `EVERYONE`
+        app.add_middleware(AuthenticationMiddleware, state=state)
     app.add_middleware(AnthropicErrorMiddleware)
     if http.middleware or http.cors.origins:
         app.add_middleware(ErrorMiddleware)  # outer middleware receives answers, not exceptions, and can add headers

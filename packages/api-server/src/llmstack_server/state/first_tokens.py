@@ -30,6 +30,7 @@ class ComingRequest:
         num_prompt_tokens: The tokens of its prompt.
         submitted_s: When it was submitted to the engine; None before.
         wanted_s: By when its client wants it, on the monitor's clock; None without a deadline.
+        wait_s: How long it was predicted to wait when it came; None before anything was measured.
         prediction: The last prediction of its first token; None before anything was measured.
     """
 
@@ -39,6 +40,7 @@ class ComingRequest:
     num_prompt_tokens: int = 0
     submitted_s: float | None = None
     wanted_s: float | None = None
+    wait_s: float | None = None
     prediction: FirstToken | None = None
 
 

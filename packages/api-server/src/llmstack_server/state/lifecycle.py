@@ -42,12 +42,14 @@ class Lifecycle:
     """The state of one server; it only moves forward.
 
     Attributes:
+        is_ready: True while new requests are accepted.
         waits_for_others: Whether another API process does not accept requests yet. This one accepts them already.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._state = LifecycleState.START
+        self.is_ready = False
         self.waits_for_others = False
         self.state_to_entered_s: dict[LifecycleState, float] = {LifecycleState.START: clock()}
 
@@ -61,11 +63,6 @@ class Lifecycle:
         if self._state is LifecycleState.READY and self.waits_for_others:
             return LifecycleState.INITIALIZING_ENGINE
         return self._state
-
-    @property
-    def is_ready(self) -> bool:
-        """True while new requests are accepted."""
-        return self._state is LifecycleState.READY
 
     @property
     def is_stopping(self) -> bool:
@@ -84,4 +81,5 @@ class Lifecycle:
             raise LifecycleError(f"{state} cannot follow {self._state}")
         logger.debug("lifecycle: %s -> %s", self._state, state)
         self._state = state
+        self.is_ready = state is LifecycleState.READY
         self.state_to_entered_s[state] = self._clock()

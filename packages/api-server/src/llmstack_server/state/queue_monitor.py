@@ -64,7 +64,8 @@ class DrainRate:
         self.tokens_per_s = self._num_tokens / self._measured_s if is_known else None
 
 
-_current: ContextVar[ComingRequest | None] = ContextVar("coming_request", default=None)
+current_request: ContextVar[ComingRequest | None] = ContextVar("coming_request", default=None)
+"""The request that is being answered; None where it does not wait for the engine."""
 
 
 class QueueMonitor:
@@ -183,7 +184,7 @@ class QueueMonitor:
 
     def admit(self, num_prompt_tokens: int, num_output_tokens: int, left_s: float | None) -> ComingRequest | None:
         """Predicts the current request, which is about to be submitted; None without one."""
-        request = _current.get()
+        request = current_request.get()
         if request is None:
             return None
         is_coming = self._coming.pop(id(request), None) is not None  # it does not wait for itself
@@ -212,7 +213,7 @@ class QueueMonitor:
         """Counts a request as waiting, until a report has it or the block ends."""
         request = ComingRequest(num_tokens, tenant, num_bytes)
         self._coming[id(request)] = request
-        _current.set(request)
+        current_request.set(request)
         try:
             yield request
         finally:
@@ -221,7 +222,7 @@ class QueueMonitor:
 
     def note_submitted(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Notes that the current request was submitted, with what it counts with."""
-        request = _current.get()
+        request = current_request.get()
         if request is None:
             return
         if request.num_bytes is not None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmstack_llm import request_errors
+from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
@@ -28,6 +29,8 @@ STREAM_HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
+PREDICTED_TTFT_HEADER = "x-llmstack-predicted-ttft-ms"
 _RAW_STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 
@@ -107,11 +110,11 @@ class GenerationResponse(Response):
 
     async def _send_whole(self, content: bytes, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *_prediction_headers()]})
         await send({"type": "http.response.body", "body": content})
 
     async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
-        sender = self._sender = EventSender(send, _RAW_STREAM_HEADERS)
+        sender = self._sender = EventSender(send, [*_RAW_STREAM_HEADERS, *_prediction_headers()])
         try:
             async for event in events:
                 await sender.event(event)
@@ -128,6 +131,16 @@ class GenerationResponse(Response):
         answer = answer_to(error, request_id)
         own_event: Callable[[ErrorAnswer], bytes] | None = getattr(self._prepared, "error_event", None)
         await sender.end(frame(encode_json(answer.body())) if own_event is None else own_event(answer))
+
+
+def _prediction_headers() -> list[tuple[bytes, bytes]]:
+    """What was predicted of the current request: its wait, and its first token; nothing before steps were measured."""
+    request, headers = current_request.get(), []
+    if request is not None and request.wait_s is not None:
+        headers.append((PREDICTED_WAIT_HEADER.encode(), b"%d" % round(request.wait_s * 1000)))
+    if request is not None and request.prediction is not None:
+        headers.append((PREDICTED_TTFT_HEADER.encode(), b"%d" % round(request.prediction.ttft_s * 1000)))
+    return headers
 
 
 async def run_beside_client(work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Future[None]) -> None:

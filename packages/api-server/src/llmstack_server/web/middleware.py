@@ -15,7 +15,7 @@ from llmstack_server.observability.logs import current_request_id
 from llmstack_server.options.secret import matching_index
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import ClientDisconnected, discard_body
-from llmstack_server.web.clients import EVERYONE, NO_CLIENT, clients_of, current_client
+from llmstack_server.web.clients import NO_CLIENT, clients_of, current_client
 from llmstack_server.web.errors import (
     ErrorAnswer,
     HTTPError,
@@ -153,7 +153,7 @@ class ErrorMiddleware:
 
 
 class AuthenticationMiddleware:
-    """Requires an API key on every path except the open ones, and sets the current client."""
+    """Requires an API key on every path except the open ones, and sets the current client. For servers with keys."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -164,9 +164,9 @@ class AuthenticationMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            client = scope["state"].get("client") or (NO_CLIENT if self._keys else EVERYONE)
+            client = scope["state"].get("client") or NO_CLIENT
             is_known = "client" in scope["state"]  # a request of the server itself, such as of a batch
-            if self._keys and not is_known and route_path(scope) not in self._open_paths:
+            if not is_known and route_path(scope) not in self._open_paths:
                 headers = Headers(scope=scope)
                 if route_path(scope) in self._asking_paths and not _has_key(headers):
                     scope["state"]["needs_key"] = True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmstack_llm import request_errors
 from llmstack_server.protocols import OutputStream
-from llmstack_server.state.first_tokens import ComingRequest
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, limit_deadline, set_deadline
@@ -20,8 +19,6 @@ from llmstack_server.web.middleware import route_path
 from llmstack_types import ServerOverloadedError
 
 DEADLINE_HEADER = "x-llmstack-deadline-ms"
-PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
-PREDICTED_TTFT_HEADER = "x-llmstack-predicted-ttft-ms"
 MAX_DEADLINE_DIGITS = 9
 # Routes whose requests wait for the engine.
 QUEUED_PATHS = frozenset({
@@ -59,7 +56,8 @@ class QueueGateMiddleware:
             if deadline_s is not None:
                 limit_deadline(deadline_s)
             with queue.coming(num_tokens, tenant, num_bytes) as request:
-                await self._app(scope, receive, _with_predictions(send, wait_s, request))
+                request.wait_s = wait_s
+                await self._app(scope, receive, send)
         except ServerOverloadedError as error:
             wait_s = queue.predict_wait(num_tokens, tenant)
             if wait_s is None or error.reason == "tokenization":
@@ -113,17 +111,3 @@ def note_submitted(state: ServerState, outputs: OutputStream) -> None:
     timeout_s = state.config.http.request_timeout_s
     if timeout_s is not None or current_deadline.get() is not None:
         set_deadline(outputs, timeout_s)
-
-
-def _with_predictions(send: Send, wait_s: float | None, request: ComingRequest) -> Send:
-    def send_with_predictions(message: Message) -> Awaitable[None]:
-        # No coroutine of its own: every chunk of every stream passes here.
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(raw=message["headers"])
-            if wait_s is not None:
-                headers[PREDICTED_WAIT_HEADER] = str(round(wait_s * 1000))
-            if request.prediction is not None:
-                headers[PREDICTED_TTFT_HEADER] = str(round(request.prediction.ttft_s * 1000))
-        return send(message)
-
-    return send_with_predictions
