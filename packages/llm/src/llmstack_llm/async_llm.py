@@ -249,8 +249,7 @@ class AsyncLLM(EngineFrontEnd):
         self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
         on_first = None
         if requests[0].on_admitted is not None:
-            first = admitted[0]
-            on_first = requests[0].on_admitted(len(first.prompt_token_ids), first.sampling_params.max_tokens or 0)
+            on_first = requests[0].on_admitted(admitted, num_generated)
         # Registered first: an output can never arrive for a request that is not known here.
         collector, engine_requests = self._register(requests, admitted)
         if on_first is not None:

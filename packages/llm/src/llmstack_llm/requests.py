@@ -88,42 +88,6 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One prompt to complete, with its sampling fields.
-
-    Attributes:
-        request_id: Unique among the requests in flight.
-        sampling: The fields as given, or checked already; requests that are submitted together share them.
-        param: The request's name of the prompt, for errors.
-        priority: Lower ones run first, under the scheduling policy `priority`.
-        cache_salt: Only requests with the same salt share cached prefixes.
-        tenant: Opaque id of the client; requests of different tenants wait in fair shares.
-        default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
-        add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
-        adapter: The LoRA adapter to use, if any.
-        kv_transfer: What is exported or imported, where the engine exchanges KV blocks.
-        deadline_s: When the client wants it, in monotonic seconds; it decides under the scheduling policy `deadline`.
-        on_admitted: Called with the tokens of the prompt and the most of the output when all is checked and nothing is
-            submitted; it may raise what `submit` then raises. What it returns is called with the seconds from the
-            submission to the first token. Of prompts that are submitted together that of the first one counts.
-    """
-
-    request_id: str
-    prompt: PromptInput
-    sampling: GivenSampling | CheckedSampling
-    param: str = "prompt"
-    priority: int = 0
-    cache_salt: str = ""
-    tenant: str = ""
-    default_max_tokens: int | None = None
-    add_special_tokens: bool = True
-    adapter: Adapter | None = None
-    deadline_s: float | None = None
-    on_admitted: Callable[[int, int], Callable[[float], None] | None] | None = None
-    kv_transfer: KVTransferParams | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class AdmittedRequest:
     """A prompt and its parameters after every check; `InputProcessor.admit` makes them.
 
@@ -141,6 +105,45 @@ class AdmittedRequest:
     param: str = field(default="prompt", compare=False)
     adapter: Adapter | None = None
     embeds: PromptEmbeds | None = None
+
+
+OnAdmitted = Callable[[Sequence[AdmittedRequest], int], Callable[[float], None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to complete, with its sampling fields.
+
+    Attributes:
+        request_id: Unique among the requests in flight.
+        sampling: The fields as given, or checked already; requests that are submitted together share them.
+        param: The request's name of the prompt, for errors.
+        priority: Lower ones run first, under the scheduling policy `priority`.
+        cache_salt: Only requests with the same salt share cached prefixes.
+        tenant: Opaque id of the client; requests of different tenants wait in fair shares.
+        default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
+        add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
+        adapter: The LoRA adapter to use, if any.
+        kv_transfer: What is exported or imported, where the engine exchanges KV blocks.
+        deadline_s: When the client wants it, in monotonic seconds; it decides under the scheduling policy `deadline`.
+        on_admitted: Called with all prompts of the submission, and the completions of each, when all is checked and
+            nothing is submitted; it may raise what `submit` then raises. What it returns is called with the seconds
+            from the submission to the first token. Of prompts that are submitted together that of the first one counts.
+    """
+
+    request_id: str
+    prompt: PromptInput
+    sampling: GivenSampling | CheckedSampling
+    param: str = "prompt"
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    default_max_tokens: int | None = None
+    add_special_tokens: bool = True
+    adapter: Adapter | None = None
+    deadline_s: float | None = None
+    on_admitted: OnAdmitted | None = None
+    kv_transfer: KVTransferParams | None = None
 
 
 def text_and_ids_of(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_llm.requests import ChatPrompt, GenerationRequest
+from llmstack_llm.requests import AdmittedRequest, ChatPrompt, GenerationRequest
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_types import (
     EngineReady,
@@ -123,20 +124,20 @@ async def test_the_last_check_knows_the_prompt_and_learns_when_the_first_token_c
     await llm.wait_until_ready()
     seen: list[Any] = []
 
-    def check(num_prompt_tokens: int, max_tokens: int) -> Any:
-        seen.append((num_prompt_tokens, max_tokens))
+    def check(prompts: Sequence[AdmittedRequest], num_generated: int) -> Any:
+        seen.append([(len(one.prompt_token_ids), one.sampling_params.max_tokens, num_generated) for one in prompts])
         return seen.append
 
     sampling = llm.check_sampling({"max_tokens": 3})
     async with await llm.submit(GenerationRequest("r", "ab", sampling, on_admitted=check)) as stream:
         await collected(stream)
-    assert seen[0] == (2, 3)
+    assert seen[0] == [(2, 3, 1)]
     assert len(seen) == 2
     assert seen[1] >= 0
 
 
 async def test_a_request_that_fails_its_last_check_is_not_submitted(llm: AsyncLLM, client: FakeEngineCoreClient):
-    def refuse(num_prompt_tokens: int, max_tokens: int) -> None:
+    def refuse(prompts: Sequence[AdmittedRequest], num_generated: int) -> None:
         raise TimeoutError("too late")
 
     await llm.wait_until_ready()

@@ -26,9 +26,8 @@ from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
+from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline
 from llmstack_server.web.first_token_check import check_first_token
-from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
 from llmstack_types import KVTransferParams, RequestOutputKind
 
@@ -76,16 +75,17 @@ async def submit_chat(
         is_stream = given.values.get("output_kind") is RequestOutputKind.DELTA
         count = functools.partial(_count_parsed, state, request_type, is_stream)
         plan = replace(plan, on_parsed=count)
-    client = current_client.get()
+    client, deadline, timeout_s = current_client.get(), current_deadline.get(), state.config.http.request_timeout_s
     request = GenerationRequest(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
         tenant=client.tenant, adapter=adapter_of(state, model),
-        deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
+        deadline_s=None if deadline is None else engine_deadline_s(),
         on_admitted=functools.partial(check_first_token, state, request_id),
         kv_transfer=kv_transfer,
     )  # fmt: skip
     outputs = await state.engine.submit(request)
-    note_submitted(state, outputs)
+    if deadline is not None or timeout_s is not None:
+        set_deadline(outputs, timeout_s)
     return SubmittedChat(outputs, None if plan is None or plan.is_trivial else plan)
 
 

@@ -27,7 +27,8 @@ class SharedTable(Generic[Row]):
 
     def put(self, request_id: str, tenant: str, row: Row, size: int = 0) -> None:
         """Keeps a row as the newest one."""
-        self._remove(request_id)
+        if request_id in self._rows:
+            self._remove(request_id)
         self._rows[request_id] = tenant, size, row
         self._tenant_to_ids.setdefault(tenant, {})[request_id] = None
         self._num_rows[tenant] += 1
@@ -56,10 +57,7 @@ class SharedTable(Generic[Row]):
         self._remove(next(iter(self._tenant_to_ids[tenant])))
 
     def _remove(self, request_id: str) -> None:
-        kept = self._rows.pop(request_id, None)
-        if kept is None:
-            return
-        tenant, size, _ = kept
+        tenant, size, _ = self._rows.pop(request_id)
         del self._tenant_to_ids[tenant][request_id]
         self._num_rows[tenant] -= 1
         self._sizes[tenant] -= size

@@ -243,7 +243,7 @@ class FakeEngineClient(FakeAdapters):
         prompts = [self._admit(request, sampling) for request in requests]
         on_admitted = requests[0].on_admitted
         if on_admitted is not None:
-            on_admitted(len(prompts[0].prompt_token_ids), prompts[0].sampling_params.max_tokens or 0)
+            on_admitted(prompts, sampling.num_generated)
         self.admitted += prompts
         for request, one in zip(requests, prompts, strict=True):
             submitted = SubmittedRequest(request.request_id, one.prompt, one.prompt_token_ids, one.sampling_params)

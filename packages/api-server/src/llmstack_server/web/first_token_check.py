@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from llmstack_server.protocols import AdmittedPrompt
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline
@@ -21,11 +22,12 @@ def with_jitter(wait_s: float) -> float:
 
 
 def check_first_token(
-    state: ServerState, request_id: str, num_prompt_tokens: int, max_tokens: int
+    state: ServerState, request_id: str, prompts: Sequence[AdmittedPrompt], num_generated: int
 ) -> Callable[[float], None] | None:
-    """The last check of a request, with the exact tokens of its prompt; bound to the first two, it is `on_admitted`.
+    """The last check of a request, with the exact tokens of its prompts; bound to the first two, it is `on_admitted`.
 
     `request_id`: The id of its first prompt in the engine.
+    `num_generated`: Completions of each prompt.
 
     Raises:
         HTTPError: 503, its first token would come after its deadline.
@@ -33,8 +35,10 @@ def check_first_token(
     queue, deadline, left_s = state.queue, current_deadline.get(), None
     if deadline is not None:
         left_s = max(deadline.end_s - asyncio.get_running_loop().time(), 0.0)
-    num_output_tokens = min(max_tokens, state.config.engine.fair_quantum)
-    request = queue.admit(num_prompt_tokens, num_output_tokens, left_s)
+    num_prompt_tokens = [len(prompt.prompt_token_ids) for prompt in prompts]
+    quantum = state.config.engine.fair_quantum
+    num_output_tokens = [min(prompt.sampling_params.max_tokens or 0, quantum) for prompt in prompts]
+    request = queue.admit(num_prompt_tokens[0], num_output_tokens[0], left_s)
     if request is None:
         return None
     prediction = request.prediction
@@ -44,6 +48,7 @@ def check_first_token(
         retry_s = with_jitter(prediction.ttft_s)
         raise HTTPError(deadline_unreachable(prediction.ttft_s, deadline.limit_s, retry_s))
 
+    queue.note_submitted(sum(num_prompt_tokens) * num_generated, sum(num_output_tokens) * num_generated)
     kept = None
     if prediction is not None:
         kept = state.predictions.note(request_id, current_client.get().tenant, prediction.ttft_s)

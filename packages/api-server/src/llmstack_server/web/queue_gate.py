@@ -8,10 +8,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmstack_llm import request_errors
-from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import current_deadline, limit_deadline, set_deadline
+from llmstack_server.web.deadlines import current_deadline, limit_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, server_is_overloaded, wait_too_long
 from llmstack_server.web.first_token_check import with_jitter
 from llmstack_server.web.load_report import LOAD_FORMAT_HEADER, with_load
@@ -97,17 +96,3 @@ def content_length(headers: Mapping[str, str]) -> int | None:
     """The length of the body; None where it is not known."""
     text = headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DEADLINE_DIGITS else None
-
-
-def note_submitted(state: ServerState, outputs: OutputStream) -> None:
-    """Counts the tokens of a request that was just submitted, and begins the limits on its duration."""
-    num_prompt_tokens = num_output_tokens = 0
-    quantum = state.config.engine.fair_quantum
-    for prompt in outputs.prompts:
-        num_generated, max_tokens = prompt.sampling_params.num_generated, prompt.sampling_params.max_tokens or 0
-        num_prompt_tokens += len(prompt.prompt_token_ids) * num_generated
-        num_output_tokens += min(max_tokens, quantum) * num_generated
-    state.queue.note_submitted(num_prompt_tokens, num_output_tokens)
-    timeout_s = state.config.http.request_timeout_s
-    if timeout_s is not None or current_deadline.get() is not None:
-        set_deadline(outputs, timeout_s)

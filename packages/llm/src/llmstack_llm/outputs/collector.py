@@ -85,7 +85,14 @@ class RequestOutputCollector(OutputCollector[RequestOutput]):
         self._is_delta = output_kind is RequestOutputKind.DELTA
 
     def _merge(self, old: RequestOutput, new: RequestOutput) -> RequestOutput:
-        return _merged(old, new, self._is_delta)
+        by_index = {completion.index: completion for completion in old.outputs}
+        for completion in new.outputs:
+            before = by_index.get(completion.index)
+            by_index[completion.index] = _joined(before, completion) if self._is_delta and before else completion
+        new.outputs = [by_index[index] for index in sorted(by_index)]
+        if new.prompt_logprobs is None:
+            new.prompt_logprobs = old.prompt_logprobs
+        return new
 
     def close(self, request_ids: Sequence[str]) -> None:
         """The consumer has left these requests."""
@@ -126,17 +133,6 @@ class ObservedCollector(RequestOutputCollector):
         if request_id in self._open_ids:
             del self._open_ids[request_id]
             notify(self._observers, RequestObserver.on_finished, request_id, error)
-
-
-def _merged(old: RequestOutput, new: RequestOutput, is_delta: bool) -> RequestOutput:
-    by_index = {completion.index: completion for completion in old.outputs}
-    for completion in new.outputs:
-        before = by_index.get(completion.index)
-        by_index[completion.index] = _joined(before, completion) if is_delta and before else completion
-    new.outputs = [by_index[index] for index in sorted(by_index)]
-    if new.prompt_logprobs is None:
-        new.prompt_logprobs = old.prompt_logprobs
-    return new
 
 
 def _joined(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:

@@ -19,11 +19,10 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import adapter_of, check_fields
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
+from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline
 from llmstack_server.web.fields import parse
 from llmstack_server.web.first_token_check import check_first_token
 from llmstack_server.web.kv_transfer import read_kv_transfer
-from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
 from llmstack_server.web.usage import UsageCounter
 
@@ -61,7 +60,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         add_special_tokens = fields.add_special_tokens is not False
         values = [*await with_suffix(state, values, fields.suffix, add_special_tokens=add_special_tokens)]
     tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
-    client = current_client.get()
+    client, deadline, timeout_s = current_client.get(), current_deadline.get(), state.config.http.request_timeout_s
     requests = [
         GenerationRequest(
             f"{ids.engine}-{index}",
@@ -73,7 +72,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             tenant=client.tenant,
             adapter=adapter_of(state, fields.model),
             default_max_tokens=DEFAULT_MAX_TOKENS,
-            deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
+            deadline_s=None if deadline is None else engine_deadline_s(),
             on_admitted=functools.partial(check_first_token, state, f"{ids.engine}-0"),
             add_special_tokens=fields.add_special_tokens is not False,
             kv_transfer=kv_transfer,
@@ -81,7 +80,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         for index, value in enumerate(vectors or values)
     ]
     outputs = await state.engine.submit(*requests)
-    note_submitted(state, outputs)
+    if deadline is not None or timeout_s is not None:
+        set_deadline(outputs, timeout_s)
     has_logprobs = fields.logprobs is not None
     echoes = [] if tokenizer is None else [_echo(tokenizer, prompt, has_logprobs) for prompt in outputs.prompts]
     return CompletionAnswer(state, fields, ids, outputs, echoes)
