@@ -25,7 +25,7 @@ class TraceWorkload:
         speed: Factor for the arrival rate: 2 sends the requests in half the time.
         length_scale: Factor for prompt and output lengths; prefixes stay shared in proportion.
         vocab_size: Token ids lie below it.
-        num_block_tokens: What a hash id of the trace stands for.
+        num_block_tokens: The tokens of a block, which a hash id of the trace stands for.
     """
 
     speed: float = 1.0

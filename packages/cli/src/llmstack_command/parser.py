@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_line(self, arguments: Sequence[str], check: Check | None = None) -> argparse.Namespace:
         """Parses all of `arguments`.
 
-        `check`: What else is wrong with the parsed line, a sentence each.
+        `check`: Further errors of the parsed line, a sentence each.
 
         Raises:
             CommandLineError: Flags or values are wrong; the text has a line for each, with the nearest valid one.

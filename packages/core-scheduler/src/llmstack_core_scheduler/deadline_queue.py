@@ -2,8 +2,8 @@
 
 Between tenants the order is that of `FairQueue`, and no share depends on deadlines. Within a tenant requests go by the
 ranks of `DeadlinePolicy`. One whose deadline has passed while it waited has none any more: it goes by its arrival. So
-every request is overtaken for a bounded time: that of its deadline, or `IMPLIED_DEADLINE_S`. What arrives later than
-that has a later deadline, or one that it loses.
+every request is overtaken for a bounded time: that of its deadline, or `IMPLIED_DEADLINE_S`. A request that arrives
+after that time has a later deadline, or one that it loses.
 
 The time is that of the step, which the step log has. So equal calls give equal decisions.
 """

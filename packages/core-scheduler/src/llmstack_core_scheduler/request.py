@@ -29,7 +29,7 @@ class Request:
     """A request between its arrival and its end. Mutable, and only the scheduler changes it.
 
     Attributes:
-        arrival: What arrived; never changed.
+        arrival: The request as it arrived; never changed.
         rank: Who goes first; fixed at arrival.
         parent: The request whose blocks it may share when it begins; None once it has begun.
         token_ids: Prompt and output; grows by what is sampled.

@@ -35,8 +35,8 @@ class SpeculativeConfig:
         prompt_lookup_min: Shortest one; shorter ones find more and guess worse.
         is_adaptive: Whether a row has as many drafts as are expected to repay their cost, by how often the request's
             drafts were right so far, and none in a step of more than `max_num_step_tokens`.
-        token_cost: What one more token adds to a step's time, over the time of a step of one token. A constant, so that
-            decisions depend on no clock.
+        token_cost: The time that one more token adds to a step, over the time of a step of one token. A constant, so
+            that decisions depend on no clock.
         max_num_step_tokens: Most tokens of a step with drafts, if they are adaptive.
         needs_equal_bits: Whether there are drafts only where a row has the same bits in every batch.
 

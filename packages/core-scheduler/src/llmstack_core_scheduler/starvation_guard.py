@@ -11,8 +11,8 @@ A request that needs a block takes it from the last running request. If the need
 is free, the last one stands behind P; if it is behind P, so is the last one. Either way the victim is not protected:
 no request is preempted more than `max_num_preemptions` times.
 
-With sliding windows a request gives blocks back and asks for others in their place. What it may still ask for is then
-the most that it ever holds less what it holds alone: a block that it shares is not free when it is given back.
+With sliding windows a request gives blocks back and asks for others in their place. It may then still ask for the most
+that it ever holds less what it holds alone: a block that it shares is not free when it is given back.
 
 Nor can it deadlock. The first running request always advances: its victims are all behind it. While a protected request
 waits, no request behind it is admitted and those ahead of it end one after the other. With none left it fits, because

@@ -49,7 +49,7 @@ class PhaseTimer:
     """Seconds of each named phase, in order."""
 
     def __init__(self, phases_s: Mapping[str, float] | None = None) -> None:
-        """`phases_s`: What has been measured before."""
+        """`phases_s`: Seconds of the phases that were measured before."""
         self.phases_s: dict[str, float] = dict(phases_s or {})
 
     @contextmanager

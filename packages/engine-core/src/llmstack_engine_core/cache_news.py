@@ -1,4 +1,4 @@
-"""What changes in the prefix cache, for those who follow it."""
+"""Changes of the prefix cache, for routers and other processes that follow it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class EngineConfig:
     """The configuration of one engine core; plain data, which can be sent to its process.
 
     Attributes:
-        model: What the runner is constructed with.
+        model: The configuration of the runner.
         runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
         scheduler: Its limits are those of `model`.
         num_blocks: Blocks of the KV cache; None derives them from `kv_cache_bytes` or from the device.
@@ -99,7 +99,7 @@ class EngineConfig:
         kv_transfer_network: The network to them, if they are on other hosts.
         profiler: Where profiles are written; None records none.
         shadow_scheduler: Another control plane, which a process of its own runs on the same inputs without effect.
-        constraint_backend: What compiles and follows them, as `module:Class`.
+        constraint_backend: The class that compiles and follows constraints, as `module:Class`.
         log_level: The log level of the engine core's process.
         log_format: The format of its log: `text` or `json`.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.

@@ -18,7 +18,7 @@ def numeric_contract_id(
 ) -> str:
     """Digest of what the bits of a result depend on: weights, kernels, data types, quantization, ranks, processors.
 
-    `backends`: What the model runner reports; it includes the digest of the weights and the variants of the kernels.
+    `backends`: The report of the model runner; it includes the digest of the weights and the variants of the kernels.
     """
     not_numeric = _NOT_NUMERIC if config.tensor_parallel_size > 1 else (*_NOT_NUMERIC, "ranks")  # stages change no bit
     parts: dict[str, Any] = {

@@ -48,10 +48,10 @@ class EngineCore:
     An exception from `step` ends the engine core: state of the scheduler and of the runner may differ from there on.
 
     Attributes:
-        ready: What the front end learns about it.
+        ready: The message about it for the front end.
         step_log: The log of the scheduler's calls, if there is one; closed at shutdown.
-        recorder: What keeps the last steps, if anything does.
-        cache_news: What follows the prefix cache, where anything is ever found in it.
+        recorder: The recorder of the last steps; None without one.
+        cache_news: The component that follows the prefix cache; None without prefix caching.
         sleep_level: 0 while awake; 1 without KV storage, 2 without weights too.
         is_stopping: A client asked for the end.
     """

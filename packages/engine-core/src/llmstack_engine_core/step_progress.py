@@ -13,7 +13,7 @@ class StepTimes:
     """Durations of steps by number of tokens, in powers of two; the watchdog for hanging steps uses them."""
 
     def __init__(self, unknown_s: float) -> None:
-        """`unknown_s`: What a step of a size beyond all measured ones may take: the first ones compile and capture."""
+        """`unknown_s`: The time limit of a step larger than all measured ones: the first ones compile and capture."""
         self._unknown_s = unknown_s
         self._class_to_s: dict[int, float] = {}
 

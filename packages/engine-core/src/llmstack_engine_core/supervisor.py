@@ -32,7 +32,7 @@ class EngineProcess:
         address: str,
         watch: HangWatch | None = None,
     ) -> None:
-        """`watch`: What finds out that the process hangs; None lets it hang."""
+        """`watch`: The watch that notices a process that hangs; None lets it hang."""
         self.directory = directory
         self.address = address
         self._popen = popen

@@ -44,7 +44,7 @@ class EchoOptions:
         hang_at_step: The step that never ends.
         weights_file: A file whose content stands for the digest of the weights.
         error_request_id: The row of this request fails in its first step.
-        num_available_blocks: What `available_kv_bytes` reports room for.
+        num_available_blocks: The blocks for which `available_kv_bytes` reports room.
         is_generative: Whether it pools only, if 0, or generates as well.
         num_labels: How many labels it has, up to 4; their numbers are the first of the vector's.
         sliding_window: Unless 0, it has a second layer with such a window, and block tables for each of the two.

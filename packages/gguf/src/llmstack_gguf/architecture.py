@@ -97,7 +97,7 @@ def generation_config(header: Header) -> dict[str, Any]:
 
 
 def _dtype(header: Header) -> str:
-    """What the model computes in: the type of the matrices where they have one, else bfloat16."""
+    """The type in which the model computes: that of the matrices where they have one, else bfloat16."""
     kinds = {info.type.name for info in header.tensors.values() if len(info.shape) > 1}
     if kinds == {"F32"}:
         return "float32"
@@ -137,7 +137,7 @@ def _llama_3_scaling(found: Sequence[float], theta: float, head_dim: int) -> dic
 
 
 def llama_3_factors(factor: float, num_positions: int, theta: float, head_dim: int) -> list[float]:
-    """What each frequency is divided by: 1 for short waves, `factor` for long ones, and between them smoothly."""
+    """The divisor of each frequency: 1 for short waves, `factor` for long ones, and between them smoothly."""
     factors = []
     for index in range(head_dim // 2):
         length = 2 * math.pi * theta ** (2 * index / head_dim)

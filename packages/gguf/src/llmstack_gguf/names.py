@@ -49,7 +49,7 @@ _STACKS = "mlp.experts."
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What differs between the architectures.
+    """The differences between the architectures.
 
     Attributes:
         class_name: Entry of `architectures` in `config.json`.
@@ -57,7 +57,7 @@ class Architecture:
         ends: Names of what is in no layer, of files and of repositories.
         layer: The same of a layer. `{}` is the number of an expert, of which the file has all in one tensor. A name
             with `.weight` or `.bias` is that of one tensor alone.
-        layers: What names of layers begin with in repositories.
+        layers: The prefix of names of layers in repositories.
         interleaves_heads: Whether rows of queries and keys are stored in the order of pairs that are rotated together.
         has_offset_norms: Whether scales of norms are stored as what they are, and in repositories without 1.
         is_transposed: Whether repositories store matrices of layers as [inputs, outputs].
@@ -293,7 +293,7 @@ def target_of(header: Header, name: str) -> Target:
 
 
 def _stack_of(header: Header, architecture: Architecture, layer: re.Match[str]) -> Target | None:
-    """What becomes of a tensor with a name of its own; None where there is none."""
+    """The target of a tensor with a name of its own; None where there is none."""
     number, part, kind = layer.groups()
     key = f"{part}.{kind}"
     if key in architecture.partners.values():

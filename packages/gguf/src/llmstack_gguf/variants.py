@@ -124,7 +124,7 @@ def falcon_fields(header: Header, values: Values) -> dict[str, Any]:
 def variant_fields(
     header: Header, values: Values, common: Mapping[str, Any], rope_factors: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """What an architecture has beside, or instead of, the fields that all have.
+    """The fields of an architecture beside, or instead of, the common ones.
 
     Raises:
         GGUFError: A variant is not supported, or a value is missing.

@@ -17,7 +17,7 @@ Grid = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a kernel is started with; `options` hold `num_warps`, `num_stages` and the constants."""
+    """The arguments of a kernel's start; `options` hold `num_warps`, `num_stages` and the constants."""
 
     kernel: Any
     grid: Grid

@@ -3,7 +3,7 @@
 The interpreter computes `tl.dot` with NumPy, whose BLAS adds in an order that depends on the shapes of the tiles and on
 the processor. `tl.sum` has an order that depends on the memory layout. Tests that compare bits would then test the BLAS
 instead of the kernel. With `fixed_order_of_sums`, one element's sum depends on its own operands alone, as it does in
-the instructions of a GPU. What is left is the order that the kernel decides: its tiles, chunks and splits.
+the instructions of a GPU. The kernel still decides the order: its tiles, chunks and splits.
 """
 
 from __future__ import annotations

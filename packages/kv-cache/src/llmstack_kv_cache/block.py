@@ -72,7 +72,7 @@ class BlockTable(Segment):
         num_full_blocks: Leading blocks that are no longer written, since others may read them.
         num_cached_blocks: Leading blocks that need no further look: findable themselves, or copies of findable ones.
         copies: The copies among them.
-        prefix: What ends with the last of them, to which the next one is chained.
+        prefix: The prefix that ends with the last of them, to which the next one is chained.
     """
 
     __slots__ = ("copies", "num_cached_blocks", "num_full_blocks", "prefix", "salt")

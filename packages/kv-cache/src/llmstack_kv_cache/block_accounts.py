@@ -202,7 +202,7 @@ class BlockAccounts(ABC):
 
     @abstractmethod
     def _request_problems(self) -> list[str]:
-        """What does not hold, of the requests' own books."""
+        """Invariants of the requests' own accounts that do not hold."""
 
     def _admits(self, num_blocks: int, is_first: bool) -> bool:
         num_kept_free = 0 if is_first else int(self._watermark * self._pool.num_blocks)

@@ -16,8 +16,8 @@ _MAX_COLLECTED_BLOCKS = 64
 class BlockPool:
     """Blocks that are held or free. A free block keeps its content, findable, until it is taken for something else.
 
-    Free blocks without findable content are taken first, then the least recently used. What a request holds is freed as
-    one segment, so most operations cost a few slices, whatever the number of blocks; only blocks with several
+    Free blocks without findable content are taken first, then the least recently used. The blocks of a request are
+    freed as one segment, so most operations cost a few slices, whatever the number of blocks; only blocks with several
     owners are counted one by one. Every block is in one of four states, which its holder tells:
 
     - None: free, without findable content;
@@ -26,7 +26,7 @@ class BlockPool:
     - the marker of shared blocks: held by as many owners as are counted (reserved blocks count one that never ends).
 
     Attributes:
-        prefix_index: What can be found where.
+        prefix_index: The index of blocks that can be found.
         num_blocks: All blocks but the reserved ones.
         num_free_blocks: Blocks without a holder.
         num_reserved_blocks: Leading blocks that are never handed out.

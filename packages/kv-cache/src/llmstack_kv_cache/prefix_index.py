@@ -133,7 +133,7 @@ class PrefixIndex:
         Args:
             block_ids: A whole block each.
             token_ids: All tokens from the first block of the prefix on.
-            parent: What comes before the blocks.
+            parent: The prefix before the blocks.
             parent_block_id: The block before them, which may be a copy of the parent's; None if there is none.
             first: Index of the first of the blocks.
             salt: The salt of the prefix.

@@ -38,7 +38,7 @@ def segment_keys(token_ids: Sequence[int], block_size: int, salt: str = "", max_
 
 
 class _Run:
-    """What is known of blocks that were stored after each other.
+    """Blocks that were stored after each other, as far as they are known.
 
     Attributes:
         num_before: Tokens of the prefix before the run, in bytes, that belong to its first segment.
@@ -75,7 +75,7 @@ class CachedSegments:
         self._was_cleared = False
 
     def apply(self, event: KVCacheEvent) -> None:
-        """Takes one event. What continues an unknown prefix cannot be found, so it is left out."""
+        """Takes one event. Blocks that continue an unknown prefix cannot be found, so they are left out."""
         match event:
             case BlockStored():
                 self._store(event)

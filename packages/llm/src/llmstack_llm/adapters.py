@@ -33,7 +33,7 @@ class LoRARequest:
         lora_name: A name of up to 64 letters, digits, dots, dashes and underscores.
         lora_int_id: Accepted and not used: name and content distinguish adapters.
         lora_path: Folder with `adapter_config.json` and `adapter_model.safetensors`.
-        base_model_name: What the adapter was trained on, for lists.
+        base_model_name: The model that the adapter was trained on, for lists.
     """
 
     lora_name: str

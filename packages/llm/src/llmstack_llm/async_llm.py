@@ -52,7 +52,7 @@ class AsyncLLM(EngineFrontEnd):
 
     Attributes:
         tokenizer: None where token ids go in and out.
-        chat_template: What renders conversations; `is_fallback` where the model has no template.
+        chat_template: The template that renders conversations; `is_fallback` where the model has no template.
         load_tokenizer_s: Seconds that reading the tokenizer has taken; 0 where the caller has read it.
     """
 

@@ -41,7 +41,7 @@ class EngineFrontEnd:
         model_config: Facts about the model.
         input_processor: Tokenizes and admits; its `limits` follow the engine core once that is ready.
         output_processor: The requests in flight.
-        ready: What the engine core said when it was; None before.
+        ready: The message of the engine core when it was ready; None before.
         adapters: LoRA adapters that requests can name.
     """
 

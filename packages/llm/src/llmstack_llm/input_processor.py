@@ -56,9 +56,9 @@ class InputProcessor:
     """Tokenizes, admits, and makes engine requests.
 
     Attributes:
-        limits: What admission allows; `set_ready` makes it what the running engine can take.
+        limits: The limits of admission; `set_ready` sets them to those of the running engine.
         eos_token_ids: The model's and the tokenizer's end-of-sequence ids.
-        constraints: What compiles constraints on output.
+        constraints: The compiler of constraints on output.
         gate: Where long texts wait for a thread.
     """
 

@@ -100,7 +100,7 @@ async def check_can_reload(client: ReloadingClient) -> None:
 
 @contextlib.contextmanager
 def as_reload_errors() -> Iterator[None]:
-    """What goes wrong in the body is raised as a `ReloadError` of one line."""
+    """Raises errors of the body as a `ReloadError` of one line."""
     try:
         yield
     except (LLMStackError, ModelFilesError, OSError, ValueError) as error:

@@ -33,7 +33,7 @@ def echo(value: object) -> str:
 
 
 def type_name(value: object) -> str:
-    """What the value is, in the words of JSON; Python's name of other types."""
+    """The type of the value in the words of JSON; Python's name of other types."""
     return _TYPE_NAMES.get(type(value)) or f"a value of type {type(value).__name__}"
 
 

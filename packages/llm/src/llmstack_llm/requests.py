@@ -74,7 +74,7 @@ class Adapter:
     Attributes:
         identity: The text of its `LoRAIdentity`.
         path: Its folder.
-        base_model_name: What it was trained on, as far as that was said.
+        base_model_name: The model that it was trained on, as far as that is known.
     """
 
     name: str
@@ -124,7 +124,7 @@ class GenerationRequest:
         default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
         add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
         adapter: The LoRA adapter to use, if any.
-        kv_transfer: What is exported or imported, where the engine exchanges KV blocks.
+        kv_transfer: The KV blocks to export or import, where the engine exchanges them.
         deadline_s: When the client wants it, in monotonic seconds; it decides under the scheduling policy `deadline`.
         on_admitted: Called with all prompts of the submission, and the completions of each, when all is checked and
             nothing is submitted; it may raise what `submit` then raises. What it returns is called with the seconds

@@ -91,7 +91,7 @@ class EchoEngine:
     """The echo: each step gives every request one token, the k-th being prompt token k mod its length.
 
     Attributes:
-        output_token_ids: What to say instead of the echo, then end of sequence does not apply; None echoes.
+        output_token_ids: The tokens to return instead of the echo; end of sequence does not apply then; None echoes.
         num_labels: How many of a vector's numbers the labels of a prompt get.
         failing_request_ids: Requests that end with `FinishReason.ERROR` at their first step.
     """
@@ -174,7 +174,7 @@ class FakeEngineCoreClient:
         added: Every request it was sent.
         aborted_request_ids: Every id that was aborted.
         step_delay_s: How long each step takes.
-        sleep_level: What `sleep` has set.
+        sleep_level: The level that `sleep` has set.
     """
 
     def __init__(self, ready: EngineReady | None = None, *, engine: EchoEngine | None = None, is_ready: bool = True):

@@ -22,7 +22,7 @@ _OF_SPEECH = ("audio_config", "speech_config", "audio_encoder_config")
 
 
 def unsupported_kind(config: Mapping[str, Any]) -> str | None:
-    """What a model is, such as `an encoder-decoder model`; None if nothing says that it is unsupported.
+    """The kind of an unsupported model, such as `an encoder-decoder model`; None for any other one.
 
     `config`: All of `config.json`.
     """

@@ -28,10 +28,10 @@ class TaggedToolParser(ToolParser):
         openings: Texts that may begin a call in content; the first characters of all tags are the same.
         preambles: Texts that may stand between an opening and the function, in this order.
         function, function_end: Before the function's name, and after its parameters.
-        name_ends: What may stand after a name.
+        name_ends: Texts that may follow a name.
         parameter, parameter_end: Before a parameter's name, and after its value.
-        key_ends: What may stand after a parameter's name, with what it says of the value: a schema in place of the
-            function's, or None.
+        key_ends: Texts that may follow a parameter's name, with the type that they give the value: a schema in place of
+            the function's, or None.
         closings: Texts that may stand after a call, in this order.
         trims_lines: Whether a line end next to a value belongs to the tag.
     """
@@ -115,7 +115,7 @@ class TaggedToolParser(ToolParser):
         return bool(marker)
 
     def _read_key_end(self) -> Steps[str]:
-        """What stands after a parameter's name; empty if it is something else."""
+        """The text after a parameter's name; empty if it is something else."""
         return (yield from self._take_one(tuple(self.key_ends)))
 
     @property

@@ -60,7 +60,7 @@ class RayRank:
 
 
 def pack_rank_order(config: ModelRunnerConfig) -> bytes:
-    """What the actor of a rank is started with; the placement has its number."""
+    """The order with which the actor of a rank is started; the placement has its number."""
     packed: bytes = msgpack.packb(to_plain(config))
     return packed
 

@@ -101,7 +101,7 @@ class RayHosts:
 
 
 def bundle(nodes: list[dict[str, float]], num_per_node: int, num_ranks: int) -> dict[str, float]:
-    """What an engine core gets, where so many are on each node."""
+    """The resources of an engine core, where so many are on each node."""
     if any(node.get("GPU") for node in nodes):
         return {"CPU": 1.0, "GPU": float(num_ranks)}
     least = min((node.get("CPU", 1.0) for node in nodes), default=1.0)

@@ -86,7 +86,7 @@ class RayRanks:
 
 
 def place_on_ray(config: ModelRunnerConfig) -> Callable[[str], Callable[[], None]]:
-    """What places the ranks when the engine core's rank listens at an address; it returns what ends them."""
+    """A function that places the ranks when the engine core's rank listens at an address; its result ends them."""
 
     def place(address: str) -> Callable[[], None]:
         return RayRanks(config, address).close
@@ -97,7 +97,7 @@ def place_on_ray(config: ModelRunnerConfig) -> Callable[[str], Callable[[], None
 def bundles_for(
     config: ModelRunnerConfig, nodes: list[dict[str, float]]
 ) -> tuple[dict[str, float], list[tuple[int, ...]]]:
-    """What each rank gets of its node, and which ranks share a bundle, which is on one node.
+    """The resources of each rank, and the ranks that share a bundle, which is on one node.
 
     The ranks of a stage share one where a node is large enough; the engine core's rank needs none.
     """

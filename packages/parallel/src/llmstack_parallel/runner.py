@@ -292,7 +292,7 @@ class ParallelRunner:
         return [answer.numbers for answer in answers]
 
     def _receive_all(self, timeout_s: float) -> list[Answer | Failure]:
-        """What each other rank answers within the time, from now on.
+        """The answers of the other ranks within the time, from now on.
 
         Raises:
             LostRankError: A rank has ended, or does not answer. No later call reaches the ranks: a late answer would be

@@ -21,7 +21,7 @@ class SocketChannel:
     """One end; used by one thread.
 
     A frame passes from the one thread to the other in the kernel, with one wake-up. ZeroMQ has a thread at either end,
-    which is two wake-ups more and time of a core that ranks compute on. What the kernel does not take at once is
+    which is two wake-ups more and time of a core that ranks compute on. Bytes that the kernel does not take at once are
     written by a thread that lives as long as there is something left.
     """
 
@@ -83,7 +83,7 @@ class SocketChannel:
             self._received += data
 
     def close(self) -> None:
-        """Closes the socket. What was sent can still be read."""
+        """Closes the socket. Bytes that were sent can still be read."""
         with self._lock:
             self._unsent.clear()
         self._socket.close()

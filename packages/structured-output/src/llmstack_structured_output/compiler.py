@@ -242,7 +242,7 @@ def _grammar_text(
 
 
 def _first_steps_error(matcher: LLMatcher) -> str:
-    """What the first mask, a token of it or the next mask takes too much work for; empty where none does."""
+    """The error if the first mask, a token of it or the next mask takes too much work; else empty."""
     mask = matcher.compute_bitmask()
     first = next((index for index, byte in enumerate(mask) if byte), None)
     if first is None or matcher.is_error():

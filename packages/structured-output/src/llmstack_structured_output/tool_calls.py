@@ -36,8 +36,8 @@ def tool_calls_schema(
     Args:
         functions: The functions that may be called, at least one.
         max_calls: 1 allows no parallel calls; None is no limit.
-        name_key: What the model calls the function's name.
-        arguments_key: What the model calls its arguments.
+        name_key: The model's key of the function's name.
+        arguments_key: The model's key of the arguments.
     """
     calls = []
     for index, (name, arguments) in enumerate(functions):
@@ -65,12 +65,12 @@ def tagged_tool_calls(
 
     Args:
         functions: The functions that may be called, at least one.
-        begin: What comes before the object of a call, such as `<tool_call>`; it is what turns the constraint on.
-        end: What comes behind it.
+        begin: The text before the object of a call, such as `<tool_call>`; it turns the constraint on.
+        end: The text after it.
         is_required: The answer has at least one call and nothing else.
         is_parallel: There may be more than one.
-        name_key: What the model calls the function's name.
-        arguments_key: What the model calls its arguments.
+        name_key: The model's key of the function's name.
+        arguments_key: The model's key of the arguments.
     """
     calls = [call_schema(function, name_key=name_key, arguments_key=arguments_key) for function in functions]
     tags = [{"begin": begin, "content": {"type": "json_schema", "json_schema": call}, "end": end} for call in calls]

@@ -19,7 +19,7 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
     Args:
         folder: The folder of the tokenizer.
         vocab_size: Width of the logits; ids without a token are never allowed.
-        eos_token_ids: What a model may say at the end, at least one.
+        eos_token_ids: The tokens that may end a text, at least one.
 
     Raises:
         InvalidRequestError: There is no such file, it cannot be used, or there are no end-of-sequence ids.

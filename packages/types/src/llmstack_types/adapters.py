@@ -11,7 +11,7 @@ class LoRAIdentity(NamedTuple):
     As text (`str`) it is the `lora_name` of requests: `name@digest.generation`. A name has no `@`.
 
     Attributes:
-        name: What clients call it.
+        name: Its name for clients.
         digest: Hexadecimal digest of its files' content.
         generation: Number of the load: one that is loaded again has another, so nothing computed before serves it.
     """

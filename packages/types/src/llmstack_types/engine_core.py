@@ -64,14 +64,14 @@ class EngineCoreRequest:
             name its first one, and each gets one of the beams.
         pooling_params: The request ends with its prompt and returns one vector: a completion of no tokens, whose
             `sampling_params` have `max_tokens` 0. None for a completion.
-        output_token_ids: What an engine core that is gone had generated for it: counted as its output, from which it
-            goes on, and not sent again.
+        output_token_ids: The tokens that an earlier engine core had generated for it. They count as its output, from
+            which it goes on, and are not sent again.
         tenant: Opaque id of the client that it belongs to, such as an API key; empty where there is only one. Waiting
             requests of different tenants are scheduled in fair shares (policy `fair`).
         lora_path: Folder of the adapter, from which an engine core that has not loaded it reads it.
         deadline_s: When its client wants it, on the clock of `arrival_time_s`, which is the engine core's on one
             machine; None for no deadline. It decides the order of one tenant's requests (policy `deadline`).
-        kv_transfer: What is exported or imported; None for nothing.
+        kv_transfer: The KV blocks to export or import; None for none.
         prompt_embeds: Vectors in place of the prompt's tokens, row by row in the model's type; the ids are then
             placeholders. Empty in a request that was read from a step log, which has no vectors.
     """
@@ -123,7 +123,7 @@ class EngineCoreOutput(NamedTuple):
         num_cached_tokens: Prompt tokens found in the prefix cache; sent with the first token, -1 otherwise.
         error: A short description when `finish_reason` is ERROR.
         pooled: The vector or vectors of a pooling request, or its labels' numbers: float32, little-endian.
-        kv_transfer: What the request that goes on elsewhere has to carry, of a finished one whose blocks are exported;
+        kv_transfer: The field for the request that goes on elsewhere, of a finished one whose blocks are exported;
             without a handle, with the first token: the tokens that were imported.
     """
 
@@ -146,10 +146,10 @@ class EngineCoreOutputs(NamedTuple):
         timestamp_s: Monotonic seconds at the end of the step.
         scheduler_stats: The scheduler's state after the step; None where statistics are off.
         events: States that unfinished requests have entered since the last message; empty where statistics are off.
-        phases: What took the step's time; None where statistics are off.
+        phases: The times of the step's phases; None where statistics are off.
         engine_index: Which of several engine cores it was.
         evictions: Blocks of the sample that have lost what they held.
-        shadow: What the shadow scheduler reports; None where it has nothing new.
+        shadow: The report of the shadow scheduler; None where it has nothing new.
     """
 
     outputs: list[EngineCoreOutput]
@@ -171,8 +171,8 @@ class EngineReady:
         block_size: Tokens per block.
         max_model_len: The longest request in tokens, prompt and output together.
         vocab_size: Width of the logits; every token id lies below it.
-        dtype: What the model computes in, such as `float32`.
-        kv_cache_dtype: What keys and values are stored in; empty where that is `dtype`.
+        dtype: The type in which the model computes, such as `float32`.
+        kv_cache_dtype: The type of stored keys and values; empty where that is `dtype`.
         device: Where the model runs, such as `cpu`.
         kv_cache_bytes: Size of the KV cache.
         phases_s: Seconds of each phase of the start, in order.
@@ -181,7 +181,7 @@ class EngineReady:
         embedding_size: Width of pooled vectors; 0 where the model runner does not pool.
         is_generative: False for a model that only pools.
         is_causal: False where each token attends to the whole prompt.
-        num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
+        num_labels: The labels of the model; 0 for a model that is no classifier.
         model_path: The folder of the model.
         engine_index: Which of several engine cores it is.
         num_kv_tokens: Tokens of the longest request that the KV cache has room for; 0: all that its blocks hold.

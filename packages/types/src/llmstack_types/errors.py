@@ -41,7 +41,7 @@ class NumericalError(RequestFailedError):
     """The model gave no usable probabilities for a request's next token; sent again, it would do the same.
 
     Attributes:
-        TEXT: What an engine core says of a request that ends so.
+        TEXT: The text of a request that ends so.
     """
 
     TEXT: ClassVar = "the model gave no usable probabilities for the next token"
@@ -54,9 +54,9 @@ class QuarantinedError(RequestFailedError):
     """A step fails with this request in it, even alone; sent again, it would do the same.
 
     Attributes:
-        OUT_OF_MEMORY: What an engine core says of a request that needs more memory than there is.
-        NOT_COMPUTABLE: What it says of one that the model fails at.
-        NOT_CONSTRAINABLE: What it says of one whose output constraint fails while it is followed.
+        OUT_OF_MEMORY: The text for a request that needs more memory than there is.
+        NOT_COMPUTABLE: The text for a request at which the model fails.
+        NOT_CONSTRAINABLE: The text for a request whose output constraint fails while it is followed.
         KILLS_ENGINES: The text for a request that crashes the engine core.
         TEXTS: All of these.
     """
@@ -72,7 +72,7 @@ class EngineLostError(RequestFailedError):
     """The engine core died, and this request cannot go on in another one; sent again, it may well succeed.
 
     Attributes:
-        TEXT: What is said of a request that ends so.
+        TEXT: The text of a request that ends so.
     """
 
     TEXT: ClassVar = "the engine core died, and a request of this kind cannot go on in another one"

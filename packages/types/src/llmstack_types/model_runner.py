@@ -1,4 +1,4 @@
-"""What an engine core and its model runner agree on before the first step."""
+"""Agreement of an engine core and its model runner before the first step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ModelRunnerConfig:
         placement: Where the ranks run; None is this machine alone.
         rank_timeout_s: How long a rank waits for another one within a step before the engine core ends.
         hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.
-        kv_cache_dtype: What keys and values are stored in: `auto` (what the model computes in), `bfloat16`, `float16`,
+        kv_cache_dtype: The type of stored keys and values: `auto` (that of the model), `bfloat16`, `float16`,
             or `fp8` (also `fp8_e4m3`), which is half of either.
         cuda_graph_sizes: Numbers of decoding rows for which a GPU's steps are captured; empty for the runner's own.
         enable_hybrid_kv_cache: Groups of layers have block tables of their own, so that layers with a sliding window
@@ -149,12 +149,12 @@ class KVCacheSpec:
     Attributes:
         bytes_per_block: Keys and values of one block: in all layers, or in those of the largest group.
         vocab_size: Width of the logits.
-        dtype: What the model computes in.
-        kv_cache_dtype: What keys and values are stored in; empty where that is `dtype`.
+        dtype: The type in which the model computes.
+        kv_cache_dtype: The type of stored keys and values; empty where that is `dtype`.
         embedding_size: Width of pooled vectors; 0 where the runner does not pool.
         is_generative: False for a model without logits: it computes pooling requests only.
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
-        num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
+        num_labels: The labels of the model; 0 for a model that is no classifier.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
         groups: Groups of layers with block tables of their own, which share the storage; empty where all layers share
             one table. Lists of block ids then have the id of every group for each block of tokens, group after group,

@@ -1,4 +1,4 @@
-"""What becomes of the hidden states of one prompt."""
+"""Parameters of pooling: the result of one prompt's hidden states."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class SamplingParams:
             the others were just generated. The input processor adds those of `bad_words`.
         extra_args: Arguments for custom logits processors: JSON's scalars and lists of them.
         kept_special_tokens: Special tokens that show even where `skip_special_tokens` leaves out the others.
-        structured_outputs: What the completion must conform to. The end of the constraint ends the completion, under
+        structured_outputs: The constraint on the completion. The end of the constraint ends the completion, under
             `ignore_eos` and before `min_tokens` too, which only keep it from ending while more could follow.
         repetition_detection: Ends a completion whose last tokens are one pattern, repeated; not before `min_tokens`.
         thinking_token_budget: Tokens of reasoning after which the tokens that end it are forced; None means no limit.

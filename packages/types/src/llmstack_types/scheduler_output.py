@@ -1,4 +1,4 @@
-"""What the scheduler tells the model runner to compute in one step."""
+"""Work of one step, from the scheduler to the model runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shadow scheduler has found out."""
+"""Report of a shadow scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShadowReport(NamedTuple):
     The second shows the error of the simulation; the third and the second differ by the settings alone.
 
     Attributes:
-        name: What the shadow changes.
+        name: The setting that the shadow changes.
         problem: Why it has ended, in one line; empty while it runs.
         num_requests: Requests that were compared since the start.
         num_shed: Steps and requests that were left out, since the shadow had no time for them.

@@ -1,4 +1,4 @@
-"""What the text of one completion must conform to, under vLLM's field names."""
+"""Constraint on the text of one completion, under vLLM's field names."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ async def _changing(state: ServerState, name: str) -> AsyncIterator[None]:
     """Keeps other changes of a name away.
 
     Raises:
-        HTTPError: 503; an API process does not answer. What is done it adopts with the next change.
+        HTTPError: 503; an API process does not answer. It adopts the change with the next one.
     """
     try:
         async with state.adapters.changing(name):

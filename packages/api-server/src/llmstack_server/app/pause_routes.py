@@ -73,7 +73,7 @@ def add_pause_routes(router: APIRouter, state: ServerState) -> None:
 
 
 def _pause_query(params: Mapping[str, str]) -> tuple[str, bool]:
-    """What running requests do, and whether the prefix cache is emptied."""
+    """The mode of a pause, and whether the prefix cache is emptied."""
     mode, clear_cache = params.get("mode", "abort"), params.get("clear_cache", "true").lower()
     if mode == "keep":
         raise request_errors.unsupported_value("mode", "requests cannot be frozen here: use 'abort' or 'wait'")

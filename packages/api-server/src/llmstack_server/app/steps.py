@@ -63,7 +63,7 @@ class FoundSteps(NamedTuple):
 
     Attributes:
         core: Tells engine cores apart that had the same place one after the other; empty while there is none.
-        gap: What is missing between the step that was asked for and the first one; None where nothing is.
+        gap: The steps that are missing between the requested one and the first one; None if there are none.
     """
 
     log: StepRecording

@@ -56,7 +56,7 @@ async def submit_chat(
     """Checks the sampling fields and the tools, renders the conversation and submits it.
 
     `model`: The name in the request, which may be that of an adapter.
-    `kv_transfer`: What is exported or imported.
+    `kv_transfer`: The KV blocks to export or import.
     `request_type`: The API, for metrics: `chat_completions`, `responses` or `other`.
 
     Raises:

@@ -38,7 +38,7 @@ class EngineCommand:
         engine: Its name.
         words: The flags and values; `VARIABLE` stands where the shell would put the value of a variable that the line
             does not set.
-        variables: What the line sets in the environment, and does not use itself.
+        variables: Environment variables that the line sets, and does not use itself.
     """
 
     engine: str

@@ -53,7 +53,7 @@ class Translation:
 
     Attributes:
         words: The words after `llmstack serve`.
-        variables: What is set in its environment.
+        variables: Variables that are set in its environment.
         differences: A sentence for each difference that does not matter to a start.
         missing: A sentence for each thing that has no counterpart.
     """

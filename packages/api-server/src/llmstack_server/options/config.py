@@ -88,9 +88,9 @@ class ServeConfig:
         warnings: Lines for the log once it is set up.
         processes: How the server is distributed over processes.
         adapters: LoRA adapters from the start, and where others may be loaded from.
-        reload: What operators may load while the server runs.
+        reload: The models and adapters that operators may load while the server runs.
         settings: The effective options, from which another process makes this configuration again.
-        deployment_secret: What the ids of API keys derive from, in all processes of the server.
+        deployment_secret: The secret from which the ids of API keys are derived, in all processes of the server.
     """
 
     model: str | None

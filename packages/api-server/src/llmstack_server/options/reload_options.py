@@ -59,7 +59,7 @@ def check_entries(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_entry(text: str) -> ReloadEntry:
-    """What `name=model` or `{"name": ..., "model": ..., "lora_modules": {...}, ...}` describes.
+    """The entry that `name=model` or `{"name": ..., "model": ..., "lora_modules": {...}, ...}` describes.
 
     Raises:
         ValueError: It has another form.
@@ -109,7 +109,7 @@ def engine_args_of(
 
 @option_group
 class ReloadOptions(OptionGroup):
-    """What operators may load while the server runs."""
+    """Models and adapters that operators may load while the server runs."""
 
     title = "Reload"
 

@@ -169,7 +169,7 @@ class AccessOptions(OptionGroup):
 
 @option_group
 class TenantOptions(OptionGroup):
-    """What the clients of one server share."""
+    """Resources that the clients of one server share."""
 
     title = "Server"
 
@@ -282,7 +282,7 @@ class ConnectionOptions(OptionGroup):
 
 @option_group
 class PageOptions(OptionGroup):
-    """What browsers and proxies see."""
+    """Pages for browsers, and headers for proxies."""
 
     title = "Browsers and proxies"
 
@@ -300,7 +300,7 @@ class PageOptions(OptionGroup):
 
 @option_group
 class LogOptions(OptionGroup):
-    """What the server logs beside requests."""
+    """Logs of the server."""
 
     title = "Logs"
 

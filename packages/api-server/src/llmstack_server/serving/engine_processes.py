@@ -31,7 +31,7 @@ class EngineProcesses:
         model_path: The folder of the model.
         addresses: Addresses of the engine cores, in their order.
         processes: Processes started here; none where the engine cores run elsewhere.
-        configs: What each of them was started with.
+        configs: The configuration of each.
         spares: Engine cores in reserve; None without.
         members: The other machines of the endpoint, where this process listens for them; None without.
         ended: Engine cores that have ended for good while others go on, and how.

@@ -1,4 +1,4 @@
-"""What the log and a terminal show when a server is ready."""
+"""Lines of the log and panel of a terminal for a server that is ready."""
 
 from __future__ import annotations
 

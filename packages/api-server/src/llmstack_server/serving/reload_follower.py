@@ -46,7 +46,7 @@ class ReloadFollower:
         self._tasks = {asyncio.create_task(self._run())}
 
     def begin(self, reloaded: Message, start_model_path: str) -> None:
-        """What a process that starts after a reload has not seen of it."""
+        """Applies a reload that happened before this process started."""
         state = self._state
         state.start_model_path = start_model_path
         state.weights_name = str(reloaded["name"])

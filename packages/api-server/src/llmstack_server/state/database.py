@@ -27,7 +27,7 @@ class Schema:
     Attributes:
         application_id: The number in the header of the file that says whose it is.
         version: The version of the tables; a file with a higher one was written by a later release.
-        statements: What makes the tables in an empty file.
+        statements: The statements that create the tables in an empty file.
     """
 
     application_id: int

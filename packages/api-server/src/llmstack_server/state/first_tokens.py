@@ -26,7 +26,7 @@ class ComingRequest:
     """A request that was accepted, until its first token.
 
     Attributes:
-        num_tokens: What it counts with in the queue: estimated from its size, exact once it is submitted.
+        num_tokens: Its tokens in the queue: estimated from its size, exact once it is submitted.
         num_prompt_tokens: The tokens of its prompt.
         submitted_s: When it was submitted to the engine; None before.
         wanted_s: By when its client wants it, on the monitor's clock; None without a deadline.
@@ -48,7 +48,7 @@ class FirstTokens:
     """Predicts the first tokens of requests, from the reports of all engine cores.
 
     Attributes:
-        overhead_s: What the first token takes beyond the steps: mean of what was observed.
+        overhead_s: Seconds until the first token beyond those of the steps: the mean of observed ones.
         is_calibrated: Whether enough steps were measured.
         is_blocked: Whether requests wait for places or for blocks, and not for earlier prompts.
         queued: Requests that were submitted here and have no first token, in this order.
@@ -102,7 +102,7 @@ class FirstTokens:
         """The first token of a request that comes now; None before enough steps were measured.
 
         `num_prompt_tokens`: The tokens of its prompt.
-        `num_tokens`: What it counts with in a fair queue.
+        `num_tokens`: Its tokens in a fair queue.
         `wanted_s`: Its deadline, if it has one.
         """
         if not self._engines:
@@ -138,7 +138,7 @@ class FirstTokens:
     def _before(
         self, index: int, engine: EnginePredictor, num_tokens: int, tenant: str, wanted_s: float | None, now_s: float
     ) -> QueuedTokens:
-        """What goes before the request, by what was submitted here and what was reported.
+        """The tokens that are queued before the request, as submitted here and as reported.
 
         Of several engine cores each gets its part of what was submitted.
         """

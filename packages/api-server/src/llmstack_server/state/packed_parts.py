@@ -13,7 +13,7 @@ class PackedParts:
     """Parts in their order. Most events of a stream differ only by the text of one token.
 
     Attributes:
-        num_bytes: What is counted for the parts that are kept.
+        num_bytes: The size of the parts that are kept, as it is counted.
         num_dropped: Parts that were dropped at the front.
     """
 

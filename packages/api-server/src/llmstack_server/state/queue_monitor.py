@@ -171,8 +171,8 @@ class QueueMonitor:
     ) -> FirstToken | None:
         """When the first token of a request comes that is submitted now; None before enough steps were measured.
 
-        `num_tokens`: What it counts with in the queue, its output included.
-        `left_s`: What its client gives it.
+        `num_tokens`: Its tokens in the queue, its output included.
+        `left_s`: The seconds until the client's deadline.
         """
         now_s = self._clock()
         wanted_s = None if left_s is None else now_s + left_s

@@ -47,7 +47,7 @@ class RemoteReader:
     """Asks the process that has the answer."""
 
     def __init__(self, ask: Ask, opened: dict[str, Any], after: int) -> None:
-        """`opened`: What the process has answered when the reader was opened."""
+        """`opened`: The answer of the process to the opening of the reader."""
         self._ask = ask
         self._token = str(opened["token"])
         self._stream_id = str(opened["id"])

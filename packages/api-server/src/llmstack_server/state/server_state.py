@@ -38,7 +38,7 @@ MAX_PREVIOUS_WEIGHTS = 8
 
 
 class Signer(Protocol):
-    """What the answers of a server are signed with."""
+    """The signer of a server's answers."""
 
     def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
         """The receipt with its signature."""
@@ -91,7 +91,7 @@ class ServerState:
         decoding: The turns at decoding large bodies.
         is_paused: Whether new requests are refused until `/resume`.
         request_ids: The ids that clients have given to running requests.
-        adapters: What keeps the adapters of all API processes equal.
+        adapters: The component that keeps the adapters of all API processes equal.
         slow_readers: How long streams have waited for their clients to read.
         streams: The answers that outlive their connections.
         receipts: Signs what has computed an answer; None where answers carry no receipt.

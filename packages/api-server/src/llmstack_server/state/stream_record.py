@@ -107,7 +107,7 @@ class StreamRecord:
 
     @property
     def num_bytes(self) -> int:
-        """What is counted for its parts."""
+        """The size of its parts, as it is counted."""
         return self._parts.num_bytes
 
     @property

@@ -33,8 +33,8 @@ class _Kept:
 class StreamSaver:
     """Follows a table of streams, and writes its changes to a database; satisfies `StreamObserver`.
 
-    Readers of a record get what is in the database, so that the next server knows all that they have seen. What cannot
-    be written goes on in memory alone.
+    Readers of a record get what is in the database, so that the next server knows all that they have seen. A stream
+    whose rows cannot be written goes on in memory alone.
     """
 
     def __init__(self, rows: StreamRows) -> None:

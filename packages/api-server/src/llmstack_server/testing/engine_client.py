@@ -100,7 +100,7 @@ class FakeEngineClient(FakeAdapters):
         is_profiling: Whether a profile is being recorded.
         is_recovering: Value for `/ready`.
         num_restarts: Value for `/server_info`.
-        last_steps: What `recent_steps` returns.
+        last_steps: The result of `recent_steps`.
         error: Raised in a stream when `num_tokens_before_error` tokens have come.
     """
 

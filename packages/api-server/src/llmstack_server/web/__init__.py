@@ -1,1 +1,1 @@
-"""What is HTTP and not any one API: errors, bodies, middleware, metrics, routes."""
+"""The parts of HTTP that all APIs share: errors, bodies, middleware, routes."""

@@ -117,7 +117,7 @@ class CompletionChoice(TypedDict):
 
 
 class GeneratedAnswer(TypedDict):
-    """What the answers to completions and chats share."""
+    """The keys that answers to completions and chats share."""
 
     id: str
     created: int
@@ -173,7 +173,7 @@ class Estimate(TypedDict):
 
 
 class Permission(TypedDict):
-    """What older clients look for."""
+    """A permission, which older clients look for."""
 
     id: str
     object: Literal["model_permission"]
@@ -270,7 +270,7 @@ class Score(TypedDict):
 
 
 class PooledList(TypedDict):
-    """What the lists of pooling routes share."""
+    """The keys that the lists of pooling routes share."""
 
     object: Literal["list"]
     model: str
@@ -339,7 +339,7 @@ class CohereVersion(TypedDict):
 
 
 class CohereUnits(TypedDict):
-    """What Cohere would charge for."""
+    """The units that Cohere would charge for."""
 
     input_tokens: int
 

@@ -16,7 +16,7 @@ class Client:
 
     Attributes:
         tenant: Opaque id of the key; empty without keys.
-        salt: What all its salts of the prefix cache begin with. Those of two tenants have the same length, so that
+        salt: The prefix of all its salts of the prefix cache. Those of two tenants have the same length, so that
             no `cache_salt` makes them equal; empty where all share the cache.
         is_operator: Whether it sees and controls the whole server.
     """

@@ -26,7 +26,7 @@ class ErrorKind:
     Attributes:
         code: Machine-readable cause; None for a body that is not JSON, as at OpenAI.
         cause: When it is answered, as a phrase for the documentation.
-        param: What the answer's `param` names, as a phrase for the documentation; None where it is null.
+        param: The meaning of the answer's `param`, as a phrase for the documentation; None where it is null.
         headers: Headers of every such answer.
         varying_headers: Names of headers whose values depend on the request.
     """

@@ -32,7 +32,7 @@ class OtherTextError(Exception):
 
 @dataclass
 class _Place:
-    """What the first run has sent at one place, such as one choice, as far as the second has not repeated it.
+    """The text that the first run has sent at one place, such as a choice, and the second has not repeated.
 
     Attributes:
         forms: The forms of its events, in their order; equal neighbours are one.
@@ -123,7 +123,7 @@ class EarlierStream:
 
 
 def _split(raw: bytes) -> tuple[bytes, Any]:
-    """What is before the data of an event, and the data; None where they are no JSON."""
+    """The lines before the data of an event, and the data; None where they are no JSON."""
     before, found, data = raw.rpartition(_DATA)
     try:
         return before, json.loads(data) if found else None

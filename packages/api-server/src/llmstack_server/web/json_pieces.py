@@ -2,7 +2,7 @@
 
 Other requests run between two pieces. The decoder of the standard library keeps the interpreter lock, so a thread would
 not help. A document is cut at commas outside of strings. Each piece becomes a document by opening brackets before it,
-for the containers that it is inside of, and closing ones after it. What it decodes to is appended to these containers.
+for the containers that it is inside of, and closing ones after it. The decoded values are appended to these containers.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PiecewiseDecoder:
 
 
 def _prefix(kinds: str) -> str:
-    """What opens the containers again; the innermost one goes on with a new entry or member."""
+    """The text that opens the containers again; the innermost one goes on with a new entry or member."""
     return "".join("[" if kind == "[" else "{" + _KEY_TEXT for kind in kinds[:-1]) + kinds[-1:]
 
 

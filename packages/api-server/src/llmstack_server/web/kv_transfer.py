@@ -72,7 +72,7 @@ class NotedTransfer:
     """The outputs of a request whose prompt is exported.
 
     Attributes:
-        kv_transfer_params: What the request to the other server has to carry; None if nothing was exported.
+        kv_transfer_params: The field for the request to the other server; None if nothing was exported.
     """
 
     def __init__(self, outputs: OutputStream) -> None:

@@ -15,7 +15,7 @@ _ERROR_EVENTS = (b'data: {"error":', b"event: error\n")
 
 
 class Recorder:
-    """The `send` of a request whose answer is kept. What fails before its first token is not kept."""
+    """The `send` of a request whose answer is kept. An answer that fails before its first token is not kept."""
 
     def __init__(
         self, record: StreamRecord, table: StreamTable, is_left: Callable[[], Awaitable[bool]] | None = None

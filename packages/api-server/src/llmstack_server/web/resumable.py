@@ -149,7 +149,7 @@ class ResumableMiddleware:
 
 
 def read_headers(headers: Mapping[str, str]) -> Asked:
-    """What the headers ask for.
+    """The resumption that the headers ask for.
 
     Raises:
         InvalidRequestError: A value is not permitted.

@@ -43,7 +43,7 @@ class Conversation:
     """The messages and settings of a conversation, which commands change.
 
     Attributes:
-        messages: What is sent, the system prompt first.
+        messages: The messages to send, the system prompt first.
         body: The model's name, and the sampling fields of every request.
     """
 

@@ -15,7 +15,7 @@ def next_token(token_ids: Sequence[int], vocab_size: int = 1000) -> int:
 
 
 _Content = tuple[int, int]
-"""What a slot holds: the digest of a prefix, and the group of layers that wrote it."""
+"""The content of a slot: the digest of a prefix, and the group of layers that wrote it."""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ def _first(results: Sequence[Any]) -> Any:
 
 
 def _least_loaded(states: Sequence[str]) -> str:
-    """What is wrong with an adapter in one of them, else how far the slowest is."""
+    """The error of an adapter in one of them, else the state of the slowest."""
     return min(states, key=(LOADING, LOADED).index) if {LOADING, LOADED}.issuperset(states) else _first_error(states)
 
 

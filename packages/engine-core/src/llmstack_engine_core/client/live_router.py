@@ -24,7 +24,7 @@ class LiveRouter:
     """Passes on to a `Router` what the engine cores report, and chooses among them.
 
     Attributes:
-        router: What chooses.
+        router: The router that chooses.
     """
 
     def __init__(self, clients: Sequence[AsyncClient | RecoveringClient], policy: RoutingPolicy) -> None:

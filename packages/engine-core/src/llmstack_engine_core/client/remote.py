@@ -164,7 +164,7 @@ class RemoteClient(RecoveringClient):
         return True
 
     async def _ready_of(self, client: AsyncAttachedClient) -> EngineReady | None:
-        """What the engine core says when it is ready; None where it is not, or has moved meanwhile."""
+        """The message of an engine core that is ready; None where it is not, or has moved meanwhile."""
         waiting = asyncio.ensure_future(client.wait_until_ready())
         moving = asyncio.ensure_future(self._has_changed.wait())
         try:

@@ -57,7 +57,7 @@ class ResumingClient(ABC):
         """Begins to replace the engine core."""
 
     def _take_own(self) -> EngineCoreOutputs:
-        """What comes from no engine core: errors, and statistics of one that is gone."""
+        """Outputs that no engine core sent: errors, and statistics of one that is gone."""
         own, self._own_outputs = list(self._own_outputs), deque()
         stats, self._own_stats = self._own_stats, None
         return EngineCoreOutputs(own, monotonic(), stats)

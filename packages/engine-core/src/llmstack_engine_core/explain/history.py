@@ -20,7 +20,7 @@ class History:
     """One request among the others.
 
     Attributes:
-        name_of: What another request may be called.
+        name_of: The name by which another request may be called.
         steps: All steps, oldest first.
         own: The steps that the request took part in, with its row.
         events: The states that it entered, oldest first.

@@ -125,7 +125,7 @@ def _lost(
     began: StepRecord,
     cache: CacheConfig,
 ) -> str:
-    """What became of the block at which the match ended, though an earlier prompt goes on alike."""
+    """A sentence about the block at which the match ended, though an earlier prompt goes on alike."""
     name, size = shared.request_id, cache.block_size
     facts["shared_with"], facts["shared_tokens"] = name, shared.num_tokens
     alike = f"Its first {shared.num_tokens} tokens are also those of {name}"

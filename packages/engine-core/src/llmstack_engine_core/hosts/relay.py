@@ -11,7 +11,7 @@ from llmstack_engine_core.hosts.rendezvous import Rendezvous
 from llmstack_engine_core.ipc.fields import CodecError
 
 Message = dict[str, Any]
-"""What JSON can carry."""
+"""A JSON object."""
 
 MAX_REASON_LENGTH: Final = 1024
 

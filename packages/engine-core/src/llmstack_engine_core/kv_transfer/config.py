@@ -63,7 +63,7 @@ class KVTransferConfig:
     """How this engine core exchanges KV blocks with others.
 
     Attributes:
-        kv_connector: What carries the blocks: `SharedMemoryConnector`, between engine cores of one host and user, or
+        kv_connector: The carrier of the blocks: `SharedMemoryConnector`, between engine cores of one host and user, or
             `NixlConnector`, between those of several hosts.
         kv_role: `kv_producer` exports, `kv_consumer` imports, `kv_both` does both.
         kv_load_failure_policy: `recompute`: a prompt whose blocks do not arrive is computed.

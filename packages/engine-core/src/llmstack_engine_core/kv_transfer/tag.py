@@ -31,9 +31,9 @@ class TagMaker:
     """Makes the tags of one engine core.
 
     Attributes:
-        ready: What describes the engine core.
+        ready: The description of the engine core.
         bytes_per_block: The size of a block of the KV storage.
-        form: What distinguishes the bytes from the canonical form.
+        form: The differences between the bytes and the canonical form.
     """
 
     ready: EngineReady

@@ -24,7 +24,7 @@ MAX_LINES = 16
 MAX_CELL = 60
 
 Lines = dict[str, str]
-"""What is shown of one side: the name of a line to its text."""
+"""The lines of one side: the name of a line to its text."""
 
 
 @dataclass(frozen=True, slots=True)

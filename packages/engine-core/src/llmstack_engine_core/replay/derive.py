@@ -46,7 +46,7 @@ class Decision:
     Attributes:
         step: The last step scheduled.
         now_us: The time of the run.
-        packed: What was decided, canonically.
+        packed: The decision in canonical form.
     """
 
     step: int

@@ -74,7 +74,7 @@ def _arrivals(run: Run) -> Iterator[tuple[str, _Coming]]:
 
 
 class _Following:
-    """What a server would know, moment by moment."""
+    """The state that a server would know, moment by moment."""
 
     def __init__(self, predictor: EnginePredictor) -> None:
         self.coming: dict[str, _Coming] = {}

@@ -18,11 +18,11 @@ PACKAGES = "llmstack_*"
 
 
 def derive_with_installation(path: Path, installation: Path, copy: bytes | None = None) -> Iterator[Decision]:
-    """What the packages of another installation decide.
+    """The decisions of the packages of another installation.
 
     Args:
         path: The log.
-        copy: What the packages read instead; None for the log itself.
+        copy: The log that the packages read instead; None for the log itself.
         installation: A wheel, a folder of wheels or of unpacked packages, or a checkout with `packages/*/src`.
 
     Raises:
@@ -35,7 +35,7 @@ def derive_with_installation(path: Path, installation: Path, copy: bytes | None 
 
 
 def installation_paths(installation: Path) -> list[str]:
-    """What has to be on the path of a process that uses that installation; empty if there is none."""
+    """The path entries of a process that uses that installation; empty if there is none."""
     if installation.suffix == ".whl":
         return [str(installation.resolve())]
     if any(installation.glob(PACKAGES)):

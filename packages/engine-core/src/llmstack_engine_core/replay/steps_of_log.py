@@ -57,7 +57,7 @@ def steps_of_log(run: Run, max_steps: int, around: Collection[str] = ()) -> Step
 
 
 class _Reading:
-    """What is kept of a run while it is read."""
+    """The state of a run while it is read."""
 
     def __init__(self, max_steps: int, around: frozenset[str], num_under_way: int) -> None:
         self._max_steps = max_steps

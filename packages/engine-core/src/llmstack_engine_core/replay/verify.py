@@ -12,7 +12,7 @@ from llmstack_engine_core.step_log.records import Checkpoint, Event, RequestAdde
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What was derived again, and the hash that proves it.
+    """The result of a replay, and the hash that proves it.
 
     Attributes:
         num_requests: Added, refused ones included.

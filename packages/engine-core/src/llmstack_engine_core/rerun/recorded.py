@@ -29,7 +29,7 @@ MAX_ARRIVAL_AGE_S: Final = 600.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request got; times in seconds since its arrival.
+    """The times and tokens of one request, in seconds since its arrival.
 
     Attributes:
         queue_s: Until its first step; None where it had none.
@@ -215,11 +215,11 @@ class RunCollector:
 
 @dataclass(slots=True)
 class RecordedRequests:
-    """What a whole log says.
+    """The requests and steps of a whole log.
 
     Attributes:
         requests: By arrival.
-        steps: What each step computed, and its seconds.
+        steps: The tokens of each step, and its seconds.
     """
 
     requests: list[RecordedRequest]

@@ -28,7 +28,7 @@ class Router:
 
     Attributes:
         policy: How it chooses.
-        index: What it knows of the replicas' caches.
+        index: The known content of the replicas' caches.
     """
 
     def __init__(self, num_replicas: int, policy: RoutingPolicy) -> None:

@@ -140,7 +140,7 @@ class TracePredictor:
         self._predictor.note_finished(num_output_tokens)
 
     def _before(self) -> QueuedTokens:
-        """What waits: the last ones that the report knew, and those that have come since."""
+        """The waiting requests: the last ones that the report knew, and those that have come since."""
         end_s, num_reported = self._predictor.load.end_s, self._num_waiting
         num_waiting = num_coming = num_requests = 0
         coming_s = 0.0

@@ -27,7 +27,7 @@ class Comparison:
     Attributes:
         num_one_cache_hit_tokens: Found in one cache as large as all together, each prompt after the one before.
         round_robin_p99_ttft_s: The p99 with replicas that take turns.
-        round_robin_hit_tokens: What those found.
+        round_robin_hit_tokens: The hit tokens of round robin.
     """
 
     num_one_cache_hit_tokens: int
@@ -47,7 +47,7 @@ class Report:
         ttft_s: Per request, from its arrival to its first token.
         itl_s: Per token but the first, since the one before.
         num_computed_tokens: By replica, the tokens of prompts that it did not find in its cache.
-        compared: What other ways did with the same trace; None where there is one replica.
+        compared: Results of other policies for the same trace; None where there is one replica.
         predictions: Errors of the predicted first tokens; None if nothing was predicted.
     """
 

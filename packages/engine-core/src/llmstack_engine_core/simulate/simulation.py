@@ -201,7 +201,7 @@ class _Simulation:
         self._note_queue()
 
     def _tell(self, router: Router, index: int) -> None:
-        """What the live client would learn of the step."""
+        """Tells the router what the live client would learn of the step."""
         one = self._replicas[index]
         update = one.take_update()
         if update is not None:

@@ -115,7 +115,7 @@ class DeferredLog:
         """Returns when the thread has made all calls.
 
         Raises:
-            Exception: What one of them has raised.
+            Exception: One of them has raised it.
         """
         is_done = threading.Event()
         self._batches.put(self._calls)

@@ -25,7 +25,7 @@ from llmstack_types import (
 
 
 class SchedulerLog(Protocol):
-    """What receives the calls of a scheduler and what it decides: `StepLog`, or `DeferredLog`.
+    """A receiver of the calls and decisions of a scheduler: `StepLog`, or `DeferredLog`.
 
     Nothing that it is given may change afterwards, new requests apart.
     """

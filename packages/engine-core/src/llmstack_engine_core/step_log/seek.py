@@ -231,7 +231,7 @@ class RunPart:
     """A run from one of its snapshots on, or from its beginning.
 
     Attributes:
-        header: What the control plane was built with.
+        header: The configuration of the control plane.
         start: The snapshot that its events begin with; None for the beginning of the run.
         truncated_at: Where the last segment began that was not whole, once its events have come so far.
         notes: Sentences about what could not be used.

@@ -34,7 +34,7 @@ class RingSink:
     """The header and the last segments, in `max_bytes` bytes at most (the header not counted).
 
     Attributes:
-        num_bytes: What the segments take.
+        num_bytes: The size of the segments.
         num_dropped_steps: Steps whose segments had to go.
     """
 

@@ -1,4 +1,4 @@
-"""What a search has found, as sentences and as JSON."""
+"""Results of a search, as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class TuneReport:
     """All that `llmstack tune` prints.
 
     Attributes:
-        recorded: What the requests of the log really got.
+        recorded: The figures of the requests in the log.
         serve: The command line of the server, without the found settings.
-        measured: What the real server gave in the check, as JSON; None without one.
+        measured: The figures of the real server in the check, as JSON; None without a check.
         expected: The figures of the requests of the check alone.
     """
 

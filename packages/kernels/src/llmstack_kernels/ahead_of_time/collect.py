@@ -40,7 +40,7 @@ def cases_of(op: str) -> list[CompileCase]:
 
 
 def launches_of(case: CompileCase) -> list[Launch]:
-    """What the call of `case` would start, in order; nothing is compiled or run."""
+    """The kernels that the call of `case` would start, in order; nothing is compiled or run."""
     launches: list[Launch] = []
     with intercepted(launches.append):
         case.call()

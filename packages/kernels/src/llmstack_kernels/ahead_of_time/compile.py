@@ -26,7 +26,7 @@ class Compiled:
         case: Name of the case.
         kernel: Name of the kernel's function; `name#2` for a second configuration within the case.
         target: The kind of GPU.
-        launch: What was compiled.
+        launch: The launch that was compiled.
         binary: Triton's `CompiledKernel`, or a string: what the compiler said against it.
     """
 

@@ -36,9 +36,9 @@ class Finding:
     """One reason to fail.
 
     Attributes:
-        kind: What it is about.
+        kind: The kind of the finding.
         where: Operation, case, kernel and architecture, as far as it concerns one.
-        text: What is wrong, with the number and its limit.
+        text: The fault, with the number and its limit.
     """
 
     kind: Kind

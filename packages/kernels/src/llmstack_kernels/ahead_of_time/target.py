@@ -1,4 +1,4 @@
-"""What the GPUs that kernels are compiled for can hold."""
+"""Limits of the GPUs that kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Target:
 
     Attributes:
         arch: Compute capability, times ten.
-        max_shared_bytes: What a block may use.
-        shared_bytes_per_sm: What all blocks of a multiprocessor share.
+        max_shared_bytes: The most that a block may use.
+        shared_bytes_per_sm: The memory that all blocks of a multiprocessor share.
     """
 
     arch: int

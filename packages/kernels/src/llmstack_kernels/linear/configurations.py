@@ -2,7 +2,7 @@
 
 They depend on the layer's shape and format, never on the number of rows.
 
-The tables are predicted by the arithmetic below, not tuned on a card. What decides a row's bits are `block_k` and
+The tables are predicted by the arithmetic below, not tuned on a card. A row's bits depend on `block_k` and
 `split_k` alone, so these must not depend on the rows; stages, warps and the width of a tile of rows may.
 """
 
@@ -53,7 +53,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program computes at once, which depends on the number of rows and decides no bits."""
+    """The part that a program computes at once; it depends on the number of rows and decides no bits."""
 
     block_out: int
     block_rows: int

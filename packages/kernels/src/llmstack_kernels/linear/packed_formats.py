@@ -12,7 +12,7 @@ from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.stored_weight import StoredWeight
 
 FP8_FACTOR = 256.0
-"""What numbers of fp8 are divided by where they are widened; the scales make up for it."""
+"""The divisor of fp8 numbers where they are widened; the scales make up for it."""
 
 
 def pack_chunks(quantized: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:

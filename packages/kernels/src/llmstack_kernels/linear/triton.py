@@ -143,7 +143,7 @@ def _sum_splits(
     FORMAT: tl.constexpr, HAS_TAIL: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """What programs of their own would sum, and the last of them add: [BLOCK_OUT, BLOCK_ROWS]."""
+    """The sum that separate programs would compute, and the last of them add: [BLOCK_OUT, BLOCK_ROWS]."""
     if SPLIT_K == 1:
         return tile_product(
             weight, scales, outs, row_starts, 0, num_chunks, in_features, num_outs,

@@ -159,7 +159,7 @@ def widen_int4_less_zero(
 
 @triton.jit
 def _small_integer(bits):
-    """What the four lowest bits stand for, in float32: 2 ** 23 + n has n in its lowest bits.
+    """The value of the four lowest bits, in float32: 2 ** 23 + n has n in its lowest bits.
 
     A conversion would have a sixteenth of the rate.
     """

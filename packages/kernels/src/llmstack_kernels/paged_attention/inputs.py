@@ -11,7 +11,7 @@ from llmstack_kernels.float8_cache import check_scales
 
 
 class AttentionInputs(NamedTuple):
-    """What paged attention computes on: a mix of prefill chunks and decodes, and the cache they read.
+    """The inputs of paged attention: a mix of prefill chunks and decodes, and the cache they read.
 
     Row i owns the tokens [query_start_loc[i], query_start_loc[i + 1]). They are the last tokens of its context, which
     has seq_lens[i] tokens. The context's keys and values, those of this step included, are in the blocks of

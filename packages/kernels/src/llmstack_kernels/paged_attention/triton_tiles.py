@@ -125,7 +125,7 @@ def _load_rows(cache, offsets, is_loaded, HEAD_DIM: tl.constexpr, IS_MASKED: tl.
 
 @triton.jit
 def score_factors(scale, soft_cap, alibi_slopes, key_scale, kv_head):
-    """What a product is multiplied by to be a score, and what `_scores` returns to be an exponent of 2."""
+    """The factors that make a score of a product, and an exponent of 2 of what `_scores` returns."""
     factor = scale
     if key_scale is not None:
         factor = scale * tl.load(key_scale + kv_head)

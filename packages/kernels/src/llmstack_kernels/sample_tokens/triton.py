@@ -104,7 +104,7 @@ def sample_tokens(
 
 @dataclass(frozen=True, slots=True)
 class _Scratch:
-    """What the kernels of random rows leave for themselves and for each other."""
+    """Memory in which the kernels of random rows leave results for each other."""
 
     blocks: torch.Tensor | None = None  # [num_rows, num_blocks] int32
     candidates: torch.Tensor | None = None  # [num_rows, 2, _NUM_CANDIDATES] float32

@@ -216,7 +216,7 @@ def _gather_between(row, sharpness, candidates, low, high, NUM_CANDIDATES: tl.co
 def _bisect(
     candidates, num_between, low, high, amount_high, target, IS_COUNT: tl.constexpr, NUM_CANDIDATES: tl.constexpr
 ):
-    """What `_search` returns, from the weights in between."""
+    """The result of `_search`, from the weights in between."""
     places = tl.arange(0, NUM_CANDIDATES)
     weights = tl.load(candidates + places, mask=places < num_between, other=0.0)
     bits = tl.where(places < num_between, weights.to(tl.int32, bitcast=True), -1)

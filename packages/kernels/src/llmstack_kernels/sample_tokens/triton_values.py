@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 class Sharpness(NamedTuple):
-    """What makes weights of values."""
+    """The factors that make weights of values."""
 
     best: Any
     temperature: Any
@@ -101,7 +101,7 @@ def load_logits(row, columns, is_inside):
 
 @triton.jit
 def values_of(row, logits, columns, is_inside):
-    """What `load_values` loads, of logits that are there already."""
+    """The values that `load_values` loads, from logits that are there already."""
     logits = logits.to(tl.float32)
     values = logits
     if row.bitmask is not None:

@@ -33,7 +33,7 @@ class AdmissionLimits:
         num_token_types: 2 for a model that distinguishes the two texts of a pair.
         max_logprobs: Most likely tokens that may be requested at each position.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
-        dtype: What the model computes in, and such vectors have.
+        dtype: The type in which the model computes, and of such vectors.
         max_request_tokens: The longest request that can ever run, in tokens; follows from the others.
     """
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MAX_KEPT_TEMPLATES = 8
 CHARS_PER_VALUE = 8
-"""What a message, a part or a field counts beside its text: about a thousand of them are rendered on the event loop."""
+"""Characters for a message, a part or a field beside its text: about a thousand are rendered on the event loop."""
 MAX_COUNTED_VALUES = 1 << 14
 """Counting more would hold the event loop; a conversation with more of them is rendered alone."""
 

@@ -362,7 +362,7 @@ class SamplingOptions(OptionGroup):
 
 @option_group
 class EngineObservabilityOptions(OptionGroup):
-    """What the engine reports about its steps."""
+    """Reports of the engine about its steps."""
 
     title = "Observability"
 

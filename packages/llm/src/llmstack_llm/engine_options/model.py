@@ -44,7 +44,7 @@ class ModelName(OptionGroup):
 
 @option_group
 class ModelOptions(OptionGroup):
-    """What is loaded, and in which precision."""
+    """The model, and its precision."""
 
     title = "Model"
 

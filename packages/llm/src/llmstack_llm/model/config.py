@@ -1,4 +1,4 @@
-"""What a model's folder says about the model, as far as text and requests need it."""
+"""Configuration of a model from its folder, as far as text and requests need it."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class ModelConfig:
         model: As the user named it.
         path: Its folder.
         tokenizer_path: The folder of its tokenizer; None for none.
-        max_position_embeddings: What the checkpoint was made for; None where it does not say.
+        max_position_embeddings: The positions that the checkpoint was made for; None where it does not say.
         max_model_len: Prompt and output together, in tokens.
         vocab_size: Width of the logits.
         dtype: As asked for; `auto` is the checkpoint's.
-        checkpoint_dtype: What `config.json` says; None where it does not.
+        checkpoint_dtype: The type that `config.json` names; None where it names none.
         default_sampling: Field of `SamplingParams` to the default, the model's own or one given in its place.
         hf_config: All of `config.json`.
-        pooling: What a folder of sentence-transformers says besides, or a `pooler_config` in its place.
-        use: What is offered of what the model can do.
+        pooling: The pooling that a folder of sentence-transformers declares, or a `pooler_config` in its place.
+        use: The abilities of the model that are offered.
         max_logprobs: Most likely tokens that may be asked for at each place.
     """
 

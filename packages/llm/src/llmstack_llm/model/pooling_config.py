@@ -26,7 +26,7 @@ class PoolingConfig:
     """The pooling of the model's folder; None for values that it does not have.
 
     Attributes:
-        prompts: What texts want to be preceded by, by names of what they are for.
+        prompts: Prompts that precede texts, by the names of their purposes.
         max_seq_length: The longest prompt that the model was trained for, which may be less than it has positions for.
     """
 
@@ -68,7 +68,7 @@ def _prompts(folder: Path) -> dict[str, str]:
 
 
 def override_pooling_config(found: PoolingConfig, asked: Mapping[str, Any]) -> PoolingConfig:
-    """What the folder says, less what a `pooler_config` of vLLM's form says otherwise.
+    """The configuration of the folder, overridden by a `pooler_config` of vLLM's form.
 
     Raises:
         PoolingConfigError: A field or a way of pooling that there is not.

@@ -29,7 +29,7 @@ class ModelUse(NamedTuple):
 
     @classmethod
     def from_options(cls, runner: str = "auto", task: str = "auto", convert: str = "auto") -> ModelUse:
-        """What the options, whose words `EngineArgs` has checked, say together.
+        """The use that the options give together; `EngineArgs` has checked their words.
 
         Raises:
             ValueError: `runner` and `task` contradict each other.

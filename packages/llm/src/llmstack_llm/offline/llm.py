@@ -222,7 +222,7 @@ class LLM(OfflinePooling):
         return params if params.max_tokens is not None else dataclasses.replace(params, max_tokens=DEFAULT_MAX_TOKENS)
 
     def get_metrics(self) -> list[Metric]:
-        """What has been counted so far: `Counter`s, `Gauge`s and `Vector`s of `llmstack_llm.outputs.metrics`."""
+        """The metrics so far: `Counter`s, `Gauge`s and `Vector`s of `llmstack_llm.outputs.metrics`."""
         return self._metrics.metrics()
 
     def sleep(self, level: int = 1) -> bool:
@@ -237,7 +237,7 @@ class LLM(OfflinePooling):
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Allocates and loads again what `sleep` gave back.
 
-        `tags`: What to load; only all of it at once is offered: None, or both `weights` and `kv_cache`.
+        `tags`: The parts to load; only all at once are offered: None, or both `weights` and `kv_cache`.
         """
         if tags is not None and set(tags) != {"weights", "kv_cache"}:
             raise EngineArgsError("tags: weights and kv_cache can only be loaded together; omit tags")

@@ -1,4 +1,4 @@
-"""What `LLM` does with prompts that are pooled: vectors, labels and scores."""
+"""Methods of `LLM` for pooled prompts: vectors, labels and scores."""
 
 from __future__ import annotations
 

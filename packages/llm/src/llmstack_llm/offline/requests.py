@@ -96,7 +96,7 @@ class OfflineRequests:
         return [output for output in request_id_to_output.values() if output is not None]
 
     def _step(self) -> list[Output]:
-        """What one step has finished; that of queued requests is kept as well."""
+        """Outputs that one step has finished; those of queued requests are kept as well."""
         finished = [output for output in self._engine.step() if output.finished]
         for output in finished:
             if output.request_id in self._queued_id_to_output:

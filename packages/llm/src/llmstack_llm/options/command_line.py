@@ -15,7 +15,7 @@ FOREIGN = "foreign flags"
 
 
 class Given(NamedTuple):
-    """What a command line says about an option in one place; `words` are empty for a flag without its value."""
+    """An option in one place of a command line; `words` are empty for a flag without its value."""
 
     flag: str
     words: tuple[str, ...]
@@ -44,7 +44,7 @@ def add_foreign_flags(parser: argparse.ArgumentParser, flags: Mapping[str, Forei
 
 
 def given_in(namespace: argparse.Namespace, dest: str) -> tuple[Given, ...]:
-    """What the parsed line says about an option, in the order of the line."""
+    """All places of the parsed line that give an option, in the order of the line."""
     found: tuple[Given, ...] = getattr(namespace, dest, ())
     return found
 
@@ -77,7 +77,7 @@ def default_text(option: Option) -> str:
 
 
 def value_text(option: Option) -> str:
-    """What stands for the value in help: its choices, or a word."""
+    """The placeholder of the value in help: its choices, or a word."""
     if option.choices and not option.type.is_list:
         return "{" + ",".join(option.choices) + "}"
     return option.declared.metavar or option.key.rpartition("_")[2].upper()

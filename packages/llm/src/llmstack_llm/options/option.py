@@ -23,7 +23,7 @@ GroupT = TypeVar("GroupT")
 
 
 class Declaration(NamedTuple):
-    """What a field says about its option besides type and default; see `option`."""
+    """The declaration of a field's option besides type and default; see `option`."""
 
     help: str
     flag: str = ""
@@ -57,8 +57,8 @@ def option(default: Any = REQUIRED, *, help: str, **details: Any) -> Any:
       files is the same without dashes, the variable is `LLMSTACK_BLOCK_SIZE`. A switch also gets its `--no-` form.
     `short`, `also`: Further flags.
     `positional`: The word of the command line that sets it, too.
-    `value_without_text`: What the flag means where no value follows.
-    `sets`: What a switch sets: False for flags such as `--disable-x` of a field that says `has_x`.
+    `value_without_text`: The value of the flag where none follows.
+    `sets`: The value that a switch sets: False for flags such as `--disable-x` of a field that says `has_x`.
     `command_default`: The default of commands, where it is another one than that of the keyword.
     `at_least`, `at_most`, `above`: The range of numbers, and of each in a list.
     `ignores_case`: Choices may be written in capitals.
@@ -84,7 +84,7 @@ class Option(NamedTuple):
 
     Attributes:
         name: The field, and the keyword.
-        title: What its group of options is about.
+        title: The subject of its group of options.
         default: The default of the keyword; `REQUIRED` for none.
         key: The option in files and in tables: its flag without dashes in front, with `_`; else the field.
         variables: Environment variables, the first one first.

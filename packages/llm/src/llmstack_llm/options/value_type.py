@@ -14,7 +14,7 @@ _MAX_SHOWN = 64
 
 
 class ValueType(NamedTuple):
-    """What an annotation allows.
+    """The values that an annotation allows.
 
     Attributes:
         base: `bool`, `int`, `float`, `str`, `dict` (a JSON object), or `object` (anything).

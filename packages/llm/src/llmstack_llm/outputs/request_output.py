@@ -1,4 +1,4 @@
-"""What a request gives back, under vLLM's field names."""
+"""Outputs of a request, under vLLM's field names."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RequestOutput:
         num_cached_tokens: Prompt tokens found in the prefix cache; None until the first token.
         num_dropped_tokens: Tokens of completions that `best_of` generated and did not choose.
         prompt_index: Which of the prompts that were submitted together.
-        kv_transfer_params: What the request in another engine has to carry, of one whose blocks are exported.
+        kv_transfer_params: The field for the request in another engine, of one whose blocks are exported.
         lora_request: The adapter that it was generated with, if any.
     """
 

@@ -62,9 +62,9 @@ class IterationStats:
         num_aborted: Completions that were aborted since the last step.
         num_failed: Completions that ended with an error.
         num_corrupted: Failed completions whose logits were not usable.
-        phases: What took the step's time; None where the engine core keeps no statistics.
+        phases: The times of the step's phases; None where the engine core keeps no statistics.
         block_evictions: KV blocks of the sample that have lost what they held.
-        shadow: What the shadow scheduler reports; None where it has nothing new.
+        shadow: The report of the shadow scheduler; None where it has nothing new.
         num_external_queries: Prompt tokens of the requests that named an export of another server.
         num_external_tokens: How many of those were imported.
     """

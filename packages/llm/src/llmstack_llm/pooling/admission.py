@@ -25,7 +25,7 @@ class AdmittedPooling:
 
     Attributes:
         prompt: The text, or None where token ids or two texts were given.
-        param: What the user calls the prompt.
+        param: The user's name of the prompt.
     """
 
     prompt: str | None

@@ -1,4 +1,4 @@
-"""What a pooling request gives back, under vLLM's field names."""
+"""Outputs of a pooling request, under vLLM's field names."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class _TaskRequestOutput(Generic[_Output]):
 
 
 class EmbeddingRequestOutput(_TaskRequestOutput[EmbeddingOutput]):
-    """What `LLM.embed` returns for each prompt."""
+    """The output of `LLM.embed` for each prompt."""
 
     @classmethod
     def from_base(cls, output: PoolingRequestOutput) -> EmbeddingRequestOutput:
@@ -120,7 +120,7 @@ class EmbeddingRequestOutput(_TaskRequestOutput[EmbeddingOutput]):
 
 
 class ClassificationRequestOutput(_TaskRequestOutput[ClassificationOutput]):
-    """What `LLM.classify` returns for each prompt."""
+    """The output of `LLM.classify` for each prompt."""
 
     @classmethod
     def from_base(cls, output: PoolingRequestOutput) -> ClassificationRequestOutput:
@@ -129,7 +129,7 @@ class ClassificationRequestOutput(_TaskRequestOutput[ClassificationOutput]):
 
 
 class ScoringRequestOutput(_TaskRequestOutput[ScoringOutput]):
-    """What `LLM.score` returns for each pair; the token ids are those of both texts."""
+    """The output of `LLM.score` for each pair; the token ids are those of both texts."""
 
     @classmethod
     def from_parts(cls, outputs: Sequence[PoolingRequestOutput]) -> ScoringRequestOutput:

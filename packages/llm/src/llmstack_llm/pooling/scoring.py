@@ -47,7 +47,7 @@ def plan_scores(
     A model of one label reads each pair; any other model that gives vectors gives one to each text.
 
     `params`: How prompts are cut, and whether a label's number goes through its activation.
-    `names`: What the user calls the two lists.
+    `names`: The user's names of the two lists.
 
     Raises:
         InvalidRequestError: A list is empty, their lengths do not match, or the model is a classifier of many labels.

@@ -205,7 +205,7 @@ def _byte_level_bpe(folder: Path, config: Mapping[str, Any]) -> tokenizers.Token
 
 
 def _shares(lengths: Sequence[int], maximum: int) -> list[int]:
-    """What is left of each of at most two lengths when the longer one is cut until the sum is `maximum`."""
+    """The rest of each of at most two lengths when the longer one is cut until the sum is `maximum`."""
     if sum(lengths) <= maximum:
         return list(lengths)
     if len(lengths) == 1:

@@ -1,7 +1,7 @@
 """Regular expressions of an adapter's configuration, which may come from anyone.
 
-Python's engine backtracks, so an expression could take hours. What is accepted here takes at most the cube of a name's
-length: three repetitions, none of a group.
+Python's engine backtracks, so an expression could take hours. Those that are accepted here take time of at most the
+cube of a name's length: three repetitions, none of a group.
 """
 
 from __future__ import annotations

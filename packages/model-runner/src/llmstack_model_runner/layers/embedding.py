@@ -215,7 +215,7 @@ class OutputHead:
 
     @property
     def _skip(self) -> Callable[[], None] | None:
-        """What to call in place of reading the table, which adapters recognize by sums of its rows."""
+        """The function to call instead of reading the table, which adapters recognize by sums of its rows."""
         return skip_nothing if self._is_known and self._adapted is None else None
 
     def _load_stored(self, weight: StoredWeight) -> None:

@@ -31,7 +31,7 @@ class _Rows:
     """Rows of a checkpoint's tensor that a layer has.
 
     Attributes:
-        part: What is read; None for all rows.
+        part: The rows that are read; None for all rows.
         order: Place of each of the layer's rows among those that are read; None if they are in order.
     """
 

@@ -48,7 +48,7 @@ class Packing:
     """How layers are packed.
 
     Attributes:
-        quantization: What weights in full precision are rounded to, or None.
+        quantization: The format to which weights in full precision are rounded, or None.
         is_batch_invariant: Whether a row's result must not depend on the number of rows.
         rounds_inputs: Whether layers of quantized checkpoints round their inputs to 8 bits, where their weights allow.
         weights: Where packed weights are found and kept; None where they are not.

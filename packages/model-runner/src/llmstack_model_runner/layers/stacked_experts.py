@@ -147,7 +147,7 @@ class _Projection:
         }
 
     def _part(self, output_dim: int, input_dim: int | None) -> WeightPart | None:
-        """What this rank reads of a tensor whose first dimension is the expert."""
+        """This rank's part of a tensor whose first dimension is the expert."""
         if self._outputs is not None:
             return WeightPart(output_dim, (self._outputs,))
         if self._inputs is not None and input_dim is not None:

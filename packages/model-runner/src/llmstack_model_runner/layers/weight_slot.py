@@ -77,7 +77,7 @@ class WeightSlot:
             once and may keep the tensor.
         load_stored: The same for a whole quantized weight [out_features, in_features]; None where none is supported.
         stored_shape: Its shape, where it is not `shape`.
-        part: What is read of the tensor; None for all of it.
+        part: The part of the tensor that is read; None for all of it.
         skip: Called instead of the others where nothing is read: the layer was packed before, or is another rank's.
     """
 

@@ -28,7 +28,7 @@ def make_kv_cache_spec(
     Args:
         model: The model; after `load_weights`, since only then all of its facts are certain.
         model_config: The parsed config.json.
-        dtype: What the model computes in.
+        dtype: The type in which the model computes.
         block_size: Tokens per block.
         device: Where it computes.
         kv_cache_dtype: Data type of keys and values; None means `dtype`.

@@ -163,7 +163,7 @@ class HostSteps:
         return replace(inputs, sampling_indices=np.arange(len(step.rows)))
 
     def _find_vectors(self, step: StepRows, inputs: ModelInputs) -> Replaced | None:
-        """What replaces tokens of the step; None where none has to be."""
+        """The vectors that replace tokens of the step; None where there are none."""
         table = self._token_table
         if table is None:
             return None

@@ -1,4 +1,4 @@
-"""What all nodes that share one model must have in common."""
+"""Facts that must be equal on all nodes that share one model."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Join:
         version: Its release and its versions of messages.
         node: Its number.
         host: The machine, for messages.
-        facts: What must be equal on all nodes, as names and values.
+        facts: The facts that must be equal on all nodes, as names and values.
     """
 
     version: str

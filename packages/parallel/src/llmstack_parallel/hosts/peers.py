@@ -130,7 +130,7 @@ class HostPeers:
         return exchange
 
     def _receive_link(self, rank: int) -> MeetMessage:
-        """What a rank says when it is there."""
+        """The first message of a rank."""
         deadline = monotonic() + START_TIMEOUT_S
         while (frame := self.channels[rank].receive(_POLL_MS)) is None:
             if self._lost is not None:

@@ -20,7 +20,7 @@ from llmstack_types import InvalidRequestError, LLMStackError, ServerOverloadedE
 
 DEFAULT_TIMEOUT_S = 5.0
 QUICK_S = 0.25
-"""Processor time of the quick lane. What needs more begins again in the slow lane."""
+"""Processor time of the quick lane. A constraint that needs more begins again in the slow lane."""
 
 _Answer = InvalidRequestError | None
 

@@ -26,7 +26,7 @@ class Outcome:
         answer: Message, param and code of the error, or empty; None where the compiler has ended without an answer.
         is_late: It has used up its processor time.
         is_starved: The machine was too busy to give it that.
-        processor_s: What it has used.
+        processor_s: The processor time that it has used, in seconds.
     """
 
     answer: dict[str, Any] | None

@@ -44,7 +44,7 @@ class _Child:
     Attributes:
         line: The line of the job, without its end.
         is_line_lost: Whether the child ended before it had read that line.
-        processor_s: What it has used for earlier jobs.
+        processor_s: The processor time of its earlier jobs, in seconds.
     """
 
     pid: int
@@ -69,7 +69,7 @@ class CheckingServer:
         self._idle: dict[bool, list[_Child]] = {False: [], True: []}
 
     def serve(self, source: int, begun: bytes) -> None:
-        """Works on the lines of a file descriptor until it ends. `begun`: What was read of it already."""
+        """Works on the lines of a file descriptor until it ends. `begun`: The bytes that were read of it already."""
         self._selector.register(source, selectors.EVENT_READ)
         begun = self._start_lines(begun)
         while True:

@@ -32,7 +32,7 @@ class Upload:
 
     Attributes:
         fields: Text fields by name.
-        filename: What the client calls the file; None before it came.
+        filename: The client's name of the file; None before it came.
         path: Where it is written.
     """
 

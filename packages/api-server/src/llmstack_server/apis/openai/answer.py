@@ -124,7 +124,7 @@ class OpenAIAnswer:
 
 
 def _settings_of(state: ServerState, names: Sequence[str]) -> dict[str, Any]:
-    """What another engine needs to compute the same."""
+    """The settings that another engine needs to compute the same answer."""
     engine, ready = state.config.engine, state.ready
     found = {name: getattr(engine, name) for name in names}
     if ready is not None:

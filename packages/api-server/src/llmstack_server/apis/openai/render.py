@@ -1,4 +1,4 @@
-"""What the model would read, without running it: the render routes."""
+"""Render routes: the prompt that the model would read, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another server needs to finish a response in the background."""
+"""Journal of a background response, from which another server finishes it."""
 
 from __future__ import annotations
 

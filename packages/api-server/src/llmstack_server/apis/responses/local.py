@@ -35,7 +35,7 @@ class LocalResponses:
     async def start(self, run: ResponseRun, owner: str, input_items: tuple[StoredItem, ...], journal: bytes) -> None:
         """Starts a response in the background; where it is kept on a disk, once it is there.
 
-        `journal`: What generates it again after the end of this server; empty where nothing keeps it.
+        `journal`: The entry from which another server generates it again; empty where nothing keeps it.
 
         Raises:
             ServerOverloadedError: The store is full of running responses.

@@ -52,7 +52,7 @@ class PreparedResponse:
     """A response that has passed every check.
 
     Attributes:
-        input_items: What the model reads, those of earlier turns first.
+        input_items: The items that the model reads, those of earlier turns first.
         owner: The tenant that it belongs to.
         body: The request.
         identity: The numeric contract id of the model.

@@ -122,7 +122,7 @@ class ResponseSaver:
             self._working = None
 
     async def _write_all(self) -> bool:
-        """Writes what has changed until now; False where that failed. What failed waits again."""
+        """Writes what has changed until now; False where that failed. Changes that failed wait again."""
         left = deque(self._dirty)
         while left:
             batch = self._next_batch(left)

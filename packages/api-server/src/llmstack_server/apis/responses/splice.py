@@ -85,6 +85,6 @@ def output_items(events: Sequence[Event]) -> list[Item]:
 
 
 def _place(event: Event) -> tuple[Any, ...]:
-    """What both runs have in common at one place."""
+    """The key of an event's place, which is the same in both runs."""
     item = event.get("item") or {}
     return event["type"], event.get("output_index"), event.get("item_id"), item.get("id"), item.get("type")

@@ -35,7 +35,7 @@ class StoredResponse:
         events: The log of events, of a response that can be streamed again.
         is_background: Whether it is generated in the background.
         is_running: True until its end; running responses are not evicted.
-        journal: What generates the response again, as JSON; empty where nothing does.
+        journal: The entry from which the response can be generated again, as JSON; empty where there is none.
         ended_s: When it ended, on the clock of the store.
         num_bytes: Its size as counted by the store.
     """
@@ -73,7 +73,7 @@ class StoreObserver(Protocol):
 
 @dataclass(slots=True)
 class _Share:
-    """What one owner has in the store.
+    """The part of the store that one owner uses.
 
     Attributes:
         ended: Responses that have ended, in the order of their ends.

@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(slots=True)
 class SentencePieceModel:
-    """What a file says, with the format's defaults."""
+    """The content of a file, with the format's defaults."""
 
     pieces: list[Piece] = field(default_factory=list)
     model_type: int = UNIGRAM
