@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def add(core: EngineCore, name: str, num_tokens: int, max_tokens: int = 4, first
     core.add_request(EngineCoreRequest(name, [first, *range(2, num_tokens + 1)], params, **values))
 
 
+def logged_core(path: Path) -> EngineCore:
+    config = EngineConfig(
+        ModelRunnerConfig("echo", block_size=4, **LIMITS), runner="echo", scheduler=SchedulerConfig(**LIMITS),
+        num_blocks=64, record_steps=str(path),
+    )  # fmt: skip
+    return build_engine_core(config)
+
+
 def run(core: EngineCore) -> None:
     while core.has_unfinished_requests():
         core.step()
@@ -80,6 +89,74 @@ def test_a_long_prompt_ahead_is_named() -> None:
     found = explained(core, "r")
     assert (found.facts["queue_cause"], found.facts["queued_behind"]) == ("token budget", "long")
     assert "others used all 16 tokens of each step" in " ".join(found.sentences)
+
+
+def added_during_a_step(core: EngineCore, arrival_s: Callable[[StepRecord], float]) -> tuple[StepRecord, float]:
+    """Adds `r`, which came at `arrival_s` of the step that has just ended; returns that step and when `r` came."""
+    add(core, "long", 12)
+    core.step()
+    (step,) = core.recent_steps(0).steps
+    add(core, "r", 8, first=99, arrival_time_s=arrival_s(step))
+    (came_s,) = (one.time_s for one in core.recent_steps(0).events if one[:2] == ("r", RequestStatus.WAITING))
+    run(core)
+    return step, came_s
+
+
+def test_the_step_during_which_a_request_came_is_part_of_its_wait() -> None:
+    core = build()
+    step, came_s = added_during_a_step(core, lambda step: step.start_s + 1e-6)
+    assert came_s == step.start_s + 1e-6
+    found = explained(core, "r")
+    assert (found.facts["queue_cause"], found.facts["queued_behind"]) == ("step", "long")
+    assert "it came during step 1, which took " in " ".join(found.sentences)
+    assert "Most of what was computed meanwhile, 12 prompt tokens, was of long." in found.sentences
+
+
+@pytest.mark.parametrize("shift_s", [-1e6, 1e6])
+def test_the_clock_of_another_machine_moves_an_arrival_by_a_step_at_most(shift_s: float) -> None:
+    core = build()
+    step, came_s = added_during_a_step(core, lambda step: step.start_s + shift_s)
+    assert step.start_s <= came_s < step.start_s + 10
+
+
+def test_a_request_for_an_idle_engine_core_came_when_it_was_added() -> None:
+    core = build()
+    before_s = core.now_s()
+    add(core, "r", 8, arrival_time_s=before_s - 50)
+    run(core)
+    assert core.recent_steps(0).events[0].time_s >= before_s
+    assert "queue_cause" not in explained(core, "r").facts
+
+
+def test_a_request_that_ends_with_a_step_took_a_place_of_it() -> None:
+    core = build(max_num_seqs=2)
+    for number in range(6):
+        add(core, f"r{number}", 4, max_tokens=3 + number, first=number + 1)
+    run(core)
+    found = explained(core, "r5", max_num_seqs=2)
+    assert (found.facts["queue_cause"], found.facts["queued_behind_requests"]) == ("places", 5)
+    assert "Meanwhile 5 other requests had a part in the steps, most of all r" in " ".join(found.sentences)
+
+
+def test_the_parts_of_the_time_add_up_to_all_of_it() -> None:
+    core = build(num_blocks=9)
+    add(core, "first", 11, max_tokens=20)
+    add(core, "second", 3, max_tokens=30, first=99)
+    run(core)
+    for name in ("first", "second"):
+        facts = explained(core, name).facts
+        spans = facts["spans_ms"]
+        assert sum(spans.values()) == pytest.approx(facts["total_ms"], abs=0.1 * len(spans))
+        assert (spans["preempted"] > 0) == (name == "second")
+        assert min(spans.values()) >= 0
+
+
+def test_what_no_step_explains_is_said() -> None:
+    log = steps_with_times([0.02, *[0.01] * 9], [0] * 10)
+    late = [one._replace(start_s=one.start_s + 0.2 * (index > 4)) for index, one in enumerate(log.steps)]
+    found = explain(log._replace(steps=late), "r")
+    assert found.facts["spans_ms"]["between_steps"] == pytest.approx(200.0)
+    assert "Between its steps 200 ms passed: the engine core handled messages" in " ".join(found.sentences)
 
 
 def test_taken_places_are_named() -> None:
@@ -145,7 +222,7 @@ def test_prompts_of_others_beside_its_decodes_are_measured() -> None:
     found = explain(log, "r")
     assert (found.facts["slowed_steps"], found.facts["slowed_ms"]) == (1, 40.0)
     text = " ".join(found.sentences)
-    assert "1 of these steps also computed prompts of other requests, most of them of other" in text
+    assert "1 of these steps also computed prompts of other requests, the longest of other." in text
     assert found.facts["model_error"] < 0.05
     assert found.facts["alone_ms"] == pytest.approx(120, abs=5)
 
@@ -180,12 +257,7 @@ def command(*arguments: str) -> int:
 
 
 def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "steps.log"
-    config = EngineConfig(
-        ModelRunnerConfig("echo", block_size=4, **LIMITS), runner="echo", scheduler=SchedulerConfig(**LIMITS),
-        num_blocks=64, record_steps=str(log),
-    )  # fmt: skip
-    core = build_engine_core(config)
+    core = logged_core(log := tmp_path / "steps.log")
     add(core, "long", 90)
     core.step()
     add(core, "r-0", 8, first=99)
@@ -204,6 +276,29 @@ def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "is no log of steps" in capsys.readouterr().err
 
 
+def test_a_log_has_the_step_during_which_a_request_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    _, came_s = added_during_a_step(core, lambda step: step.start_s + 1e-5)
+    waited_s = next(one.start_s for one in core.recent_steps(0).steps if one.stats.step == 2) - came_s
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert (facts["queue_cause"], facts["queued_behind"]) == ("step", "long")
+    assert facts["queue_ms"] == pytest.approx(1000 * waited_s, abs=0.2)
+
+
+def test_a_log_explains_the_last_of_several_completions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    for index, max_tokens in enumerate((4, 9, 6)):
+        add(core, f"{index}_r-0", 8, max_tokens, fork_of="0_r-0" if index else "")
+    run(core)
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["id"], sorted(found["facts"]["parts"])) == ("1_r-0", ["0_r-0", "1_r-0", "2_r-0"])
+    assert found["sentences"][0].startswith("It was computed as 3 requests, ")
+
+
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:1"])
 def test_a_server_that_is_not_there_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("r", "--url", url) == 1
@@ -211,11 +306,7 @@ def test_a_server_that_is_not_there_is_one_sentence(url: str, capsys: pytest.Cap
 
 
 def recorded_log(path: Path) -> Path:
-    config = EngineConfig(
-        ModelRunnerConfig("echo", block_size=4, **LIMITS), runner="echo", scheduler=SchedulerConfig(**LIMITS),
-        num_blocks=64, record_steps=str(path),
-    )  # fmt: skip
-    core = build_engine_core(config)
+    core = logged_core(path)
     for number in range(8):
         add(core, f"r{number}", 8, max_tokens=40, first=number + 50)
         run(core)

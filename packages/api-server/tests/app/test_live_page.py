@@ -228,6 +228,21 @@ async def test_one_of_several_answers_is_found_by_the_id_of_all() -> None:
     engine.last_steps = log._replace(steps=[step._replace(rows=rows) for step in log.steps], events=[])
     answer = await call(build_app(state), "GET", "/v1/requests/mine/explanation")
     assert answer.json()["id"] == "mine-0"
+    assert answer.json()["facts"]["parts"] == ["mine-0", "mine-1"]
+
+
+async def test_one_of_several_completions_is_found_by_the_id_of_all() -> None:
+    state = ready_state(engine := FakeEngineClient(), HTTPConfig(api_keys=KEYS))
+    log = kept_steps(state)
+    rows = [ScheduledRequest("0_mine-0", 0, 4, [5]), ScheduledRequest("1_mine-0", 0, 4, [6])]
+    tenants = {"0_mine-0": log.tenants["mine"], "1_mine-0": log.tenants["mine"]}
+    steps = [step._replace(rows=rows[number:]) for number, step in enumerate(log.steps)]
+    engine.last_steps = log._replace(steps=steps, events=[], tenants=tenants)
+    path = "/v1/requests/mine/explanation"
+    answer = await call(app := build_app(state), "GET", path, headers={"authorization": "Bearer first-key"})
+    assert answer.json()["id"] == "1_mine-0"
+    assert answer.json()["sentences"][0].startswith("It was computed as 2 requests, ")
+    assert (await call(app, "GET", path, headers={"authorization": "Bearer second-key"})).status == 404
 
 
 def behind_a_long_prompt(name: str) -> StepRecording:

@@ -152,6 +152,7 @@ class EngineCore:
             if len(self._request_ids) >= self._max_num_queued_requests:
                 raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
             self._check(request)
+            self._events.begin_arrival(request.arrival_time_s, is_idle=not self.has_unfinished_requests())
             if request.lora_name is None or self._adapter_gate is None or self._adapter_gate.admit(request):
                 self._enter(request)
         except InvalidRequestError as error:
@@ -164,6 +165,8 @@ class EngineCore:
                 self._transfers.note(request)
             if self.recorder is not None and request.tenant:
                 self.recorder.note_tenant(request_id, request.tenant)
+        finally:
+            self._events.end_arrival()
 
     def _check(self, request: EngineCoreRequest) -> None:
         has_adapters, can_transfer = self._adapter_gate is not None, self._transfers is not None
@@ -220,7 +223,7 @@ class EngineCore:
                 return self._complete(
                     EngineCoreOutputs([], self._clock(), self.stats()._replace(num_scheduled_tokens=0))
                 )
-        start_s = self._clock()
+        start_s = self._events.received_s = self._clock()
         scheduled = self._scheduler.schedule(start_s)
         if self._events.scheduled_hooks:
             self._events.on_scheduled(scheduled)

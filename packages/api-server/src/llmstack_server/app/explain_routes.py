@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_ESTIMATES = 4
 MAX_CHARACTERS = 80
+_NUMBER: Final = re.compile(r"^\d+_")
 
 
 def add_explanation_route(router: APIRouter, state: ServerState) -> None:
@@ -38,27 +40,68 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
         nonlocal num_estimates
         client = current_client.get()
         tenant = None if client.is_operator else client.tenant
-        for engine_index, ready in enumerate(state.engine.engines):
-            log = await state.engine.recent_steps(0, engine_index)
-            # The rows are read many times.
-            log = log._replace(steps=[step._replace(rows=list(step.rows)) for step in log.steps])
-            found = await asyncio.to_thread(_explain, log, request_id, tenant, state, ready)
-            if found is None:
-                continue
-            add_reader(found, state)
-            if prompts is not None:
-                await _add_text(found, request_id, prompts, client.tenant, state)
-            if estimates:
-                if num_estimates >= MAX_ESTIMATES:
-                    raise HTTPError(server_is_overloaded())
-                num_estimates += 1
-                try:
-                    async with estimating:  # one at a time: each takes up to about a second of a core
-                        await asyncio.to_thread(_estimate, found, log, state, ready)
-                finally:
-                    num_estimates -= 1
-            return JSONResponse({"id": found.request_id, "sentences": found.sentences, "facts": found.facts})
-        raise HTTPError(request_not_found())
+        answer = await _find(request_id, tenant, state)
+        if answer is None:
+            raise HTTPError(request_not_found())
+        found = await asyncio.to_thread(_explain, answer, tenant, state)
+        add_reader(found, state)
+        if prompts is not None:
+            await _add_text(found, request_id, prompts, client.tenant, state)
+        if estimates:
+            if num_estimates >= MAX_ESTIMATES:
+                raise HTTPError(server_is_overloaded())
+            num_estimates += 1
+            try:
+                async with estimating:  # one at a time: each takes up to about a second of a core
+                    await asyncio.to_thread(_estimate, found, answer, state)
+            finally:
+                num_estimates -= 1
+        if len(answer.parts) > 1:
+            add_parts_of(found, answer)
+        return JSONResponse({"id": found.request_id, "sentences": found.sentences, "facts": found.facts})
+
+
+class _Answer(NamedTuple):
+    """The requests of one answer, and the log of the engine core that computed the last of them.
+
+    Attributes:
+        name: The request that ended last.
+        parts: All requests, in all engine cores.
+    """
+
+    name: str
+    parts: list[str]
+    log: StepRecording
+    ready: EngineReady
+
+
+async def _find(request_id: str, tenant: str | None, state: ServerState) -> _Answer | None:
+    """The requests of an answer; None where it is unknown, or of another tenant."""
+    from llmstack_engine_core.explain import last_part, parts_in  # late: few requests need it
+
+    parts: list[str] = []
+    found: list[tuple[float, str, StepRecording, EngineReady]] = []
+    for engine_index, ready in enumerate(state.engine.engines):
+        log = await state.engine.recent_steps(0, engine_index)
+        # The rows are read many times.
+        log = log._replace(steps=[step._replace(rows=list(step.rows)) for step in log.steps])
+        own = await asyncio.to_thread(parts_in, log, request_id)
+        own = [name for name in own if tenant is None or log.tenants.get(name) == tenant]
+        if own:
+            name, end_s = await asyncio.to_thread(last_part, log, own)
+            parts += own
+            found.append((end_s, name, log, ready))
+    if not found:
+        return None
+    _, name, log, ready = max(found, key=lambda one: one[0])
+    return _Answer(name, parts, log, ready)
+
+
+def add_parts_of(found: Explanation, answer: _Answer) -> None:
+    """Says that one of several requests is explained."""
+    from llmstack_engine_core.explain import add_parts  # late: few requests need it
+
+    add_parts(found, answer.parts)
 
 
 def _recent_prompts(state: ServerState) -> RecentPrompts | None:
@@ -75,9 +118,10 @@ async def _add_text(
     found: Explanation, request_id: str, prompts: RecentPrompts, tenant: str, state: ServerState
 ) -> None:
     """Adds the tokens and the text where the prompt parts from another one of the same key; operators see no other."""
-    parting = await prompts.parting(request_id, tenant)
-    if parting is None and found.request_id != request_id:
-        parting = await prompts.parting(found.request_id, tenant)
+    # A completion has a number before the id of its prompt.
+    names = dict.fromkeys((request_id, found.request_id, _NUMBER.sub("", found.request_id)))
+    partings = [await prompts.parting(name, tenant) for name in names]
+    parting = next((one for one in partings if one is not None), None)
     if parting is None:
         return
 
@@ -103,26 +147,15 @@ async def _add_text(
     )
 
 
-def _explain(
-    log: StepRecording, request_id: str, tenant: str | None, state: ServerState, ready: EngineReady
-) -> Explanation | None:
-    """The explanation; None where the request is unknown, or of another tenant."""
-    from llmstack_engine_core.explain import Limits, UnknownRequestError, explain  # late: few requests need it
+def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explanation:
+    from llmstack_engine_core.explain import Limits, explain  # late: few requests need it
 
     def is_shown(other: str) -> bool:
-        return log.tenants.get(other) == tenant
+        return answer.log.tenants.get(other) == tenant
 
-    # The answers of one request have ids of their own where there are several.
-    names = {row.request_id for record in log.steps for row in record.rows} | {event.request_id for event in log.events}
-    name = request_id if request_id in names else f"{request_id}-0"
-    if tenant is not None and not is_shown(name):
-        return None
     engine = state.config.engine
-    limits = Limits(engine.max_num_seqs, engine.step_tokens(ready.max_model_len))
-    try:
-        return explain(log, name, limits, None if tenant is None else is_shown)
-    except UnknownRequestError:
-        return None
+    limits = Limits(engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len))
+    return explain(answer.log, answer.name, limits, None if tenant is None else is_shown)
 
 
 def add_reader(found: Explanation, state: ServerState) -> None:
@@ -133,17 +166,17 @@ def add_reader(found: Explanation, state: ServerState) -> None:
         found.sentences.append(f"Its stream waited {waited_s:.2f} s in all until its client had read: a slow client.")
 
 
-def _estimate(found: Explanation, log: StepRecording, state: ServerState, ready: EngineReady) -> None:
+def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
     from llmstack_engine_core.explain import add_estimates_of_engine  # late: few requests need it
 
     engine = state.config.engine
     settings = {
         "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.step_tokens(ready.max_model_len),
+        "max_num_batched_tokens": engine.step_tokens(answer.ready.max_model_len),
         "enable_chunked_prefill": engine.enable_chunked_prefill,
         "policy": engine.scheduling_policy,
         "fair_quantum": engine.fair_quantum,
         "long_prefill_token_threshold": engine.long_prefill_token_threshold,
         "max_num_partial_prefills": engine.max_num_partial_prefills,
     }
-    add_estimates_of_engine(found, log, ready, settings, engine.enable_prefix_caching)
+    add_estimates_of_engine(found, answer.log, answer.ready, settings, engine.enable_prefix_caching)

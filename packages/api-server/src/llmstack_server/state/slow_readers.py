@@ -24,6 +24,8 @@ class SlowReaders:
         self._waited_s.put(request_id, tenant, waited_s)
 
     def waited_s(self, request_id: str) -> float | None:
-        """The wait of a request's stream; one of several answers of a request has a number after its id."""
-        own = self._waited_s.get(request_id)
-        return self._waited_s.get(request_id.rpartition("-")[0]) if own is None else own
+        """The wait of a request's stream; a completion has a number before its id, one for a prompt after it."""
+        number, mark, rest = request_id.partition("_")
+        answer_id = rest if mark and number.isdecimal() else request_id
+        names = (request_id, answer_id, answer_id.rpartition("-")[0])
+        return next((found for name in names if (found := self._waited_s.get(name)) is not None), None)

@@ -101,16 +101,16 @@ def _text_by(folder: Path) -> TextOf:
 
 
 def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Explanation:
+    from llmstack_engine_core.explain import first_names
     from llmstack_engine_core.replay.steps_of_log import STEPS_BEFORE
     from llmstack_engine_core.step_log import StepLogError
     from llmstack_engine_core.step_log.seek import run_with
 
-    names = (request_id, f"{request_id}-0")
     truncated_at = None
     try:
-        with run_with(path, names, STEPS_BEFORE) as run:
+        with run_with(path, first_names(request_id), STEPS_BEFORE) as run:
             if run is not None:
-                made = _from_run(run, names, text_of)
+                made = _from_run(run, request_id, text_of)
                 if made is not None:
                     return made
                 truncated_at = run.truncated_at
@@ -124,35 +124,39 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
     raise ExplainError(f"{path} has no request {request_id[:128]!r}")
 
 
-def _from_run(run: Run, names: Sequence[str], text_of: TextOf | None) -> Explanation | None:
-    """The explanation of the first of the names that the run knows."""
+def _from_run(run: Run, request_id: str, text_of: TextOf | None) -> Explanation | None:
+    """The explanation of the last part of an answer; None where the run has none."""
     from llmstack_engine_core.explain import (
         Limits,
-        UnknownRequestError,
         add_deadline,
         add_estimates,
+        add_parts,
         add_prefix_match,
         explain,
+        last_part,
+        part_matcher,
+        parts_in,
         workload_of_log,
     )
     from llmstack_engine_core.replay.steps_of_log import steps_of_log
 
     scheduler, cache = run.header.configs()
-    log = steps_of_log(run, MAX_STEPS, names)
-    for name in names:
-        try:
-            made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
-        except UnknownRequestError:
-            continue
-        made.sentences.extend(run.notes)
-        if run.truncated_at is not None:
-            made.facts["damaged_at"] = run.truncated_at
-            made.sentences.append(f"The log is truncated or damaged after byte {run.truncated_at}: this is of before.")
-        add_prefix_match(made, run, log, cache, text_of)
-        add_deadline(made, run, log, scheduler, cache)
-        add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
-        return made
-    return None
+    log = steps_of_log(run, MAX_STEPS, part_matcher(request_id))
+    parts = parts_in(log, request_id)
+    if not parts:
+        return None
+    name, _ = last_part(log, parts)
+    made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
+    made.sentences.extend(run.notes)
+    if run.truncated_at is not None:
+        made.facts["damaged_at"] = run.truncated_at
+        made.sentences.append(f"The log is truncated or damaged after byte {run.truncated_at}: this is of before.")
+    add_prefix_match(made, run, log, cache, text_of)
+    add_deadline(made, run, log, scheduler, cache)
+    add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
+    if len(parts) > 1:
+        add_parts(made, parts)
+    return made
 
 
 def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:

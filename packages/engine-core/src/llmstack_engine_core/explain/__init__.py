@@ -1,8 +1,9 @@
 """Where the time of a request went, from the steps of an engine core."""
 
+from llmstack_engine_core.explain.answers import first_names, last_part, part_matcher, parts_in
 from llmstack_engine_core.explain.deadlines import add_deadline
 from llmstack_engine_core.explain.estimates import add_estimates, add_estimates_of_engine
-from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, explain
+from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, add_parts, explain
 from llmstack_engine_core.explain.prefixes import add_prefix_match
 from llmstack_engine_core.explain.workload import workload_of_log, workload_of_steps
 
@@ -13,8 +14,13 @@ __all__ = [
     "add_deadline",
     "add_estimates",
     "add_estimates_of_engine",
+    "add_parts",
     "add_prefix_match",
     "explain",
+    "first_names",
+    "last_part",
+    "part_matcher",
+    "parts_in",
     "workload_of_log",
     "workload_of_steps",
 ]

@@ -15,6 +15,7 @@ from llmstack_engine_core.explain.history import (
     duration_of,
     end_of,
     num_prefill_tokens,
+    num_tokens_of,
 )
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, fit_cost_model, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
@@ -24,10 +25,14 @@ FOREIGN = "another key's request"
 # A cost model that is further off than this is no estimate.
 MAX_ERROR = 0.5
 MIN_STEPS_TO_FIT = 8
+# Less time than this part of the whole, and than this many seconds, needs no sentence.
+MIN_SHARE = 0.05
+MIN_SECONDS = 0.001
+MAX_PARTS = 64
 # Times of a log are whole microseconds.
 CLOCK_S = 1e-6
 
-__all__ = ["Explanation", "Limits", "UnknownRequestError", "explain"]
+__all__ = ["Explanation", "Limits", "UnknownRequestError", "add_parts", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +76,20 @@ def explain(
 
     history = History.of(log, request_id, name_of)
     made = Explanation(request_id)
-    for part in (_state, _preparation, _queue, _prefix_cache, _prefill, _decodes, _preemptions, _alone):
+    for part in (_state, _preparation, _queue, _prefix_cache, _prefill, _decodes, _preemptions, _spans, _alone):
         for sentence in part(history, limits or Limits(), made.facts):
             made.sentences.append(sentence)
     return made
+
+
+def add_parts(made: Explanation, parts: Sequence[str]) -> None:
+    """Says that one of several requests of an answer is explained."""
+    made.facts["parts"] = list(parts[:MAX_PARTS])
+    made.sentences.insert(
+        0,
+        f"It was computed as {len(parts)} requests, one for each prompt, completion or beam. "
+        f"This is the one that ended last, {made.request_id}.",
+    )
 
 
 def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -82,14 +97,10 @@ def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     facts["status"] = None if status is None else status.value
     if history.arrived_s is None:
         yield "Its beginning is no longer kept: what follows is about its last steps."
-    end_s = end_of(history.own[-1][0]) if history.own else history.events[-1].time_s
-    start_s = (
-        history.arrived_s if history.arrived_s is not None else (history.own[0][0].start_s if history.own else end_s)
-    )
-    facts["total_ms"] = to_ms(end_s - start_s)
-    ended = status is not None and status.value.startswith("finished")
-    state = "It is not over" if status is None or not ended else f"It ended ({status.value.replace('_', ' ')})"
-    yield f"{state}, {to_text(end_s - start_s)} after it came, with {len(history.own)} steps."
+    total_s = history.end_s - history.start_s
+    facts["total_ms"] = to_ms(total_s)
+    state = f"It ended ({status.value.replace('_', ' ')})" if status and history.is_over else "It is not over"
+    yield f"{state}, {to_text(total_s)} after it came, with {to_count(len(history.own), 'step')}."
 
 
 def _preparation(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -122,27 +133,52 @@ def _queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     cause, sentence = _cause(history, limits, steps, row)
     facts["queue_cause"] = cause
     yield f"It was queued for {to_text(waited_s)}: {sentence}."
+    others = {row.request_id for record in steps for row in history.others(record)}
+    facts["queue_steps"], facts["queued_behind_requests"] = len(steps), len(others)
     heaviest = _heaviest(history, steps)
-    if heaviest is not None:
-        name, num_tokens = heaviest
-        facts["queued_behind"], facts["queued_behind_tokens"] = name, num_tokens
-        yield f"Most of these steps' prompt tokens, {num_tokens}, were of {name}."
+    if heaviest is not None and 2 * heaviest[1] >= sum(map(num_tokens_of, steps)):
+        facts["queued_behind"], facts["queued_behind_tokens"] = heaviest
+        yield f"Most of what was computed meanwhile, {to_count(heaviest[1], 'prompt token')}, was of {heaviest[0]}."
+    elif others:
+        name, num_steps = _longest(history, steps)
+        facts["queued_behind"] = name
+        most = f"{name} in {to_count(num_steps, 'step')}"
+        yield f"Meanwhile {to_count(len(others), 'other request')} had a part in the steps, most of all {most}."
 
 
 def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: ScheduledRequest) -> tuple[str, str]:
-    last = steps[-1].stats
+    """What kept it from the steps for most of the time."""
     if len(steps) == 1:
-        return "step", f"it came during step {last.step}, which took {to_text(duration_of(steps[0]))}"
-    span = f"{len(steps)} steps were computed before its first one"
-    if limits.max_num_seqs is not None and min(one.stats.num_running for one in steps[:-1]) >= limits.max_num_seqs:
-        return "places", f"all {limits.max_num_seqs} places of a step were taken, and {span}"
-    need, free = len(row.new_block_ids), min(one.stats.num_free_blocks for one in steps)
-    if free < need:
-        return "blocks", f"{need} blocks of the KV cache were needed and {free} were free, and {span}"
-    budget = limits.max_num_batched_tokens
-    if budget is not None and all(_num_tokens(one) >= budget for one in steps[1:]):
-        return "token budget", f"others used all {budget} tokens of each step, and {span}"
-    return "others", f"others were ahead of it, and {span}"
+        return "step", f"it came during step {steps[0].stats.step}, which took {to_text(duration_of(steps[0]))}"
+    places, budget, need = limits.max_num_seqs, limits.max_num_batched_tokens, len(row.new_block_ids)
+    free = min(one.stats.num_free_blocks for one in steps)
+    cause_to_sentence = {
+        "places": f"all {places} places of a step were taken",
+        "blocks": f"{to_count(need, 'block')} of the KV cache were needed and {free} were free",
+        "token budget": f"others used all {budget} tokens of each step",
+        "others": "others were ahead of it",
+    }
+    cause_to_seconds = dict.fromkeys(cause_to_sentence, 0.0)
+    for record in steps[1:]:  # it came during the first one
+        # Those that ended with a step are no longer among the running ones.
+        if places is not None and max(record.stats.num_running, len(record.rows)) >= places:
+            cause = "places"
+        elif record.stats.num_free_blocks < need:
+            cause = "blocks"
+        elif budget is not None and num_tokens_of(record) >= budget:
+            cause = "token budget"
+        else:
+            cause = "others"
+        cause_to_seconds[cause] += duration_of(record)
+    cause = max(cause_to_seconds, key=cause_to_seconds.__getitem__)
+    return cause, f"{cause_to_sentence[cause]}, and {len(steps)} steps were computed before its first one"
+
+
+def _longest(history: History, steps: Sequence[StepRecord]) -> tuple[str, int]:
+    """The other request with the most of some steps."""
+    counts = Counter(row.request_id for record in steps for row in history.others(record))
+    ((request_id, num_steps),) = counts.most_common(1)
+    return history.name_of(request_id), num_steps
 
 
 def _heaviest(history: History, steps: Sequence[StepRecord]) -> tuple[str, int] | None:
@@ -170,9 +206,10 @@ def _prefix_cache(history: History, limits: Limits, facts: dict[str, Any]) -> It
 def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     if not history.own or history.queued_s is None:
         return
-    seconds = end_of(history.prefill[-1][0]) - history.prefill[0][0].start_s
+    end_s = end_of(history.prefill[-1][0])
+    seconds = end_s - history.prefill[0][0].start_s
     facts["prefill_steps"], facts["prefill_ms"] = len(history.prefill), to_ms(seconds)
-    facts["ttft_ms"] = to_ms(end_of(history.prefill[-1][0]) - (history.arrived_s or history.queued_s))
+    facts["ttft_ms"] = to_ms(end_s - history.start_s)
     num_others = sum(num_prefill_tokens(history.others(record)) for record, _ in history.prefill)
     beside = f", beside {num_others} tokens of other prompts" if num_others else ""
     steps = "one step" if len(history.prefill) == 1 else f"{len(history.prefill)} steps"
@@ -188,17 +225,20 @@ def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
     total_s = sum(duration_of(record) for record, _ in decodes)
     facts["decode_steps"], facts["decode_ms"] = len(decodes), to_ms(total_s)
     num_drafts = sum(len(row.draft_token_ids) for _, row in decodes)
-    drafted = f", with {num_drafts} drafted tokens to verify" if num_drafts else ""
-    yield f"It decoded in {len(decodes)} steps of {to_text(total_s)} together{drafted}."
+    drafted = f", with {to_count(num_drafts, 'drafted token')} to verify" if num_drafts else ""
+    together = " together" if len(decodes) > 1 else ""
+    yield f"It decoded in {to_count(len(decodes), 'step')} of {to_text(total_s)}{together}{drafted}."
     if alone and longer:
         usual_s = median(alone)
         lost_s = sum(max(0.0, seconds - usual_s) for _, seconds in longer)
         facts["slowed_steps"], facts["slowed_ms"] = len(longer), to_ms(lost_s)
+        if not _is_worth_a_sentence(lost_s, total_s):
+            return
         heaviest = _heaviest(history, [record for record, _ in longer])
-        blame = f", most of them of {heaviest[0]}" if heaviest else ""
+        blame = f", the longest of {heaviest[0]}" if heaviest else ""
         yield (
-            f"{len(longer)} of these steps also computed prompts of other requests{blame}, and took "
-            f"{to_text(lost_s)} more than {len(longer)} steps without any."
+            f"{len(longer)} of these steps also computed prompts of other requests{blame}. That took "
+            f"{to_text(lost_s)} more than {to_count(len(longer), 'step')} without any."
         )
 
 
@@ -233,6 +273,58 @@ def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:
     return history.name_of(request_id) if count else None
 
 
+def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
+    """The parts of its time, which add up to the whole, and sentences on those that no other one covers."""
+    if not history.own or history.queued_s is None:
+        return
+    first_s = history.own[0][0].start_s
+    prompt_s = sum(duration_of(record) for record, _ in history.prefill)
+    decode_s = sum(duration_of(record) for record, _ in history.decodes)
+    pauses = _pauses(history)
+    preempted_s = sum(max(0.0, until_s - since_s) for since_s, until_s in pauses)
+    own = {id(record) for record, _ in history.own}
+    passed_s = sum(
+        duration_of(record)
+        for record in history.steps_between(first_s, history.end_s)
+        if id(record) not in own and not any(since_s <= record.start_s < until_s for since_s, until_s in pauses)
+    )
+    known_s = (first_s - history.start_s) + prompt_s + decode_s + preempted_s
+    between_s = max(0.0, history.end_s - history.start_s - known_s)
+    passed_s = min(passed_s, between_s)
+    spans = {
+        "before_queue": history.queued_s - history.start_s,
+        "queue": first_s - history.queued_s,
+        "prompt": prompt_s,
+        "decodes": decode_s,
+        "preempted": preempted_s,
+        "steps_of_others": passed_s,
+        "between_steps": between_s - passed_s,
+    }
+    facts["spans_ms"] = {name: to_ms(seconds) for name, seconds in spans.items()}
+    total_s = history.end_s - history.start_s
+    if _is_worth_a_sentence(passed_s, total_s):
+        yield f"It had no part in steps of others for {to_text(passed_s)}, though it was running."
+    if _is_worth_a_sentence(between_s - passed_s, total_s):
+        yield (
+            f"Between its steps {to_text(between_s - passed_s)} passed: the engine core handled messages, or the "
+            "processor was busy with other work."
+        )
+
+
+def _pauses(history: History) -> list[tuple[float, float]]:
+    """From when to when it was preempted."""
+    starts = [record.start_s for record, _ in history.own]
+    return [
+        (event.time_s, next((start_s for start_s in starts if start_s >= event.time_s), history.end_s))
+        for event in history.events
+        if event.status in PREEMPTIONS
+    ]
+
+
+def _is_worth_a_sentence(seconds: float, of_s: float) -> bool:
+    return seconds >= max(MIN_SECONDS, MIN_SHARE * of_s)
+
+
 def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     """An estimate of the same steps without other requests."""
     fitted = _fit(history.steps)
@@ -261,12 +353,13 @@ def _fit(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
     return (model, error) if error <= MAX_ERROR else None
 
 
-def _num_tokens(record: StepRecord) -> int:
-    return sum(row.num_scheduled_tokens for row in record.rows)
-
-
 def to_ms(seconds: float) -> float:
     return round(1000 * seconds, 1)
+
+
+def to_count(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def to_text(seconds: float) -> str:

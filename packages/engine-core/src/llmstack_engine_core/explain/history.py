@@ -62,6 +62,24 @@ class History:
         return self.events[-1].status if self.events else None
 
     @property
+    def end_s(self) -> float:
+        """When it ended, or its last step did."""
+        last_s = end_of(self.own[-1][0]) if self.own else self.events[-1].time_s
+        return max(last_s, self.events[-1].time_s) if self.is_over else last_s
+
+    @property
+    def start_s(self) -> float:
+        """When it came; else the beginning of the first step that is kept."""
+        if self.arrived_s is not None:
+            return self.arrived_s
+        return self.own[0][0].start_s if self.own else self.end_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.status is not None and self.status.value.startswith("finished")
+
+    @property
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that the prefix cache held."""
         return self.own[0][1].num_computed_tokens if self.own else 0
@@ -93,6 +111,11 @@ class History:
     def others(self, record: StepRecord) -> list[ScheduledRequest]:
         """The rows of a step that are not its own."""
         return [row for row in record.rows if row.request_id != self.request_id]
+
+
+def num_tokens_of(record: StepRecord) -> int:
+    """Tokens that a step computes."""
+    return sum(row.num_scheduled_tokens for row in record.rows)
 
 
 def duration_of(record: StepRecord) -> float:

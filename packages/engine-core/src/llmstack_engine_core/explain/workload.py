@@ -77,22 +77,23 @@ def workload_of_log(run: Run, log: StepRecording, request_id: str) -> Workload |
     step_to_rows = {record.stats.step: record.rows for record in log.steps}
     first_rows = _first_rows(log.steps)
     known = _known_at(run.start, first_rows)
-    waiting: list[tuple[EngineCoreRequest, float]] = []
+    arrived = _arrived(log)
+    waiting: list[EngineCoreRequest] = []
     step, now_s = (0, 0.0) if run.start is None else (run.start.place.num_steps, run.start.now_s)
     last_step = max(step_to_rows, default=0)
     for event in run.events():
         match event:
             case RequestAdded(request) | RequestForked(_, request):
                 if request.request_id in first_rows:
-                    waiting.append((request, now_s))
+                    waiting.append(request)
             case RequestsAborted(request_ids):
                 _abort(known, request_ids, now_s)
             case StepScheduled(now_us):
                 step, now_s = step + 1, now_us / MICROSECONDS
                 if step > last_step:
                     break
-                for request, before_s in waiting:
-                    known[request.request_id] = Arrival(request, _arrival_s(request, before_s, now_s))
+                for request in waiting:
+                    known[request.request_id] = Arrival(request, arrived.get(request.request_id, now_s))
                 waiting.clear()
             case StepUpdated():
                 now_s = event.now_us / MICROSECONDS
@@ -118,9 +119,9 @@ def _abort(known: dict[str, Arrival], request_ids: Iterable[str], now_s: float) 
             known[request_id].aborted_s = now_s
 
 
-def _arrival_s(request: EngineCoreRequest, before_s: float, now_s: float) -> float:
-    """When it came: between the last event before it and the next step, whatever the clock of its sender says."""
-    return min(max(request.arrival_time_s, before_s), now_s) if request.arrival_time_s else now_s
+def _arrived(log: StepRecording) -> dict[str, float]:
+    """When requests came, as far as that is kept."""
+    return {event.request_id: event.time_s for event in reversed(log.events) if event.status is RequestStatus.WAITING}
 
 
 def _take(known: dict[str, Arrival], rows: Sequence[ScheduledRequest] | None, sampled: Sequence[list[int]]) -> None:
@@ -166,9 +167,7 @@ def _around(
 
 def workload_of_steps(log: StepRecording, request_id: str) -> Workload | None:
     """The same from steps alone, whose prompts are lengths: each is a text of its own, with what it found cached."""
-    arrived = {
-        event.request_id: event.time_s for event in reversed(log.events) if event.status is RequestStatus.WAITING
-    }
+    arrived = _arrived(log)
     if request_id not in arrived:
         return None
     rows: dict[str, list[ScheduledRequest]] = {}

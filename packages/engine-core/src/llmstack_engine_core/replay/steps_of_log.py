@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llmstack_engine_core.control_plane import build_scheduler
@@ -13,6 +13,7 @@ from llmstack_engine_core.step_log import Run
 from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows
 from llmstack_engine_core.step_log.packing import unpack
 from llmstack_engine_core.step_log.primitives import MICROSECONDS
+from llmstack_engine_core.step_log.records import Event, RequestAdded
 from llmstack_types import (
     RequestEvent,
     RequestStatus,
@@ -29,26 +30,26 @@ STEPS_BEFORE = 512
 _NO_TIME = StepPhases(0.0, 0.0, 0.0)
 
 
-def steps_of_log(run: Run, max_steps: int, around: Collection[str] = ()) -> StepRecording:
+def steps_of_log(run: Run, max_steps: int, is_around: Callable[[str], bool] | None = None) -> StepRecording:
     """The last `max_steps` steps of a run with rows, and the states that requests entered meanwhile.
 
     A step lasts until its results came, from its schedule or from the results before, since steps may be scheduled
     before those; a log has no times of its parts.
 
-    `around`: The run is read no further than needed for these requests: until they have ended, and for half as many
+    `is_around`: The run is read no further than needed for these requests: until they have ended, and for half as many
     steps again. The steps since they came are kept, up to `max_steps` of them, and `STEPS_BEFORE` before.
 
     Raises:
         DecisionsDifferError: These packages decide otherwise than those of the run, which the text names.
         StepLogError: The log cannot be replayed.
     """
-    reading = _Reading(max_steps, frozenset(around), len(run.start.state.under_way) if run.start is not None else 0)
+    reading = _Reading(max_steps, is_around, len(run.start.state.under_way) if run.start is not None else 0)
     if run.start is None:
         scheduler = build_scheduler(*run.header.configs(), reading.note_status)
     else:
         scheduler = run.start.build_scheduler(run.header, reading.note_status)
     try:
-        for item in proven(derive_decisions(run.events(), scheduler, run.start), run.start):
+        for item in proven(derive_decisions(reading.arrivals(run.events()), scheduler, run.start), run.start):
             if not reading.take(item, scheduler):
                 break
     except DecisionsDifferError as error:
@@ -59,9 +60,9 @@ def steps_of_log(run: Run, max_steps: int, around: Collection[str] = ()) -> Step
 class _Reading:
     """The state of a run while it is read."""
 
-    def __init__(self, max_steps: int, around: frozenset[str], num_under_way: int) -> None:
+    def __init__(self, max_steps: int, is_around: Callable[[str], bool] | None, num_under_way: int) -> None:
         self._max_steps = max_steps
-        self._around = around
+        self._is_around = is_around
         self._steps: deque[StepRecord] = deque()
         self._num_dropped = self._num_kept = 0
         self._events: deque[RequestEvent] = deque(maxlen=MAX_EVENTS)
@@ -69,9 +70,18 @@ class _Reading:
         # Results come in the order of the steps; those of steps before the beginning are not kept.
         self._under_way: deque[int | None] = deque([None] * num_under_way)
         self._now_s = self._last_result_s = 0.0
+        self._arrivals_s: dict[str, float] = {}
+        self._received_s: float | None = None  # messages were read last; None: there was nothing else to do
         self._come: dict[str, int] = {}
         self._open: set[str] = set()
         self._until: int | None = None
+
+    def arrivals(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Notes on the way when requests came, on the clock of their senders."""
+        for event in events:
+            if isinstance(event, RequestAdded) and event.request.arrival_time_s:
+                self._arrivals_s[event.request.request_id] = event.request.arrival_time_s
+            yield event
 
     def note_status(self, request_id: str, status: RequestStatus) -> None:
         """A request entered a state."""
@@ -81,16 +91,27 @@ class _Reading:
         """Takes in a decision; False once no more is needed."""
         self._now_s = item.now_us / MICROSECONDS
         for request_id, status in self._statuses:
-            self._events.append(RequestEvent(request_id, status, self._now_s))
-            if request_id in self._around:
+            time_s = self._now_s if status is not RequestStatus.WAITING else self._came_s(request_id)
+            self._events.append(RequestEvent(request_id, status, time_s))
+            if self._is_around is not None and self._is_around(request_id):
                 self._follow(request_id, is_over=status.value.startswith("finished"))
         self._statuses.clear()
         kind, decided = unpack(item.packed, list)
         if kind == SCHEDULED:
             self._schedule(scheduled_rows(decided), scheduler.stats())
+            self._received_s = self._now_s
         elif kind == UPDATED and self._under_way:
             self._update(self._under_way.popleft())
+            if not (self._under_way or scheduler.has_unfinished_requests()):
+                self._received_s = None
         return self._until is None or self._num_kept < self._until
+
+    def _came_s(self, request_id: str) -> float:
+        """When a request came, as `EngineCore` says it: the last step may have delayed it."""
+        arrival_s = self._arrivals_s.pop(request_id, None)
+        if arrival_s is None or self._received_s is None:
+            return self._now_s
+        return min(max(arrival_s, self._received_s), self._now_s)
 
     def _follow(self, request_id: str, is_over: bool) -> None:
         first = self._come.setdefault(request_id, self._num_kept)
@@ -110,7 +131,7 @@ class _Reading:
         self._under_way.append(self._num_kept)
         self._num_kept += 1
         self._steps.append(StepRecord(self._now_s, _NO_TIME, stats, scheduled))
-        is_before = bool(self._around) and not self._come
+        is_before = self._is_around is not None and not self._come
         while len(self._steps) > (min(STEPS_BEFORE, self._max_steps) if is_before else self._max_steps):
             self._steps.popleft()
             self._num_dropped += 1
