@@ -121,7 +121,7 @@ class OfflineEngine:
 
     @contextlib.contextmanager
     def profiled(self) -> Iterator[None]:
-        """With `--profile`, a profile is recorded meanwhile."""
+        """Records a profile meanwhile, with `--profile`."""
         if not self.options.profile:
             yield
             return

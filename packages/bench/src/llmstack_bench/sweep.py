@@ -170,7 +170,7 @@ def _measure(options: argparse.Namespace, measurements: Sequence[_Measurement]) 
 
 @contextlib.contextmanager
 def _failing_softly(options: argparse.Namespace, failures: list[str]) -> Iterator[None]:
-    """With --continue-on-error, a failure is a line and an entry of the list."""
+    """Runs one combination. With --continue-on-error, a failure is a line and an entry of the list."""
     try:
         yield
     except BenchError as error:

@@ -8,7 +8,7 @@ from llmstack_core_scheduler.request_queue import POLICIES
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig, check_integers
 
 NUM_STEPS_OF_WORK = 16
-"""With two stages, 16 equal steps take the time of 17: 6 % are lost."""
+"""Steps that the remaining tokens are cut into. With two stages, 16 equal steps take the time of 17: 6 % are lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class NgramDrafts:
         self._indices: dict[str, _NgramIndex] = {}
 
     def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
-        """As many guesses as asked for, or none where no n-gram is found."""
+        """The requested number of guesses, or none where no n-gram is found."""
         index = self._indices.get(request_id)
         num_new_tokens = len(token_ids) - (0 if index is None else index.num_tokens)
         if not 0 < num_new_tokens <= self._max_num_indexed_tokens - self.num_indexed_tokens:

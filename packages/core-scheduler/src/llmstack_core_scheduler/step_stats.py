@@ -10,7 +10,7 @@ from llmstack_core_scheduler.waiting_queue import WaitingQueue
 from llmstack_types import SchedulerStats
 
 LastStep = tuple[int, int, int]
-"""Of the last step whose results are known: tokens, rows, and tokens of its requests that it left for later steps."""
+"""Figures of the last step with results: tokens, rows, and tokens of its requests that it left for later steps."""
 
 NO_STEP: LastStep = (0, 0, 0)
 # Calling the class, a function of Python around this, takes twice as long, and every step makes one.

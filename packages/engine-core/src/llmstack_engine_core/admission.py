@@ -23,7 +23,7 @@ MAX_PROMPT_LOGPROBS: Final = 1 << 24
 MAX_POOLED_NUMBERS: Final = 1 << 25
 
 BEAM_MARK = "/beam-"
-"""In the id of a beam, between the id of its search and a number."""
+"""Separator in the id of a beam, between the id of its search and a number."""
 
 
 def check_request(

@@ -43,7 +43,7 @@ class HostsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProfilerConfig:
-    """Where profiles of the model runner are written, under vLLM's names.
+    """Places for profiles of the model runner, under vLLM's names.
 
     Attributes:
         torch_profiler_dir: Folder of the traces.

@@ -222,7 +222,7 @@ class EngineLoop(ABC):
             self._send(client, update)
 
     def _clients_to_inform(self, step: EngineCoreOutputs, concerned: Set[bytes]) -> set[bytes]:
-        """Those that get the step's statistics.
+        """The clients that get the step's statistics.
 
         The first by identity gets all, so that one client sees every step. The others are not woken for each step
         without outputs for them, but receive those of the last one before the engine core is idle.

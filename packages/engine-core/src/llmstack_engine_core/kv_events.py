@@ -19,7 +19,7 @@ _ADAPTER_MARK: Final = "\x01"
 
 @dataclass(frozen=True, slots=True)
 class KVEventsConfig:
-    """Where the events of the prefix cache are published; vLLM's names.
+    """Publication of the events of the prefix cache, under vLLM's names.
 
     Attributes:
         enable_kv_cache_events: Whether they are.
@@ -66,7 +66,7 @@ class KVEventsConfig:
 
     @property
     def endpoints(self) -> tuple[str, str | None]:
-        """Where this engine core publishes and replays."""
+        """The addresses at which this engine core publishes and replays."""
         rank, replay = self.data_parallel_rank, self.replay_endpoint
         return _of_rank(self.endpoint, rank), None if replay is None else _of_rank(replay, rank)
 

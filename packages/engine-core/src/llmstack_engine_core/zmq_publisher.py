@@ -139,7 +139,7 @@ class _Sender:
         self._num_bytes = 0
 
     def run(self) -> None:
-        """Until an empty message comes."""
+        """Publishes until an empty message comes."""
         poller = zmq.Poller()
         sockets = [socket for socket in (self._queue, self._replays) if socket is not None]
         for socket in sockets:

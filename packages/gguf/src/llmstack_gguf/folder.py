@@ -34,7 +34,7 @@ _FORMAT = "3"
 
 
 def cache_folder() -> Path:
-    """Where folders are kept: `llmstack/gguf` in `XDG_CACHE_HOME`, `~/.cache` by default."""
+    """The folder of model folders: `llmstack/gguf` in `XDG_CACHE_HOME`, `~/.cache` by default."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmstack" / "gguf"
 
 

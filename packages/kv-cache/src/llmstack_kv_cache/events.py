@@ -34,7 +34,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllCleared:
-    """Nothing can be found any more."""
+    """Event after which no block can be found."""
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllCleared

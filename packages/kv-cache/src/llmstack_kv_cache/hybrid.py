@@ -299,7 +299,7 @@ class HybridKVCacheManager(BlockAccounts):
         return [number for number in range(len(self._groups)) if number != self._leader]
 
     def _first_needed(self, num_blocks: int) -> list[int]:
-        """By group, the first of `num_blocks` blocks that is needed; the leader's last is, which tells the prefix."""
+        """The first of `num_blocks` blocks that each group needs; the leader needs the last, which tells the prefix."""
         num_tokens = num_blocks * self._block_size
         return [min(g.first_needed_block(num_tokens, self._block_size), num_blocks - 1) for g in self._groups]
 

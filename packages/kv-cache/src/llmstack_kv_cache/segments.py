@@ -85,7 +85,7 @@ class CachedSegments:
                 self.clear()
 
     def clear(self) -> None:
-        """Nothing is cached any more."""
+        """Removes all blocks of the index."""
         self._runs.clear()
         self.keys.clear()
         self._changes.clear()

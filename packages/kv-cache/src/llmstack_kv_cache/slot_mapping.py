@@ -1,4 +1,4 @@
-"""Where each token of a flat batch lies in KV storage; needs the extra `[torch]`."""
+"""Slots of the tokens of a flat batch in KV storage; needs the extra `[torch]`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class EngineArgsError(OptionsError):
 
 
 class UsageContext(StrEnum):
-    """Who starts the engine; decides defaults."""
+    """The kind of program that starts the engine; it decides defaults."""
 
     OPENAI_API_SERVER = "server"
     LLM_CLASS = "llm"

@@ -1,4 +1,4 @@
-"""From prompts and sampling fields to the requests of the engine core."""
+"""Conversion of prompts and sampling fields to requests of the engine core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the engine core's outputs to text, and to the outputs of each request."""
+"""Conversion of the engine core's outputs to text and outputs of requests."""
 
 from __future__ import annotations
 

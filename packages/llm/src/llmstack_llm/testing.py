@@ -208,7 +208,7 @@ class FakeEngineCoreClient:
         self._readiness.set()
 
     def die(self) -> None:
-        """From here on the engine core is gone."""
+        """Ends the engine core, as a crash would."""
         self._is_dead = True
         self._has_work.set()
         self._readiness.set()

@@ -242,7 +242,7 @@ def _first_int(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _memory_problems(weight_bytes: int, kv_bytes: int, device: str, root: Path) -> Iterator[str]:
-    """Nothing is known of a GPU's memory without torch, so this is about CPUs."""
+    """Lack of memory on a CPU; that of a GPU is unknown without torch."""
     has_gpu = any((root / "dev").glob("nvidia[0-9]*"))
     limit = memory_limit_bytes(root)
     if device == "cuda" or (device == "auto" and has_gpu) or limit is None or weight_bytes + kv_bytes <= limit:

@@ -134,7 +134,7 @@ class BlockBytes:
 
 @dataclass(frozen=True, slots=True)
 class MeetMessage:
-    """Where ranks of several nodes find each other.
+    """Message with the addresses at which ranks of several nodes find each other.
 
     Attributes:
         link: Where a rank listens for the stage before. A rank sends its own, and gets that of the next stage.

@@ -109,7 +109,7 @@ def bundle(nodes: list[dict[str, float]], num_per_node: int, num_ranks: int) -> 
 
 
 def cluster_address() -> str:
-    """Where the cluster's head listens, from `RAY_ADDRESS`.
+    """The address of the cluster's head, from `RAY_ADDRESS`.
 
     Raises:
         EngineStartError: It names no running cluster.

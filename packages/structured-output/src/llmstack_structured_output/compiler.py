@@ -1,4 +1,4 @@
-"""From a constraint to a compiled grammar, checked, bounded and cached."""
+"""Compiler of constraints to grammars, checked, bounded and cached."""
 
 from __future__ import annotations
 

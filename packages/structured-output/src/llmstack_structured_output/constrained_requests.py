@@ -171,5 +171,5 @@ class ConstrainedRequests:
 
 
 def _num_processors() -> int:
-    """Those the process may use, where the system tells."""
+    """The processors that the process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

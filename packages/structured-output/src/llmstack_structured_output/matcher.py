@@ -1,4 +1,4 @@
-"""Where one text stands in its grammar."""
+"""Position of one text in its grammar."""
 
 from __future__ import annotations
 

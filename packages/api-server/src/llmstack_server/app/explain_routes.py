@@ -33,7 +33,7 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
 
     @router.get("/v1/requests/{request_id}/explanation", responses=error_responses(404, 503))
     async def explanation(request_id: str, estimates: bool = False) -> Response:
-        """Where the time of a request went, as sentences and as figures, while the server keeps its steps.
+        """Explains the time of a request, in sentences and figures, while the server keeps its steps.
 
         `estimates` adds what it would have been alone, and with single settings changed.
         """

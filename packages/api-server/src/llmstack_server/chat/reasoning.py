@@ -79,7 +79,7 @@ def thinking_tags_after(
 
 
 def _last_of(token_ids: Sequence[int], wanted: Sequence[int]) -> int:
-    """Where `wanted` last begins; -1 where it does not occur."""
+    """The last place at which `wanted` begins; -1 where it does not occur."""
     for index in range(len(token_ids) - len(wanted), -1, -1):
         if token_ids[index] == wanted[0] and list(token_ids[index : index + len(wanted)]) == list(wanted):
             return index

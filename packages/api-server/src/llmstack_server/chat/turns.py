@@ -26,7 +26,7 @@ class TurnBuilder:
     """
 
     def __init__(self, *, joins_turns: bool = False) -> None:
-        """With `joins_turns`, consecutive texts of one role are one turn."""
+        """`joins_turns`: Whether consecutive texts of one role are one turn."""
         self.messages: list[dict[str, Any]] = []
         self._joins_turns = joins_turns
         self._call_id_to_name: dict[str, str] = {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CHECKED = "checked options"
 """Attribute of a namespace whose options have been checked; None after a dry run."""
 EXIT_CODE = 1
-"""Of a dry run or a translation that finds something missing."""
+"""Exit status of a dry run or a translation that finds something missing."""
 
 
 class ServeCommand:

@@ -93,7 +93,7 @@ class HubOptions(OptionGroup):
 
 @option_group
 class SourceOptions(OptionGroup):
-    """Where options come from, and whether they are only shown."""
+    """Sources of the options, and the dry run."""
 
     title = "Server"
 
@@ -134,7 +134,7 @@ class SourceOptions(OptionGroup):
 
 @option_group
 class AccessOptions(OptionGroup):
-    """Who may use the server."""
+    """Access to the server."""
 
     title = "Server"
 
@@ -189,7 +189,7 @@ class TenantOptions(OptionGroup):
 
 @option_group
 class ListenOptions(OptionGroup):
-    """Where the server listens, what it opens there, and how it stops."""
+    """Addresses of the server, its routes, and its stop."""
 
     title = "Server"
 

@@ -31,7 +31,7 @@ class ReadySummary(NamedTuple):
 
 
 def ready_summary(state: ServerState) -> ReadySummary:
-    """Of the server of this process."""
+    """The summary of this process's server."""
     ready = state.ready
     device = "" if ready is None else f", {ready.dtype} on {ready.device}, up to {ready.max_model_len} tokens"
     return ReadySummary(f"model {state.served_model_name}{device}", ready is None or ready.is_generative)

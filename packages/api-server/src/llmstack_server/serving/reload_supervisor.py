@@ -34,7 +34,7 @@ class Member(Protocol):
 
 
 class _ReloadProblem(Exception):
-    """Nothing has changed; the text says why."""
+    """The reload is refused and nothing has changed; the text says why."""
 
 
 class ReloadSupervisor:

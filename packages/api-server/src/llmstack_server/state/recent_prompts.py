@@ -52,7 +52,7 @@ class RecentPrompts(RequestObserver):
         self._prompts.put(request.request_id, request.tenant, kept, len(token_ids))
 
     async def parting(self, request_id: str, tenant: str) -> dict[str, Any] | None:
-        """Where the prompt of a request parts from the most alike one before it; both are of this tenant.
+        """The place where the prompt of a request differs from the most similar one before it, both of this tenant.
 
         None where the request is not kept, or of another tenant, or no prompt of the process that served it begins
         like its own.

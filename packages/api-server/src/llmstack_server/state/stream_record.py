@@ -136,7 +136,7 @@ class StreamRecord:
         self._tell()
 
     def hold(self) -> None:
-        """From now on readers get nothing that is not in the database: the next server would not know of it."""
+        """Withholds from readers what is not in the database yet: the next server would not know of it."""
         self._num_saved = -1
 
     def reveal(self, num_saved: int) -> None:
@@ -146,7 +146,7 @@ class StreamRecord:
             self._tell()
 
     def release(self) -> None:
-        """Nothing of it is in a database any more, so readers get all."""
+        """Gives readers everything again, because nothing of it is in a database any more."""
         self._num_saved = None
         self._tell()
 

@@ -338,7 +338,7 @@ class Steps(TypedDict):
 
 
 class ExplainedRequest(TypedDict):
-    """Where the time of a request went."""
+    """Explanation of the time of a request."""
 
     id: str
     sentences: list[str]

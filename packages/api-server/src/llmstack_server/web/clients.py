@@ -1,4 +1,4 @@
-"""Who sends a request: the tenant of its API key, and whether it is an operator."""
+"""Client of a request: the tenant of its API key, and whether it is an operator."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1024
 ERROR_EVENT = "error_event"
-"""In the state of a request: what makes the last event of an `ErrorAnswer`, where its API has another form."""
+"""Key in the state of a request: the function that makes the last event of an `ErrorAnswer` in the form of its API."""
 
 
 @dataclass(frozen=True, slots=True)

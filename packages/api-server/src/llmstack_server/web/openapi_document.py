@@ -116,7 +116,7 @@ def _has_body(path: str, operation: Schema) -> bool:
 
 
 def _links(document: Schema, prefix: str, parameter: str, source: str) -> Iterator[tuple[str, Schema]]:
-    """From an answer with an id to the routes that take the id."""
+    """Links from an answer with an id to the routes that take the id."""
     for path, operations in document["paths"].items():
         if path.startswith(prefix):
             for operation in operations.values():

@@ -37,7 +37,7 @@ def run_chat(namespace: argparse.Namespace) -> None:
 
 
 def history_path(variables: Mapping[str, str]) -> Path:
-    """Where the lines of earlier conversations are kept."""
+    """The file of the lines of earlier conversations."""
     state = variables.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "llmstack" / "chat_history"
 

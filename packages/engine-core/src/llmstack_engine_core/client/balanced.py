@@ -65,7 +65,7 @@ COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], 
     Control.START_PROFILE: _first_given,
     Control.STOP_PROFILE: _lines,
 }
-"""From the results of several engine cores to one."""
+"""Functions that merge the results of several engine cores."""
 
 
 async def _wait_for_start(client: AsyncClient | RecoveringClient) -> None:

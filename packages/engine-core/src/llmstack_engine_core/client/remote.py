@@ -23,7 +23,7 @@ RETRY_S: Final = 0.5
 
 
 class AbsentClient(AsyncClient):
-    """In place of an engine core that is not there."""
+    """Stand-in for an engine core that is absent."""
 
     def __init__(self) -> None:
         super().__init__(start_timeout_s=MAX_ABSENCE_S)
@@ -78,7 +78,7 @@ class RemoteClient(RecoveringClient):
         return not self._is_lost and super().is_available
 
     def place(self, address: str, server_key: bytes) -> None:
-        """Where it listens, from now on: another process than before, or the same one again."""
+        """Sets its address: that of another process than before, or of the same one again."""
         self._address, self._server_key = address, server_key or None
         self._has_changed.set()
 

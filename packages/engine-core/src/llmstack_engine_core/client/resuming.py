@@ -77,7 +77,7 @@ class ResumingClient(ABC):
         return request_id in self._journal
 
     def share(self, move: MoveRequests) -> None:
-        """From now on, what was in an engine core that died goes on in another one that takes it.
+        """Lets the requests of an engine core that died go on in another one that takes them.
 
         What crashes a second engine core stays with its replacement, which searches for it: no third one crashes.
         """

@@ -1,4 +1,4 @@
-"""Where the time of a request went, from the steps of an engine core."""
+"""Explanations of the time of a request, from the steps of an engine core."""
 
 from llmstack_engine_core.explain.answers import first_names, last_part, part_matcher, parts_in
 from llmstack_engine_core.explain.deadlines import add_deadline

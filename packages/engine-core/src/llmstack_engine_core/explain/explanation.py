@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where the time of one request went.
+    """Explanation of the time of one request.
 
     Attributes:
         sentences: For people, in the order of time.

@@ -12,7 +12,7 @@ PREEMPTIONS = (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
 
 
 class UnknownRequestError(Exception):
-    """Nothing is known of a request: it never came, or its steps are no longer kept."""
+    """An unknown request: it never came, or its steps are no longer kept."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where the match of a prompt with the prefix cache ended, and why."""
+"""End of a prompt's match with the prefix cache, and its cause."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _sequences(value: Any, name: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _extra_args(value: Any, name: str) -> dict[str, Any]:
-    """From [name, value] pairs: messages hold no maps."""
+    """Decodes [name, value] pairs: messages hold no maps."""
     if type(value) is not list:
         raise CodecError(f"{name} must be a list of pairs")
     pairs = [fields.row(pair, name, 2) for pair in value]
@@ -184,7 +184,7 @@ def _early_stopping(value: Any, name: str) -> bool | str:
 
 
 def _repetition_detection(value: Any, name: str) -> RepetitionDetectionParams | None:
-    """From the longest pattern, the shortest one and the number of times."""
+    """Decodes the longest pattern, the shortest one and the number of times."""
     if value is None:
         return None
     longest, shortest, count = (_PATTERN_SIZE(item, name) for item in fields.row(value, name, 3))
@@ -196,7 +196,7 @@ def _logprob_token_ids(value: Any, name: str) -> tuple[int, ...] | None:
 
 
 def _thinking_tags(value: Any, name: str) -> ThinkingTags:
-    """From the tokens that begin reasoning, those that end it, and whether it has begun."""
+    """Decodes the tokens that begin reasoning, those that end it, and whether it has begun."""
     start, end, is_open = fields.row(value, name, 3)
     end_token_ids = _few_token_ids(end, name, MAX_TAG_TOKENS)
     if not end_token_ids:

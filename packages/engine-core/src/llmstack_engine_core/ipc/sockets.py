@@ -69,7 +69,7 @@ def check_private_directory(directory: Path) -> None:
 
 
 def private_address(directory: Path) -> str:
-    """Where the engine core of a private directory listens."""
+    """The address of the engine core of a private directory."""
     return f"ipc://{directory / ENGINE_SOCKET_NAME}"
 
 

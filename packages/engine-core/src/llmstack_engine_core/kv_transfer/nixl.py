@@ -109,7 +109,7 @@ class NixlTransfer:
             self._context.term()
 
     def _checked_names(self, engine_id: str, transfer_id: str) -> tuple[str, str]:
-        """Where the export is, and its handle there."""
+        """The address of the export, and its handle there."""
         handle, code = transfer_id[:_HANDLE_LENGTH], transfer_id[_HANDLE_LENGTH:]
         known = [_code(secret, engine_id, handle) for _, secret in self._keys.pairs]
         if not any(hmac.compare_digest(one.encode(), code.encode("utf-8", "replace")) for one in known):
@@ -146,7 +146,7 @@ class NixlTransfer:
 
 
 def _answer(channel: zmq.Socket[bytes], deadline_s: float, tag: bytes) -> tuple[bytes, int, int]:
-    """Where the export lies, which must be what was asked for."""
+    """The place of the export, which must be the requested one."""
     wait_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
     if not channel.poll(wait_ms):
         raise KVTransferError("the other engine core does not answer")

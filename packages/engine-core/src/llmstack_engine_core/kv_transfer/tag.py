@@ -12,7 +12,7 @@ import msgpack  # type: ignore[import-untyped]  # it has no annotations
 from llmstack_types import EngineCoreRequest, EngineReady, LoRAIdentity
 
 LAYOUT: Final = "layer, key or value, block, kv_head, slot, dim; version 1"
-"""Of the bytes; another order needs another text."""
+"""Form of the bytes; another order needs another text."""
 
 _OWNERS: Final = ("tenant", "cache salt")
 """A difference in these is never named: another client must not learn that there is such an export."""

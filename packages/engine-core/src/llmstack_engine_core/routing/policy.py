@@ -19,7 +19,7 @@ class RoutingPolicy(StrEnum):
     """How a replica is chosen."""
 
     EXACT = "exact"
-    """By the tokens that each replica would have to compute, weighed against its load."""
+    """Chooses by the tokens that each replica would have to compute, weighed against its load."""
     LOAD = "load"
     """The one with the fewest requests."""
     ROUND_ROBIN = "round_robin"

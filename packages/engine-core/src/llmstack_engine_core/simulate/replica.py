@@ -110,7 +110,7 @@ class Replica:
         return self._cache.stats().num_evictions
 
     def follow_cache(self) -> CacheUpdate:
-        """From now on `take_update` returns what changes in the cache, which is empty now."""
+        """Begins to record changes of the cache, which is empty now, for `take_update`."""
         self._cache.start_events(MAX_EVENTS_PER_STEP)
         self._segments = CachedSegments(self._cache.block_size)
         return CacheUpdate(self._update_number, is_whole=True)

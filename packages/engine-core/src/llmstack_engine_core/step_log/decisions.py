@@ -114,12 +114,12 @@ def updated_rows(decided: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def pack_refused(request_id: str) -> bytes:
-    """That a request was refused; the wording of why is no decision."""
+    """The decision to refuse a request; the wording of the reason is no part of it."""
     return pack([REFUSED, request_id])
 
 
 def pack_forked(request_id: str, num_tokens: int) -> bytes:
-    """That a request was forked, and how many of its tokens need not be computed."""
+    """The decision to fork a request, and the number of its tokens that need not be computed."""
     return pack([FORKED, [request_id, num_tokens]])
 
 

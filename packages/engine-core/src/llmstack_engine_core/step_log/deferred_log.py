@@ -42,7 +42,7 @@ class DeferredLog:
 
     @property
     def sink(self) -> Sink:
-        """Where the log goes."""
+        """The sink of the log."""
         return self._log.sink
 
     @property

@@ -180,7 +180,7 @@ class Run(Protocol):
 
     @property
     def truncated_at(self) -> int | None:
-        """Where the first segment begins that is not whole, as far as is known."""
+        """The position of the first segment that is not whole, as far as is known."""
         ...
 
     def events(self) -> Iterator[Event]:

@@ -210,7 +210,7 @@ class LogFile:
         return num_steps
 
     def _positions(self, pattern: bytes) -> Iterator[int]:
-        """Where some bytes are, after the header."""
+        """The positions of some bytes after the header."""
         for start, chunk in self._chunks(len(pattern)):
             position = chunk.find(pattern)
             while position >= 0:

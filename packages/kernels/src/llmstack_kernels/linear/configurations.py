@@ -20,7 +20,7 @@ _WANTED_PROGRAMS: Mapping[str, int] = {"plain": 264, "int8": 264, "int4": 528, "
 """Two for each of an H200's 132 multiprocessors; four of int4's, whose tiles are small."""
 
 _MIN_CHUNKS = 2
-"""Of a split: with one, a program would do nothing but begin and end."""
+"""Fewest chunks of a split: with one, a program would do nothing but begin and end."""
 
 _TILE_BYTES = 100 * 1024
 """Shared memory of a program: two fit into a multiprocessor's 227 KB (of compute capability 9.0)."""
@@ -29,7 +29,7 @@ _WIDE_TILE_BYTES = 150 * 1024
 """The same of programs that have a multiprocessor for themselves; within the 163 KB of compute capability 8.0."""
 
 MAX_SPLIT_ROWS = 512
-"""With more rows there are tiles enough, and a program sums all parts of the inputs itself, in the same order."""
+"""Most rows of a split. With more there are tiles enough, and a program sums all parts itself, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _split(num_chunks: int, num_tiles: int, wanted_programs: int) -> int:
 def _num_stages(
     cut: Configuration, block_out: int, block_rows: int, weight_format: str, row_bits: int, num_bytes: int
 ) -> int:
-    """As many as fit into so much shared memory, and no more than the layer wants."""
+    """The number of stages that fit into so much shared memory, and no more than the layer wants."""
     weight_bits = {"plain": row_bits, "int4": 4, "int4_zeros": 4}.get(weight_format, 8)
     stage = cut.block_k * (block_out * weight_bits + block_rows * row_bits) // 8
     return max(2, min(cut.num_stages, num_bytes // stage))

@@ -20,7 +20,7 @@ _SMALLEST = 1e-30
 """Rows without a larger input become zeros, since 127 divided by their largest would be infinite."""
 
 _MAX_INPUTS = 1 << 17
-"""With more, a sum of products might exceed 32 bits."""
+"""Most inputs: with more, a sum of products might exceed 32 bits."""
 
 _CHUNK_SIZE = 1 << 20  # weights that are rounded at once, which bounds the memory
 

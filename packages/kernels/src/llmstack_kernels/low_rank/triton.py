@@ -129,5 +129,5 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
 
 
 def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> torch.Tensor:
-    """As PyTorch computes it in float32."""
+    """The activation of x, as PyTorch computes it in float32."""
     return reference.activate_rounded(x, activation, dtype)

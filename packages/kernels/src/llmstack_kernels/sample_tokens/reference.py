@@ -73,7 +73,7 @@ def _mix(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(values: torch.Tensor, places: int) -> torch.Tensor:
-    """To the right, zeros coming in."""
+    """Shifts to the right, with zeros from the left."""
     return (values >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -34,7 +34,7 @@ _GATHERED = 2048
 """The same of blocks that hold candidates; half as many of rows that are masked or penalised."""
 _MAX_TILES = 4
 _MANY_ROWS = 32
-"""From here on a program of the first kernel reads several tiles: it looks its row's parameters up but once."""
+"""Rows from which a program of the first kernel reads several tiles: it looks up its row's parameters once."""
 
 
 @dataclass(frozen=True, slots=True)

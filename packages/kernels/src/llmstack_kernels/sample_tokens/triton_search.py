@@ -101,7 +101,7 @@ def _set(row, sharpness, candidates, total, NUM_CANDIDATES: tl.constexpr, TILE: 
 
 @triton.jit
 def _mass_equal(threshold, num_equal):
-    """Of that many tokens of the weight with these bits."""
+    """The weight of that many tokens, of which each has the weight with these bits."""
     return threshold.to(tl.float32, bitcast=True).to(tl.float64) * num_equal
 
 
@@ -113,7 +113,7 @@ def _load_tile(row, start, TILE: tl.constexpr):
 
 @triton.jit
 def _weights(row, sharpness, logits, start, TILE: tl.constexpr):
-    """Of a tile of logits."""
+    """The weights of a tile of logits."""
     columns = start + tl.arange(0, TILE)
     return weights_of(values_of(row, logits, columns, columns < row.vocab_size), sharpness)
 

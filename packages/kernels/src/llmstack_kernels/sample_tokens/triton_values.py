@@ -31,14 +31,14 @@ _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 
 class Row(NamedTuple):
-    """Where a row's inputs stand."""
+    """Addresses of a row's inputs."""
 
     logits: Any  # [vocab_size]
     words: Any  # [NUM_WORDS]
     num_known: Any
     """Tokens generated so far."""
     num_masked: Any
-    """Of the ending tokens."""
+    """Number of ending tokens that are masked."""
     counts: Any  # [vocab_size]; None without penalties
     bitmask: Any  # [ceil(vocab_size / 32)]; None where nothing is masked
     vocab_size: Any
@@ -144,7 +144,7 @@ def weights_of(values, sharpness):
 
 @triton.jit
 def uniform(row):
-    """In [0, 1), float64: SplitMix64 over a counter that starts where the mixed seed says."""
+    """A number in [0, 1), float64: SplitMix64 over a counter that starts at the mixed seed."""
     seed = tl.load(row.words + _SEED).to(tl.uint64)
     counter = _mix(seed + _GOLDEN) + (row.num_known.to(tl.uint64) + 1) * _GOLDEN
     return (_mix(counter) >> 11).to(tl.int64).to(tl.float64) * (1.0 / 9007199254740992.0)

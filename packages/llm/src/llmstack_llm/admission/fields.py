@@ -25,7 +25,7 @@ from llmstack_llm.admission.rules import (
 from llmstack_types import RepetitionDetectionParams, RequestOutputKind, ThinkingTags
 
 FieldCheck = Callable[[str, Any, AdmissionLimits], Any]
-"""From the user's name of a field, its value and the limits to the normal form; raises InvalidRequestError."""
+"""A check of a field: its name, value and the limits in, the normal form out; raises InvalidRequestError."""
 
 MAX_N = 128
 MAX_BEST_OF = 20
@@ -87,7 +87,7 @@ def _logprob_token_ids(param: str, value: Any, limits: AdmissionLimits) -> tuple
 
 
 def _thinking_token_budget(param: str, value: Any, limits: AdmissionLimits) -> int | None:
-    """As in vLLM, -1 is no limit."""
+    """The limit; -1 is none, as in vLLM."""
     _THINKING_BUDGET.check(param, value)
     return None if value == -1 else value
 

@@ -1,4 +1,4 @@
-"""From a conversation to token ids, with control tokens kept apart from user text."""
+"""Conversion of a conversation to token ids, control tokens apart from text."""
 
 from __future__ import annotations
 

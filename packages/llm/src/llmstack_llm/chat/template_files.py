@@ -1,4 +1,4 @@
-"""Where a model's chat templates are found, with their names."""
+"""Places of a model's chat templates, with their names."""
 
 from __future__ import annotations
 

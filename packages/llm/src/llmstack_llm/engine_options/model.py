@@ -125,7 +125,7 @@ class ModelOptions(OptionGroup):
 
 @option_group
 class RepositoryOptions(OptionGroup):
-    """Where the model and its tokenizer come from."""
+    """Places of the model and its tokenizer."""
 
     title = "Repository and tokenizer"
 

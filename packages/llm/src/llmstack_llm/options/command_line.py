@@ -50,7 +50,7 @@ def given_in(namespace: argparse.Namespace, dest: str) -> tuple[Given, ...]:
 
 
 def positional_dest(option: Option) -> str:
-    """Where a namespace keeps the positional form of an option, apart from its flag."""
+    """The name under which a namespace keeps the positional form of an option, apart from its flag."""
     return f"{option.key}_tag"
 
 

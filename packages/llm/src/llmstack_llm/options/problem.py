@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from llmstack_types import LLMStackError
 
 Naming = Callable[[str], str]
-"""From an option's field to what the user calls it: a keyword, a flag, a variable."""
+"""A function from an option's field to the user's name of it: a keyword, a flag, a variable."""
 
 
 def keyword(name: str) -> str:

@@ -61,7 +61,7 @@ class Settings:
         return self._key_to_setting[key].value
 
     def all(self) -> list[Setting]:
-        """In the order of their declaration."""
+        """The options in the order of their declaration."""
         return list(self._key_to_setting.values())
 
     def is_given(self, key: str) -> bool:
@@ -69,7 +69,7 @@ class Settings:
         return self._key_to_setting[key].source != DEFAULT
 
     def source(self, key: str) -> str:
-        """Where the option's value comes from."""
+        """The source of the option's value."""
         return self._key_to_setting[key].source
 
     def add_problems(self, problems: Iterable[Problem]) -> None:

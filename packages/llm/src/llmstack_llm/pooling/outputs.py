@@ -115,7 +115,7 @@ class EmbeddingRequestOutput(_TaskRequestOutput[EmbeddingOutput]):
 
     @classmethod
     def from_base(cls, output: PoolingRequestOutput) -> EmbeddingRequestOutput:
-        """From the raw output."""
+        """Makes the output of the raw one."""
         return cls(*_head(output), EmbeddingOutput(output.outputs.data.tolist()), *_tail(output))
 
 
@@ -124,7 +124,7 @@ class ClassificationRequestOutput(_TaskRequestOutput[ClassificationOutput]):
 
     @classmethod
     def from_base(cls, output: PoolingRequestOutput) -> ClassificationRequestOutput:
-        """From the raw output."""
+        """Makes the output of the raw one."""
         return cls(*_head(output), ClassificationOutput(output.outputs.data.tolist()), *_tail(output))
 
 
@@ -133,7 +133,7 @@ class ScoringRequestOutput(_TaskRequestOutput[ScoringOutput]):
 
     @classmethod
     def from_parts(cls, outputs: Sequence[PoolingRequestOutput]) -> ScoringRequestOutput:
-        """From the raw outputs that make the score of one pair."""
+        """Makes the output of the raw ones of one pair."""
         last = outputs[-1]
         token_ids = [token_id for output in outputs for token_id in output.prompt_token_ids]
         score = combine([output.outputs.data for output in outputs])

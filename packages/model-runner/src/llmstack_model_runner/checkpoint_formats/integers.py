@@ -18,7 +18,7 @@ from llmstack_model_runner.checkpoint_formats.layer_tensors import (
 )
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where a word of AWQ has its first to eighth column, in units of four bits."""
+"""Places of the first to eighth column in a word of AWQ, in units of four bits."""
 
 
 class GPTQReader:

@@ -14,7 +14,7 @@ from llmstack_model_runner.device.runtime import DeviceRuntime, Transfer
 _NUM_SLOTS = 8
 """Copies in flight: up to four per step, with the host one step ahead, so the host never waits for a slot."""
 _ALIGNMENT = 16
-"""In bytes; kernels load pieces of this size."""
+"""Alignment in bytes; kernels load pieces of this size."""
 _FIRST_NUM_BYTES = 1 << 16
 
 

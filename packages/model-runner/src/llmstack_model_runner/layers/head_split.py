@@ -19,7 +19,7 @@ class HeadSplit:
     """
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        """Of the heads of the whole model; ValueError if they cannot be shared out."""
+        """The split of the heads of the whole model; ValueError if they cannot be shared out."""
         self.heads, self.kv_heads = sharding().heads(num_heads, num_kv_heads)
         self.query_size, self.kv_size = len(self.heads) * head_dim, len(self.kv_heads) * head_dim
         self.inputs = spread(self.heads, head_dim)

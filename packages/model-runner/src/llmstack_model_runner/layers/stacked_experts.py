@@ -111,7 +111,7 @@ class _Projection:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Of experts [out_features, in_features] this rank has some, with some outputs or inputs; None for all."""
+        """This rank's part of experts [out_features, in_features]: some experts, outputs or inputs; None for all."""
         self._name = name
         self.shape = shape
         self._num_experts = num_experts

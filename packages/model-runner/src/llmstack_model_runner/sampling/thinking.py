@@ -63,7 +63,7 @@ class ThinkingLimit:
 
 
 def _find(tokens: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]) -> int | None:
-    """Where `wanted` first occurs."""
+    """The first place of `wanted`."""
     if not len(wanted) or len(tokens) < len(wanted):
         return None
     windows = np.lib.stride_tricks.sliding_window_view(tokens, len(wanted))

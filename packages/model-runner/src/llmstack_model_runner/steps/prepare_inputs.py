@@ -131,14 +131,14 @@ def _flatten(step: StepRows, query_start_loc: IntArray) -> tuple[IntArray, IntAr
 
 
 def _block_tables(batch: InputBatch, step: StepRows, seq_lens: IntArray) -> list[npt.NDArray[np.int32]]:
-    """By group, block ids of each row's context, 0 beyond it, where a reused row may have older ids."""
+    """Block ids of each row's context by group, 0 beyond it, where a reused row may have older ids."""
     max_blocks = -(-int(seq_lens.max()) // batch.block_size)
     is_needed = np.arange(max_blocks) * batch.block_size < seq_lens[:, None]
     return [np.where(is_needed, tables[step.rows, :max_blocks], np.int32(0)) for tables in batch.block_tables]
 
 
 def _slot_mappings(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> list[IntArray]:
-    """By group, the slot of each token, as `llmstack_kv_cache.slot_mapping` defines it; numpy's calls are faster."""
+    """The slot of each token by group, as `llmstack_kv_cache.slot_mapping` defines it; numpy's calls are faster."""
     block_indices, offsets = np.divmod(positions, batch.block_size)
     return [
         tables[token_rows, block_indices].astype(np.int64) * batch.block_size + offsets for tables in batch.block_tables

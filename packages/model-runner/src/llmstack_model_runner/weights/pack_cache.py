@@ -58,7 +58,7 @@ _CODE = (
 
 
 def cache_folder() -> Path:
-    """Where files are kept: `llmstack/packed` in `XDG_CACHE_HOME`, `~/.cache` by default."""
+    """The folder of packed weights: `llmstack/packed` in `XDG_CACHE_HOME`, `~/.cache` by default."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "llmstack" / "packed"
 
 

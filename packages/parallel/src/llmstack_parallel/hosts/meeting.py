@@ -77,7 +77,7 @@ class Meeting:
 
 
 def placement_of(config: ModelRunnerConfig) -> RankPlacement:
-    """Where the ranks run, which is on several nodes."""
+    """The placement of the ranks, which are on several nodes."""
     if config.placement is None:
         raise EngineStartError("the ranks run on one node")
     return config.placement
@@ -95,7 +95,7 @@ def shares_memory(config: ModelRunnerConfig) -> bool:
 
 
 def make_store(config: ModelRunnerConfig) -> tuple[TCPStore | None, str]:
-    """Where ranks of torch.distributed meet, on the trusted interface alone, and its address; nothing without need.
+    """The meeting place of torch.distributed on the trusted interface, and its address; empty where none is needed.
 
     Raises:
         EngineStartError: There is no such interface, or none is trusted.

@@ -68,7 +68,7 @@ class Network:
 
 
 def listening_address(placement: RankPlacement) -> str:
-    """Where node 0 listens: the address that is given, or a free port of the network interface.
+    """The address of node 0: the given one, or a free port of the network interface.
 
     Raises:
         EngineStartError: The interface has no address.

@@ -143,7 +143,7 @@ class HostPeers:
         return message
 
     def _next_link(self, rank: int, links: dict[int, str]) -> str:
-        """Where the rank at the same place of the next stage listens."""
+        """The address of the rank at the same place of the next stage."""
         topology = self._topology
         stage = topology.stage(rank) + 1
         return links[topology.rank(stage, topology.place(rank))] if stage < topology.pipeline_parallel_size else ""

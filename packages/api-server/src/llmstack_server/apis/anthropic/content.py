@@ -22,7 +22,7 @@ class ContentBuilder:
     """Builds blocks from deltas: at most one is open, and a delta of another kind closes it."""
 
     def __init__(self, *, hides_thinking: bool = False) -> None:
-        """With `hides_thinking` the thinking blocks are empty."""
+        """`hides_thinking`: Whether the thinking blocks are empty."""
         self._hides_thinking = hides_thinking
         self._blocks: list[Block] = []
         self._pieces: list[str] = []

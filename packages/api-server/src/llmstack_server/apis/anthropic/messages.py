@@ -168,7 +168,7 @@ class MessagesAnswer(ChatStream):
         return self._message(self._content.blocks(), self._stop())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """From `message_start` to `message_stop`."""
+        """The events from `message_start` to `message_stop`."""
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 if self._last is None:

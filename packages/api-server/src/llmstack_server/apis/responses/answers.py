@@ -65,7 +65,7 @@ class ResponseAnswer:
         return await self._keep()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """From `response.created` to `response.completed` or `response.incomplete`."""
+        """The events from `response.created` to `response.completed` or `response.incomplete`."""
         run = self._prepared.run
         async with aclosing(run.events()) as events:
             async for event in events:

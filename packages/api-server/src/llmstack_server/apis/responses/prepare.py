@@ -1,4 +1,4 @@
-"""From the body of a request to a response that can be run."""
+"""Preparation of a response, from the body of its request."""
 
 from __future__ import annotations
 

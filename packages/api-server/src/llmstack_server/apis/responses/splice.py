@@ -67,7 +67,7 @@ class EarlierEvents:
         return rest if text or rest["logprobs"] else None
 
     def _count_logprobs(self, place: tuple[Any, ...]) -> int:
-        """Those of the first run's deltas at this place; deltas without text are of no further use."""
+        """The deltas of the first run at this place; those without text are of no further use."""
         count = 0
         kept: deque[Event] = deque()
         while self._left and _place(self._left[0]) == place:

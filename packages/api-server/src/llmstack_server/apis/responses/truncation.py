@@ -35,7 +35,7 @@ async def submit_newest_turns(messages: Sequence[Message], submit: Submit) -> Su
 
 
 async def _longest_fitting(ends: Sequence[Sequence[Message]], submit: Submit) -> SubmittedChat | None:
-    """Of conversations from long to short the first that fits, by bisection."""
+    """The first of some conversations, from long to short, that fits; by bisection."""
     fitting: SubmittedChat | None = None
     low, high = 0, len(ends)
     while low < high:

@@ -33,7 +33,7 @@ class _Layer:
 
     @property
     def claims(self) -> dict[str, tuple[Claim, ...]]:
-        """Of all kernels; float32 goes past the tensor cores, which would round it."""
+        """Claims about all kernels; float32 goes past the tensor cores, which would round it."""
         prefill: tuple[Claim, ...] = ("pdl",) if self.dtype == torch.float32 else ("pdl", "wgmma")
         return {"_decode_kernel": ("pdl",), "_combine_kernel": ("pdl",), "_prefill_kernel": prefill}
 

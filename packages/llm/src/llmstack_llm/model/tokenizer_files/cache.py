@@ -39,7 +39,7 @@ _MAX_TEMPLATES = 64
 
 
 def cache_folder() -> Path:
-    """Where folders are kept: `llmstack/tokenizers` in `XDG_CACHE_HOME`, `~/.cache` by default."""
+    """The folder of converted tokenizers: `llmstack/tokenizers` in `XDG_CACHE_HOME`, `~/.cache` by default."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmstack" / "tokenizers"
 
 
