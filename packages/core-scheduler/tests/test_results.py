@@ -1,5 +1,7 @@
 """What the results of a step do: ends, errors, log-probabilities, aborts and refusals."""
 
+from dataclasses import replace
+
 import pytest
 from core_scheduler_helpers.steps import (
     answer,
@@ -242,6 +244,17 @@ def test_an_empty_prompt_is_refused():
     with pytest.raises(InvalidRequestError, match="no tokens") as caught:
         make_scheduler().add_request(make_request("a", 0))
     assert caught.value.code == "empty_array"
+
+
+@pytest.mark.parametrize("token_id", [1.5, 2.0, "1", None, -1, 2**31])
+def test_a_prompt_of_anything_but_token_ids_is_refused_before_a_step_meets_it(token_id):
+    scheduler = make_scheduler()
+    for fields in ({"prompt_token_ids": [1, token_id]}, {"output_token_ids": (1, token_id)}):
+        wrong = replace(make_request("wrong", 3, max_tokens=8), **fields)
+        with pytest.raises(InvalidRequestError) as caught:
+            scheduler.add_request(wrong)
+        assert caught.value.param in fields
+    assert not scheduler.has_unfinished_requests()
 
 
 def test_a_duplicate_id_is_refused_and_the_first_one_is_unharmed():

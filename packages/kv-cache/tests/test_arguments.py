@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import HybridKVCacheManager, KVCacheError, KVCacheGroup, KVCacheManager
 
 
 def cached_blocks(cache: KVCacheManager, tokens: list[int]) -> list[int]:
@@ -53,3 +53,44 @@ def test_a_length_that_is_no_number_of_tokens_is_refused_by_name():
     for num_tokens in (1.5, float("nan")):
         with pytest.raises(ValueError, match="num_tokens must be an integer"):
             KVCacheManager(8, 4).allocate_slots("a", num_tokens)
+
+
+@pytest.mark.parametrize("number", [9.0, "9", None])
+@pytest.mark.parametrize("make", [KVCacheManager, lambda *sizes: HybridKVCacheManager([KVCacheGroup("full")], *sizes)])
+def test_a_number_of_tokens_or_blocks_that_is_no_integer_is_refused_at_any_time(make, number):
+    cache = make(16, 4)
+    cache.allocate_slots("a", 5)
+    calls = {
+        "num_tokens": (lambda: cache.allocate_slots("a", number), lambda: cache.fork("a", "b", number)),
+        "num_computed_tokens": (lambda: cache.cache_blocks("a", list(range(12)), number),),
+        "num_blocks": (lambda: cache.resize(number),),
+        "max_events": (lambda: cache.start_events(number),),
+    }
+    if isinstance(cache, HybridKVCacheManager):
+        calls["num_computed_tokens"] += (lambda: cache.advance("a", number),)
+    before = cache.block_table("a")
+    for name, wrong in calls.items():
+        for call in wrong:
+            with pytest.raises(ValueError, match=f"{name} must be an integer"):
+                call()
+    assert cache.block_table("a") == before
+    assert len(cache.allocate_slots("a", 9)) == 1
+    cache.check_integrity()
+
+
+def test_a_watermark_that_is_no_number_is_refused_by_name():
+    with pytest.raises(ValueError, match="watermark"):
+        KVCacheManager(8, watermark="0.1")
+
+
+def test_errors_name_requests_whose_ids_are_no_texts():
+    cache = KVCacheManager(8, 4, num_host_blocks=8)
+    cache.allocate_slots(7, 5)
+    for call, sentence in (
+        (lambda: cache.block_table(8), "request_id '8' holds no blocks"),
+        (lambda: cache.fork(7, 7, 1), "request_id '7' holds blocks already"),
+        (lambda: cache.fork(7, 8, 99), "num_tokens 99 is not within the slots of '7'"),
+    ):
+        with pytest.raises((KVCacheError, ValueError)) as caught:
+            call()
+        assert str(caught.value) == sentence

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.request import Request
 from llmstack_types import EngineCoreRequest, InvalidRequestError
@@ -19,7 +22,7 @@ def longest_length(request: EngineCoreRequest, max_model_len: int, needs: BlockN
     num_prompt_tokens = len(request.prompt_token_ids)
     if not num_prompt_tokens:
         raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="empty_array")
-    if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) > MAX_TOKEN_ID:
+    if not _are_token_ids(request.prompt_token_ids):
         raise InvalidRequestError(f"A token id of the prompt is not in [0, {MAX_TOKEN_ID}].", param="prompt_token_ids")
     max_tokens = request.sampling_params.max_tokens
     if max_tokens is not None and max_tokens < 0:
@@ -38,9 +41,18 @@ def longest_length(request: EngineCoreRequest, max_model_len: int, needs: BlockN
     return num_tokens
 
 
+def _are_token_ids(token_ids: Sequence[int]) -> bool:
+    """Whether these are integers of 31 bits: the cache would refuse others in the midst of a step."""
+    try:
+        array("i", token_ids)
+    except (TypeError, OverflowError):
+        return False
+    return min(token_ids) >= 0
+
+
 def _check_outputs(request: EngineCoreRequest, max_tokens: int) -> None:
     token_ids = request.output_token_ids
-    if token_ids and (len(token_ids) >= max_tokens or min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID):
+    if token_ids and (len(token_ids) >= max_tokens or not _are_token_ids(token_ids)):
         raise InvalidRequestError(
             f"A request of up to {max_tokens} tokens cannot go on from {len(token_ids)}, each in [0, {MAX_TOKEN_ID}].",
             param="output_token_ids",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
-from llmstack_kv_cache.block import BlockTable, check_sizes, num_blocks_for
+from llmstack_kv_cache.block import BlockTable, check_integer, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError
 from llmstack_kv_cache.events import BlockStored, EventLog, KVCacheEvent
@@ -130,6 +130,7 @@ class BlockAccounts(ABC):
         Raises:
             ValueError: `num_blocks` leaves none besides the reserved ones.
         """
+        check_integer("num_blocks", num_blocks, 1)
         num_reserved_blocks = self._pool.num_reserved_blocks
         if num_blocks <= num_reserved_blocks:
             raise ValueError(f"num_blocks must be more than the {num_reserved_blocks} reserved, got {num_blocks}")
@@ -150,8 +151,7 @@ class BlockAccounts(ABC):
         Raises:
             ValueError: `max_events` is not positive.
         """
-        if max_events < 1:
-            raise ValueError(f"max_events must be at least 1, got {max_events}")
+        check_integer("max_events", max_events, 1)
         if self._events is None:
             self._events = self._prefix_index.events = EventLog(max_events)
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def shown(request_id: object) -> str:
+    """An id as messages have it: at most 64 characters; an id of another type than text is allowed in them."""
+    return repr(str(request_id)[:64])
+
+
 class KVCacheError(Exception):
     """Base of the errors that this package raises on purpose."""
 
@@ -19,7 +24,7 @@ class UnknownRequestError(KVCacheError, KeyError):
         self.request_id = request_id
 
     def __str__(self) -> str:
-        return f"request_id {self.request_id[:64]!r} holds no blocks"
+        return f"request_id {shown(self.request_id)} holds no blocks"
 
 
 class DuplicateRequestError(KVCacheError, ValueError):
@@ -30,4 +35,4 @@ class DuplicateRequestError(KVCacheError, ValueError):
         self.request_id = request_id
 
     def __str__(self) -> str:
-        return f"request_id {self.request_id[:64]!r} holds blocks already"
+        return f"request_id {shown(self.request_id)} holds blocks already"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from llmstack_kv_cache.block import BlockTable, Segment, num_blocks_for
+from llmstack_kv_cache.block import BlockTable, Segment, check_integer, num_blocks_for
 from llmstack_kv_cache.block_accounts import BlockAccounts
-from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError
+from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError, shown
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, GroupTable, KVCacheGroup, check_groups, interleave, separate
 
 
@@ -104,17 +104,16 @@ class HybridKVCacheManager(BlockAccounts):
         None changes nothing.
 
         Raises:
-            ValueError: `num_tokens` is not positive; `computed_block_ids` are not those of `get_computed_blocks`, or
-                the request has tables.
+            ValueError: `num_tokens` is no positive integer; `computed_block_ids` are not those of
+                `get_computed_blocks`, or the request has tables.
             DuplicateRequestError: The request is swapped out.
         """
-        if num_tokens < 1:
-            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        check_integer("num_tokens", num_tokens, 1)
         tables = self._tables.get(request_id)
         if tables is None:
             return self._begin_tables(request_id, num_tokens, computed_block_ids, salt)
         if computed_block_ids:
-            raise ValueError(f"computed_block_ids: request_id {request_id[:64]!r} holds blocks already")
+            raise ValueError(f"computed_block_ids: request_id {shown(request_id)} holds blocks already")
         num_new_blocks = num_blocks_for(num_tokens, self._block_size) - tables[0].num_blocks
         if num_new_blocks <= 0:
             return []
@@ -131,6 +130,7 @@ class HybridKVCacheManager(BlockAccounts):
         """
         tables = self._held(request_id)
         leader = tables[self._leader]
+        check_integer("num_computed_tokens", num_computed_tokens, 0)
         if not 0 <= num_computed_tokens <= min(len(token_ids), leader.num_blocks * self._block_size):
             raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
         first, end = leader.num_cached_blocks, num_computed_tokens // self._block_size
@@ -170,6 +170,7 @@ class HybridKVCacheManager(BlockAccounts):
             ValueError: `num_computed_tokens` is not within the request's slots.
         """
         tables = self._held(request_id)
+        check_integer("num_computed_tokens", num_computed_tokens, 0)
         if not 0 <= num_computed_tokens <= tables[0].num_blocks * self._block_size:
             raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
         for group, table in zip(self._groups, tables, strict=True):
@@ -226,8 +227,9 @@ class HybridKVCacheManager(BlockAccounts):
         parents = self._held(parent_id)
         if child_id in self._tables or self._host_pool.holds(child_id):
             raise DuplicateRequestError(child_id)
+        check_integer("num_tokens", num_tokens, 1)
         if not 1 <= num_tokens <= parents[0].num_blocks * self._block_size:
-            raise ValueError(f"num_tokens {num_tokens} is not within the slots of {parent_id[:64]!r}")
+            raise ValueError(f"num_tokens {num_tokens} is not within the slots of {shown(parent_id)}")
         if not self.keeps_prefix(parent_id, num_tokens):
             raise ValueError(f"num_tokens {num_tokens} needs blocks that a window has passed")
         num_full_blocks, num_rest = divmod(num_tokens, self._block_size)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llmstack_kv_cache.block import BlockTable, check_integer, num_blocks_for
 from llmstack_kv_cache.block_accounts import BlockAccounts
-from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError
+from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError, shown
 from llmstack_kv_cache.groups import NEVER
 from llmstack_kv_cache.prefix_index import ROOT
 
@@ -66,17 +66,17 @@ class KVCacheManager(BlockAccounts):
         the answer. None changes nothing. O(blocks appended).
 
         Raises:
-            ValueError: `num_tokens` is not positive; `computed_block_ids` are not the blocks of a cached prefix, in
-                order, or the request has a table.
+            ValueError: `num_tokens` is no positive integer; `computed_block_ids` are not the blocks of a cached
+                prefix, in order, or the request has a table.
             DuplicateRequestError: The request is swapped out.
         """
-        if num_tokens < 1:
-            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        if type(num_tokens) is not int or num_tokens < 1:
+            check_integer("num_tokens", num_tokens, 1)
         table = self._tables.get(request_id)
         if table is None:
             return self._begin_table(request_id, num_tokens, list(computed_block_ids), salt)
         if computed_block_ids:
-            raise ValueError(f"computed_block_ids: request_id {request_id[:64]!r} holds blocks already")
+            raise ValueError(f"computed_block_ids: request_id {shown(request_id)} holds blocks already")
         num_new_blocks = num_blocks_for(num_tokens, self._block_size) - len(table.block_ids)
         if num_new_blocks <= 0:
             return []
@@ -97,6 +97,8 @@ class KVCacheManager(BlockAccounts):
             ValueError: `num_computed_tokens` is negative, or more than the tokens or slots; a token id is over 32 bits.
         """
         table = self._table(request_id)
+        if type(num_computed_tokens) is not int:
+            check_integer("num_computed_tokens", num_computed_tokens, 0)
         if not 0 <= num_computed_tokens <= min(len(token_ids), len(table.block_ids) * self._block_size):
             raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
         if not self._enable_prefix_caching:
@@ -134,8 +136,9 @@ class KVCacheManager(BlockAccounts):
         parent = self._table(parent_id)
         if child_id in self._tables or self._host_pool.holds(child_id):
             raise DuplicateRequestError(child_id)
+        check_integer("num_tokens", num_tokens, 1)
         if not 1 <= num_tokens <= len(parent.block_ids) * self._block_size:
-            raise ValueError(f"num_tokens {num_tokens} is not within the slots of {parent_id[:64]!r}")
+            raise ValueError(f"num_tokens {num_tokens} is not within the slots of {shown(parent_id)}")
         num_full_blocks, num_rest = divmod(num_tokens, self._block_size)
         num_copies = 1 if num_rest else 0
         if num_copies > self._pool.num_free_blocks:
@@ -230,7 +233,6 @@ class KVCacheManager(BlockAccounts):
     ) -> list[int] | None:
         if self._host_pool.holds(request_id):
             raise DuplicateRequestError(request_id)
-        check_integer("num_tokens", num_tokens, 1)
         found, prefix = self._found
         if computed_block_ids != found:
             if not self._prefix_index.is_chain(computed_block_ids):
