@@ -380,17 +380,17 @@ class AsyncLLM(EngineFrontEnd):
         engine_requests: list[EngineCoreRequest] = []
         for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
             adapter_fields = {} if request.adapter is None else request.adapter.fields()
-            completions = self.input_processor.process_inputs(
-                request.request_id,
-                one,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                tenant=request.tenant,
-                deadline_s=request.deadline_s,
-                kv_transfer=request.kv_transfer,
-                **adapter_fields,
-            )
             try:
+                completions = self.input_processor.process_inputs(
+                    request.request_id,
+                    one,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    tenant=request.tenant,
+                    deadline_s=request.deadline_s,
+                    kv_transfer=request.kv_transfer,
+                    **adapter_fields,
+                )
                 self.output_processor.add_request(request.request_id, one, completions, collector, index)
             except InvalidRequestError:
                 self.output_processor.abort_requests([one.request_id for one in requests[:index]], is_silent=True)

@@ -14,7 +14,7 @@ from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.observers import RequestObserver
-from llmstack_llm.outputs.stats import StatLogger, record_all
+from llmstack_llm.outputs.stats import StatLogger, announce_engine, record_all
 from llmstack_llm.requests import Adapter
 from llmstack_types import (
     Control,
@@ -354,8 +354,7 @@ class EngineFrontEnd:
         self.input_processor.set_ready(ready)
         self._start_output_loop()  # an engine core with other clients sends its figures from here on
         for engine in self._client.engines:
-            for stat_logger in self._stat_loggers:
-                stat_logger.log_engine_initialized(engine)
+            announce_engine(self._stat_loggers, engine)
 
     def follow_reload(self, model_config: ModelConfig, started: EngineReady) -> EngineReady:
         """Takes the limits and defaults of the engine core that takes new requests from now on."""
@@ -363,8 +362,7 @@ class EngineFrontEnd:
         self.ready = model_config.use.restrict(started)
         self.input_processor.set_model(model_config, self.ready)
         for engine in self._client.engines:
-            for stat_logger in self._stat_loggers:
-                stat_logger.log_engine_initialized(engine)
+            announce_engine(self._stat_loggers, engine)
         return self.ready
 
     def _has_failed_to_start(self) -> bool:

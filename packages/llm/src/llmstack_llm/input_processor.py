@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.control_fields import check_control_fields
 from llmstack_llm.admission.limits import check_prompt_chars, limits_of
 from llmstack_llm.admission.prompt_embeds import PromptEmbeds, read_prompt_embeds
 from llmstack_llm.admission.rules import check_text, check_token_ids, check_truncation, check_truncation_side
@@ -242,17 +243,19 @@ class InputProcessor:
     def process_pooling(
         self, request_id: str, admitted: AdmittedPooling, *, priority: int = 0, cache_salt: str = "", tenant: str = ""
     ) -> EngineCoreRequest:
-        """The engine request of a prompt to pool."""
+        """The engine request of a prompt to pool; the id and the fields are checked."""
+        check_control_fields(request_id, priority=priority, cache_salt=cache_salt, tenant=tenant)
         return EngineCoreRequest(
             request_id, list(admitted.prompt_token_ids), _NO_TOKENS, arrival_time_s=self._clock(), priority=priority,
             cache_salt=cache_salt, pooling_params=admitted.pooling_params, tenant=tenant,
         )  # fmt: skip
 
     def process_inputs(self, request_id: str, admitted: AdmittedRequest, **fields: Any) -> list[EngineCoreRequest]:
-        """The request's completions, one engine request each; `fields` are further fields of these.
+        """The request's completions, one engine request each; `fields` are further fields, checked as the id is.
 
         Several have the ids `{index}_{request_id}` and are forks of the first.
         """
+        check_control_fields(request_id, **fields)
         params = admitted.sampling_params
         if admitted.embeds is not None:
             fields |= admitted.embeds.fields()

@@ -68,6 +68,40 @@ async def test_of_prompts_that_are_submitted_together_all_are_refused_or_none(
     assert llm.num_requests_in_flight == 0
 
 
+@pytest.mark.parametrize(("field", "values"), [
+    ("request_id", ["", "x" * 501, 5, None, "\ud800"]), ("priority", [2**31, 1.5, None, True]),
+    ("cache_salt", ["x" * 1025, 5, None, "\ud800"]), ("tenant", ["x" * 129, None]),
+])  # fmt: skip
+async def test_what_the_engine_core_would_refuse_never_gets_there(
+    field: str, values: list[Any], llm: AsyncLLM, client: FakeEngineCoreClient
+):
+    for value in values:
+        fields = {"request_id": "r", field: value}
+        for outputs in (
+            llm.generate("ab", SamplingParams(n=2, temperature=1.0), **fields),
+            llm.encode("ab", PoolingParams(), **fields),
+        ):
+            with pytest.raises(InvalidRequestError) as caught:
+                await anext(outputs)
+            assert caught.value.param == field
+    assert llm.num_requests_in_flight == 0
+    assert not client.added
+
+
+async def test_of_prompts_with_a_bad_id_among_them_none_is_submitted(llm: AsyncLLM, client: FakeEngineCoreClient):
+    sampling = llm.check_sampling({})
+    with pytest.raises(InvalidRequestError):
+        await llm.submit(GenerationRequest("a", "ab", sampling), GenerationRequest("", "ab", sampling))
+    assert llm.num_requests_in_flight == 0
+    assert not client.added
+
+
+async def test_sampling_parameters_of_another_type_are_refused(llm: AsyncLLM):
+    with pytest.raises(InvalidRequestError) as caught:
+        await anext(llm.generate("ab", {"temperature": 0}, "r"))  # type: ignore[arg-type]
+    assert caught.value.param == "sampling_params"
+
+
 async def test_requests_with_sampling_fields_of_their_own_are_not_submitted_together(llm: AsyncLLM):
     requests = [GenerationRequest(name, "ab", GivenSampling({"max_tokens": 1})) for name in "ab"]
     with pytest.raises(ValueError, match="share their sampling fields"):
@@ -285,14 +319,18 @@ async def test_what_would_hold_up_the_loop_is_rendered_on_a_thread(
 async def test_a_stat_logger_receives_every_step_although_another_one_fails(folder: Path, client: FakeEngineCoreClient):
     class Broken:
         def log_engine_initialized(self, ready: EngineReady) -> None:
-            pass
+            raise ValueError("broken")
 
         def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
             raise ValueError("broken")
 
-    class Keeper(Broken):
+    class Keeper:
         def __init__(self) -> None:
+            self.engines: list[EngineReady] = []
             self.steps: list[IterationStats] = []
+
+        def log_engine_initialized(self, ready: EngineReady) -> None:
+            self.engines.append(ready)
 
         def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
             self.steps.append(iteration_stats)
@@ -301,6 +339,7 @@ async def test_a_stat_logger_receives_every_step_although_another_one_fails(fold
     llm = make(folder, client, stat_loggers=[Broken(), keeper])
     await collect(llm, "ab", "r", max_tokens=4)
     await llm.shutdown()
+    assert len(keeper.engines) == 1
     assert sum(step.num_generation_tokens for step in keeper.steps) == 4
     assert sum(len(step.finished_requests) for step in keeper.steps) == 1
 

@@ -77,7 +77,13 @@ NO_SAMPLING = CheckedSampling({})
 
 
 def given_fields(params: SamplingParams) -> dict[str, Any]:
-    """The fields in which `params` differ from the defaults, and `max_tokens`."""
+    """The fields in which `params` differ from the defaults, and `max_tokens`.
+
+    Raises:
+        InvalidRequestError: It is something else, such as a dict.
+    """
+    if not isinstance(params, SamplingParams):
+        raise request_errors.invalid_type("sampling_params", "SamplingParams", params)
     given = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) is not default}
     return given | {"max_tokens": params.max_tokens}
 

@@ -22,7 +22,7 @@ from llmstack_llm.model.preflight import check_model_runs
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
-from llmstack_llm.outputs.stats import StatLogger, record_all
+from llmstack_llm.outputs.stats import StatLogger, announce_engine, record_all
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.requests import Adapter, AdmittedRequest, PromptInput
@@ -87,8 +87,7 @@ class LLMEngine:
         self._ended: list[RequestOutput | PoolingRequestOutput] = []
         self.ready = model_config.use.restrict(client.wait_until_ready())
         self.input_processor.set_ready(self.ready)
-        for stat_logger in self._stat_loggers:
-            stat_logger.log_engine_initialized(self.ready)
+        announce_engine(self._stat_loggers, self.ready)
 
     @classmethod
     def from_engine_args(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.control_fields import INT32_MAX
 from llmstack_llm.offline.llm_engine import LLMEngine
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -20,7 +21,6 @@ from llmstack_llm.requests import AdmittedRequest, PromptInput
 GivenT = TypeVar("GivenT")
 UseTqdm = bool | Callable[..., "tqdm[Any]"]
 Output = RequestOutput | PoolingRequestOutput
-INT32_MAX = 2**31 - 1
 
 
 class OfflineRequests:

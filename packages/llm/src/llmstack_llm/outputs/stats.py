@@ -155,6 +155,15 @@ class LoggingStatLogger:
         self._queries_before, self._hits_before = num_queries, num_hits
 
 
+def announce_engine(stat_loggers: Sequence[StatLogger], ready: EngineReady) -> None:
+    """Tells every logger that an engine core can take requests."""
+    for stat_logger in stat_loggers:
+        try:
+            stat_logger.log_engine_initialized(ready)
+        except Exception:  # (a user's logger must not keep the engine from its requests)
+            logger.exception("a stat logger failed")
+
+
 def record_all(
     stat_loggers: Sequence[StatLogger], scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats
 ) -> None:

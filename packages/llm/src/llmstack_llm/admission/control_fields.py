@@ -1,0 +1,39 @@
+"""Checks of what a request has besides its prompt and sampling fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.rules import IntegerRule, check_text
+
+INT32_MAX = 2**31 - 1
+# The engine core takes ids of 512; those of several completions have a number before them.
+MAX_REQUEST_ID_CHARS = 500
+MAX_CACHE_SALT_CHARS = 1024
+MAX_TENANT_CHARS = 128
+_PRIORITY = IntegerRule(-INT32_MAX, INT32_MAX)
+
+
+def check_control_fields(
+    request_id: Any, *, priority: Any = 0, cache_salt: Any = "", tenant: Any = "", **others: Any
+) -> None:
+    """Checks what callers give besides the prompt; `others` are fields that the front end makes itself.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    _check_string("request_id", request_id, MAX_REQUEST_ID_CHARS)
+    if not request_id:
+        raise request_errors.empty_string("request_id")
+    _PRIORITY.check("priority", priority)
+    _check_string("cache_salt", cache_salt, MAX_CACHE_SALT_CHARS)
+    _check_string("tenant", tenant, MAX_TENANT_CHARS)
+
+
+def _check_string(param: str, value: Any, max_chars: int) -> None:
+    if not isinstance(value, str):
+        raise request_errors.invalid_type(param, "a string", value)
+    if len(value) > max_chars:
+        raise request_errors.string_too_long(param, max_chars, len(value))
+    check_text(param, value)
