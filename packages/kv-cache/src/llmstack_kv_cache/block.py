@@ -45,7 +45,7 @@ def check_sizes(
         check_integer(name, size, least)
     if num_reserved_blocks >= num_blocks:
         raise ValueError(f"num_reserved_blocks {num_reserved_blocks} leaves none of num_blocks {num_blocks}")
-    if not isinstance(watermark, int | float) or not 0.0 <= watermark < 1.0:
+    if not hasattr(watermark, "__float__") or not 0.0 <= watermark < 1.0:
         raise ValueError(f"watermark must be in [0, 1), got {watermark!r}")
 
 
