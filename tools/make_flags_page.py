@@ -10,7 +10,7 @@ from generated_page import write_page
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.command_line import help_text, value_text
 from llmstack_llm.options.option import Option, options_of
-from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, VLLM_FLAGS
+from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, KEY_FLAGS, SERVE_OPTIONS, VLLM_FLAGS
 
 HEAD = """# Flags of `llmstack serve`
 
@@ -35,6 +35,7 @@ nothing, and exits with 0 or 1. `--assume-devices 8x80GiB` and `--assume-model` 
 - An option with several values (`...`) takes them one by one, or as a JSON array.
 - A JSON object may be given key by key: `--speculative-config.method ngram`, or `-sc.method ngram` with the short form.
 - Words of closed sets may be written in capitals.
+- A switch may have a value: `--enforce-eager=true`, or `--enable-prefix-caching false` for its `--no-` form.
 
 ```yaml
 model: gpt2
@@ -51,6 +52,14 @@ KEYWORD_HEAD = """
 ## Keywords without a flag
 
 | keyword | |
+|---|---|
+"""
+KEY_HEAD = """
+## Flags that set one key
+
+These flags of vLLM set one key of a JSON option. Files and keywords of Python take them, too.
+
+| flag | the same as |
 |---|---|
 """
 REFUSED_HEAD = """
@@ -82,6 +91,8 @@ def page() -> str:
             *_option_tables(SERVE_OPTIONS),
             KEYWORD_HEAD,
             *_keyword_rows(),
+            KEY_HEAD,
+            *(f"| `{flag}` | `{key}` |\n" for flag, key in KEY_FLAGS.items()),
             REFUSED_HEAD,
             *_refused_rows(),
             ACCEPTED_HEAD,

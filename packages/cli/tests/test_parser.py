@@ -36,6 +36,30 @@ def test_a_near_miss_names_its_neighbour(word: str, expected: str):
     assert did_you_mean(word, ["--port", "--host"]) == expected
 
 
+def test_flags_that_stand_for_others_and_switches_with_values_are_respelt():
+    parser = CommandParser(prog="x", description="y")
+    parser.add_argument("--config")
+    parser.add_argument("--fast", "--no-fast", action="store_true", dest="fast")
+    parser.add_argument("--only", action="store_true")
+    parser.add_argument("--colour").stands_for = "--config.colour"  # type: ignore[attr-defined]
+    words = [
+        "--colour",
+        "red",
+        "--fast=False",
+        "--fast",
+        "TRUE",
+        "--only=true",
+        "--config",
+        "true",
+        "--",
+        "--fast=true",
+    ]
+    assert parser._respelt(words) == [
+        "--config.colour", "red", "--no-fast", "--fast", "--only=true", "--config", "true", "--", "--fast=true"
+    ]  # fmt: skip
+    assert parser._respelt(["--colour=red", "true"]) == ["--config.colour=red", "true"]
+
+
 def check(namespace: argparse.Namespace) -> list[str]:
     return [f"--size: {namespace.size} is odd"] if namespace.size == "3" else []
 

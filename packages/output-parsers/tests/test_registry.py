@@ -29,7 +29,7 @@ def test_ours_have_the_names_that_people_know():
 
 
 def test_those_of_installed_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("llmstack_output_parsers.registry.entry_points", lambda group: [EntryPoint()])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [EntryPoint()])
     assert tool_parser("mine") is HermesToolParser
     with pytest.raises(UnknownParserError, match=r"no parser 'other'; there are deepseek_v3, .*mine"):
         tool_parser("other")

@@ -47,6 +47,22 @@ def test_a_line_without_anything_missing_ends_with_0_and_starts_nothing(capsys: 
     assert capsys.readouterr().out.count("--data-parallel-size ") == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-tp 8 -pp 2 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --cluster-key-file k",
+        "-dp 16 -dpl 8 -dpa 10.0.0.1 --cluster-key-file k",
+        "-dp 16 -dpl 8 -dpr 8 -dpa 10.0.0.1 --cluster-key-file k --headless",
+        "-tp 16 --distributed-executor-backend ray --trust-cluster-network eth0 --cluster-key-file k",
+    ],
+)
+def test_only_the_devices_of_this_machine_are_counted(line: str, capsys: pytest.CaptureFixture[str]):
+    assumed = ("--assume-model", "--assume-devices", "8x80GiB")
+    assert problems_of("org/model", *line.split(), *assumed)[0] == []
+    [problem] = problems_of("org/m", *line.split(), *assumed[:2], "4x80GiB")[0] or ["the cluster's: and there are 4"]
+    assert problem.endswith("and there are 4")
+
+
 @pytest.mark.parametrize("text", ["8", "x80GiB", "8x", "8x80MiB", "0x80GiB", "8x80GiBs"])
 def test_assumed_devices_have_one_form(text: str, capsys: pytest.CaptureFixture[str]):
     [problem] = problems_of("org/model", "--assume-model", "--assume-devices", text)[0]
@@ -64,7 +80,8 @@ def test_a_dry_run_of_a_published_line_imports_no_torch():
         "line = 'serve org/m -tp 1 --dry-run --assume-model --assume-devices 8x80GiB --moe-backend triton -O3 "
         "-cc.pass_config.fuse=True --reasoning-parser qwen3 --trust-remote-code'\n"
         "code = main(line.split())\n"
-        "print([name for name in ('torch', 'transformers', 'uvicorn', 'zmq') if name in sys.modules], code)"
+        "late = ('torch', 'transformers', 'uvicorn', 'zmq', 'importlib.metadata', 'email', 'socket')\n"
+        "print([name for name in late if name in sys.modules], code)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[] 0"

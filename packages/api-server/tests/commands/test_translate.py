@@ -84,6 +84,17 @@ def test_other_texts_are_refused(line: str, reason: str):
         ("bash -lc 'vllm serve org/m --port $PORT'", 'llmstack serve org/m --port "$PORT" --host 0.0.0.0'),
         ("""vllm serve "$M" --api-key 'a$b' --port ${PORT:-1}""",
          """llmstack serve "$M" --api-key 'a$b' --port "${PORT:-1}" --host 0.0.0.0"""),
+        ("docker run -p 8000:8000 --entrypoint vllm vllm/vllm-openai:latest serve org/m --port 80",
+         "llmstack serve org/m --port 80 --host 0.0.0.0"),
+        ("docker run -v a/b:/c public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:latest --model=org/m",
+         "llmstack serve --model org/m --host 0.0.0.0"),
+        ("podman run --name vllm -v vllm:/m registry.redhat.io/rhaiis/vllm-cuda-rhel9:3.2 --model org/m",
+         "llmstack serve --model org/m --host 0.0.0.0"),
+        ("docker run rocm/vllm:latest vllm serve org/m -n2", "llmstack serve org/m -n 2 --host 0.0.0.0"),
+        ("python -m sglang_router.launch_server --model-path org/m --dp 2",
+         "llmstack serve --model org/m --data-parallel-size 2 --port 30000"),
+        ("vllm serve org/m --spec-method ngram",
+         "llmstack serve org/m --speculative-config.method ngram --host 0.0.0.0"),
         ("python -m vllm.entrypoints.cli.main serve org/m", "llmstack serve org/m --host 0.0.0.0"),
     ],
 )  # fmt: skip
@@ -101,6 +112,18 @@ def test_variables_that_nothing_here_reads_are_named():
     assert found.missing == ["LLAMA_ARG_PORT: write it as a flag of llama-server"]
 
 
+def test_variables_that_a_flag_replaces_become_flags():
+    found = translate(
+        "VLLM_BATCH_INVARIANT=1 VLLM_CPU_KVCACHE_SPACE=40 VLLM_SERVER_DEV_MODE=0 VLLM_TORCH_PROFILER_DIR=/t \\\n"
+        "vllm serve m"
+    )
+    assert shlex.join(found.words) == (
+        "m --host 0.0.0.0 --enable-deterministic-inference --kv-cache-memory-bytes 40G "
+        "--profiler-config.torch_profiler_dir /t"
+    )
+    assert "the variable VLLM_SERVER_DEV_MODE has no effect" in found.differences
+
+
 def test_values_that_are_refused_here_are_missing():
     found = translate("llama-server -m m.gguf -ctk q8_0 -c 0 --seed -1 --api-key a,b --pooling cls --no-webui")
     assert shlex.join(found.words) == (
@@ -116,9 +139,9 @@ def test_flags_without_a_counterpart_say_what_to_use():
         "--load-balance-method round_robin"
     )
     assert shlex.join(found.words) == (
-        "org/m --enable-expert-parallel --tensor-parallel-size 8 --routing round_robin --port 30000"
+        "org/m --enable-expert-parallel --tensor-parallel-size 8 --nnodes 2 --routing round_robin --port 30000"
     )
-    assert [line.split()[:2] for line in found.missing] == [["--nnodes:", "use"], ["--speculative-algorithm:", "draft"]]
+    assert [line.split()[:2] for line in found.missing] == [["--speculative-algorithm:", "draft"]]
     assert "--enable-expert-parallel" not in translate("sglang serve org/m --ep-size 1").words
     rope = translate("""vllm serve org/m --rope-scaling '{"rope_type": "yarn"}'""")
     assert rope.words[1:3] == ["--hf-overrides.rope_scaling", '{"rope_type": "yarn"}']

@@ -15,7 +15,12 @@ from llmstack_llm.options.option import REQUIRED
 from llmstack_llm.options.refused_flags import REFUSED_FLAGS
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.commands import ServeCommand
-from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, VLLM_FLAGS, settings_from
+from llmstack_server.options.command_line import (
+    ALL_FOREIGN_FLAGS,
+    SERVE_OPTIONS,
+    VLLM_FLAGS,
+    settings_from,
+)
 from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.environment import export_hub_settings
 from llmstack_server.options.errors import ServeError
@@ -121,12 +126,6 @@ def test_json_of_an_accepted_flag_is_read_and_what_would_change_answers_is_refus
 def test_the_older_form_of_a_flag_without_refused_keys_is_accepted():
     [accepted] = config("--limit-mm-per-prompt", "image=5,video=1").settings.accepted
     assert accepted.value == "image=5,video=1"
-
-
-def test_a_line_of_the_rotary_embedding_says_which_key_to_override():
-    for key in ("rope_scaling", "rope_theta"):
-        with pytest.raises(ServeError, match=f"--hf-overrides.{key} with the same value"):
-            config(f"--{key.replace('_', '-')}", "1")
 
 
 @pytest.mark.parametrize(

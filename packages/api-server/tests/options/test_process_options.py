@@ -77,7 +77,11 @@ JOINED = ["--data-parallel-address", "10.0.0.1", *KEYS]
             ["--data-parallel-backend ray", "Ray starts the engine cores"],
         ),
         ([*HOSTS, *JOINED, "-dpl", "2", "--engine-address", "ipc:///a", "ipc:///b"], ["join by themselves"]),
-        (["-pp", "2", "--nnodes", "2"], ["--nnodes 2 needs --distributed-executor-backend external_launcher"]),
+        (
+            ["-pp", "2", "--nnodes", "2", "--distributed-executor-backend", "uni"],
+            ["--nnodes 2 needs --distributed-executor-backend external_launcher"],
+        ),
+        (["-pp", "2", "--nnodes", "2"], ["--nnodes 2 needs --master-addr"]),
         (["-pp", "2", *NODES, *KEYS], ["--nnodes 2 needs --master-addr"]),
         (["-pp", "2", *NODES, "--master-addr", "10.0.0.1"], ["--nnodes 2 needs --cluster-key-file"]),
         (["-tp", "2", *NODES, *MASTER], ["--tensor-parallel-size 2 over", "needs --trust-cluster-network"]),

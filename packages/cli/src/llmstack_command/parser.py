@@ -10,6 +10,7 @@ from llmstack_command.dotted import fold_dotted_flags
 from llmstack_command.errors import CommandLineError, did_you_mean
 
 USAGE_EXIT_CODE = 2
+_SWITCH_VALUES = {"true": True, "false": False}
 Check = Callable[[argparse.Namespace], Sequence[str]]
 
 
@@ -38,7 +39,7 @@ class CommandParser(argparse.ArgumentParser):
             CommandLineError: Flags or values are wrong; the text has a line for each, with the nearest valid one.
         """
         try:
-            line = fold_dotted_flags(normalise_flags(arguments))
+            line = fold_dotted_flags(self._respelt(normalise_flags(arguments)))
         except CommandLineError as error:
             self.error(str(error))
         topic = next((word for word in line[: _end_of_flags(line)] if word.startswith("--help=")), None)
@@ -74,6 +75,31 @@ class CommandParser(argparse.ArgumentParser):
                 if len(rest) == len(line):  # a positional, without which the rest is unknown
                     self.error("\n".join(problems))
                 line = rest
+
+    def _respelt(self, line: Sequence[str]) -> list[str]:
+        """The line with flags in the place of those that only stand for them, and switches without their values.
+
+        `--switch=true` and `--switch false`, which other programs take, become `--switch` and `--no-switch`.
+        """
+        respelt: list[str] = []
+        words = iter(line)
+        for word in words:
+            flag, equals, value = word.partition("=")
+            action = self._option_string_actions.get(flag)
+            if word == "--":
+                return [*respelt, word, *words]
+            if flag.lower() in _SWITCH_VALUES and respelt and self._is_switch(respelt[-1]):
+                flag, equals, value = respelt.pop(), "=", flag
+            if equals and value.lower() in _SWITCH_VALUES and self._is_switch(flag):
+                respelt.append(flag if _SWITCH_VALUES[value.lower()] else _opposite(flag))
+            else:
+                respelt.append(getattr(action, "stands_for", flag) + equals + value)
+        return respelt
+
+    def _is_switch(self, flag: str) -> bool:
+        """Whether a flag has no value, and a `--no-` form."""
+        names = self._option_string_actions
+        return flag in names and names[flag].nargs == 0 and _opposite(flag) in names
 
     def format_help(self) -> str:
         """The help, as wide as the terminal."""
@@ -151,6 +177,10 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
             flag = word.partition("=")[0].partition(".")[0]
             normalised[index] = flag.replace("_", "-") + word[len(flag) :]
     return normalised
+
+
+def _opposite(flag: str) -> str:
+    return f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
 
 
 def _end_of_flags(line: Sequence[str]) -> int:

@@ -206,7 +206,7 @@ class EngineArgs(
 
         address = "" if self.master_addr is None else tcp_address(resolved(self.master_addr), self.master_port)
         return {
-            "launcher": self.distributed_executor_backend, "num_nodes": self.num_nodes, "node": self.node_rank,
+            "launcher": self.launcher, "num_nodes": self.num_nodes, "node": self.node_rank,
             "address": address, "key_file": os.path.abspath(self.cluster_key_file or ""),
             "interface": self.trust_cluster_network or "", "silence_s": self.cluster_timeout,
             "allow_ray_without_token": self.allow_ray_without_token,

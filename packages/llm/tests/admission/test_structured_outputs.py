@@ -113,12 +113,20 @@ def test_a_configuration_comes_as_a_mapping_or_as_json() -> None:
     assert read_structured_outputs_config('{"backend": "guidance", "disable_any_whitespace": true}') == expected
 
 
+def test_the_names_of_other_compilers_are_known_with_their_older_options() -> None:
+    assert read_structured_outputs_config({"backend": "xgrammar"}) == StructuredOutputsConfig("xgrammar")
+    expected = StructuredOutputsConfig("outlines", disable_fallback=True, disable_any_whitespace=True)
+    given = {"backend": "outlines:no-fallback,disable-any-whitespace"}
+    assert read_structured_outputs_config(given) == expected
+
+
 @pytest.mark.parametrize(
     ("value", "word"),
     [
         ("{", "not valid JSON"),
         ("[]", "object"),
-        ({"backend": "xgrammar"}, "xgrammar"),
+        ({"backend": "xgrammer"}, "only auto, guidance, llguidance, xgrammar"),
+        ({"backend": "xgrammar:fast"}, "'fast' is not available"),
         ({"enable_in_reasoning": True}, "enable_in_reasoning"),
         ({"reasoning_parser": "qwen3"}, "is an option of its own"),
         ({"disable_any_whitespace": "yes"}, "bool"),

@@ -27,13 +27,19 @@ def test_what_asks_for_nothing_is_left_out_without_a_word(caplog: pytest.LogCapt
     assert caplog.records == []
 
 
+def test_the_keyword_of_one_key_is_put_into_its_object():
+    given = {"rope_scaling": {"factor": 2}, "rope_theta": None, "hf_overrides": '{"a": 1}', "spec_method": "ngram"}
+    assert own_options(given) == {
+        "hf_overrides": {"rope_scaling": {"factor": 2}, "a": 1}, "speculative_config": {"method": "ngram"},
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"max_modl_len": 1}, r"unknown options: max_modl_len \(did you mean max_model_len\?\)"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb: weights are not offloaded"),
         ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by tokenizer.json"),
-        ({"rope_scaling": {"factor": 2}}, "rope_scaling: use --hf-overrides"),
         ({"attention_config": {"use_non_causal": True}}, "attention_config: use_non_causal would change"),
         ({"download_dir": "/d", "zzz": 1}, "download_dir: set the variable HF_HUB_CACHE; unknown options: zzz"),
     ],

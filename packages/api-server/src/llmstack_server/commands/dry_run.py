@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -74,10 +75,16 @@ def _device_problems(settings: Settings) -> Iterator[str]:
         flag: int(settings[flag.removeprefix("--").replace("-", "_")])
         for flag in ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
     }
-    needed = 1
-    for size in sizes.values():
-        needed *= size
+    if "ray" in (settings["distributed_executor_backend"], settings["data_parallel_backend"]):
+        return  # it places them on any machine of its cluster
+    if settings["data_parallel_size_local"] is not None:
+        sizes["--data-parallel-size-local"] = settings["data_parallel_size_local"]
+        del sizes["--data-parallel-size"]
+    needed = math.prod(sizes.values())
+    if settings["nnodes"] > 1:
+        needed //= settings["nnodes"]
     if needed > count:
         named = " and ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
         verb = "need" if " and " in named else "needs"
-        yield f"{named} {verb} {needed} devices, and there are {count}"
+        here = f" on each of {settings['nnodes']} machines" if settings["nnodes"] > 1 else ""
+        yield f"{named} {verb} {needed} devices{here}, and there are {count}"

@@ -11,11 +11,13 @@ from pathlib import Path
 MAX_LINE_CHARS = 65_536
 _MODULES: Mapping[str, str] = {
     "vllm.entrypoints.openai.api_server": "vllm", "vllm.entrypoints.api_server": "vllm",
-    "sglang.launch_server": "sglang", "llama-server": "llama.cpp", "llama-server.exe": "llama.cpp",
+    "sglang.launch_server": "sglang", "sglang_router.launch_server": "sglang",
+    "llama-server": "llama.cpp", "llama-server.exe": "llama.cpp",
 }  # fmt: skip
 _PROGRAMS: Mapping[str, str] = {"vllm": "vllm", "vllm.entrypoints.cli.main": "vllm", "sglang": "sglang"}
 _IMAGES: Mapping[str, re.Pattern[str]] = {
-    "vllm": re.compile(r"(.*/)?vllm-openai[\w.-]*([:@].*)?"),
+    # Those of vLLM itself, and those that others publish in a repository of that name.
+    "vllm": re.compile(r"(.*/)?vllm-openai[\w.-]*([:@].*)?|([\w.-]+(:\d+)?/)+vllm[\w.-]*(:[\w.-]+|@sha256:\w+)?"),
     "llama.cpp": re.compile(r"(.*/)?llama\.cpp:server.*"),
 }
 # Other subcommands of vLLM, which are subcommands here too.
@@ -153,6 +155,6 @@ def _start_of(words: Sequence[str]) -> tuple[str, int] | None:
             return _MODULES[name], index + 1
     for index, word in enumerate(words):
         for engine, image in _IMAGES.items():
-            if image.fullmatch(word):
-                return engine, index + 1
+            if image.fullmatch(word):  # an entry point before it may take a subcommand
+                return engine, index + 1 + (words[index + 1 : index + 2] == ["serve"])
     return None

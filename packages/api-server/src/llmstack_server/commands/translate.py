@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 from llmstack_llm.options.foreign import foreign_flag, value_of
 from llmstack_llm.options.option import Option
 from llmstack_server.commands.shell_line import VARIABLE, find_command, join
-from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS
+from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, KEY_FLAGS, SERVE_OPTIONS
 from llmstack_server.options.environment import ignored_variables
 
 _FOREIGN_VARIABLES = ("SGLANG_", "SGL_", "LLAMA_", "GGML_")
+_ATTACHED = re.compile(r"-[a-zA-Z]\d+")
+"""A short flag and its number in one word, such as `-O3`."""
 _FILE = Path(__file__).with_name("other_engines.json")
 
 
@@ -31,6 +34,8 @@ class Engine:
         refused: Flag to what is missing, and what to use.
         comma_lists: Flags whose value is several, with commas between them.
         always: Differences whatever the line says.
+        variables: Variable to its values, and to the flag that each stands for; an empty value stands for any other
+            one, which takes the place of braces.
     """
 
     name: str
@@ -45,6 +50,7 @@ class Engine:
     refused: Mapping[str, str]
     comma_lists: Sequence[str]
     always: Sequence[str]
+    variables: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(slots=True)
@@ -81,7 +87,7 @@ def translate(text: str) -> Translation:
     while rest:
         _take_flag(engine, rest, found)
     _add_defaults(engine, found)
-    _add_variables(command.variables, found)
+    _add_variables(engine, command.variables, found)
     return found
 
 
@@ -98,6 +104,8 @@ def _take_flag(engine: Engine, rest: list[str], found: Translation) -> None:
         found.words.append(word)
         return
     flag, equals, value = word.partition("=")
+    if engine.name == "vllm" and _ATTACHED.fullmatch(word):
+        flag, equals, value = word[:2], "=", word[2:]
     flag = _normalised(flag)
     given = [value] if equals else []
     option = _option_of(engine.flags.get(flag, flag).partition(".")[0])
@@ -118,7 +126,7 @@ def _take_flag(engine: Engine, rest: list[str], found: Translation) -> None:
 
 
 def _add_ours(engine: Engine, flag: str, given: Sequence[str], found: Translation) -> None:
-    ours = engine.flags.get(flag, flag)
+    ours = engine.flags.get(flag, KEY_FLAGS.get(flag, flag))
     base = ours.partition(".")[0]
     if flag in engine.notes:
         found.differences.append(f"{flag} {engine.notes[flag]}")
@@ -158,10 +166,14 @@ def _add_defaults(engine: Engine, found: Translation) -> None:
             found.differences.append(f"{flag} {value} is the default of {engine.name}")
 
 
-def _add_variables(variables: Mapping[str, str], found: Translation) -> None:
-    """Keeps what programs read, and names what only the other engine reads."""
+def _add_variables(engine: Engine, variables: Mapping[str, str], found: Translation) -> None:
+    """Keeps what programs read, writes flags for what has one, and names what only the other engine reads."""
     for name, value in variables.items():
-        if not ignored_variables([name], SERVE_OPTIONS) and not name.startswith(_FOREIGN_VARIABLES):
+        values = engine.variables.get(name, {})
+        if template := values.get(value, values.get("", "")):
+            flag, equals, text = template.partition("=")
+            found.words += [flag, text.format(value)] if equals else [flag]
+        elif not ignored_variables([name], SERVE_OPTIONS) and not name.startswith(_FOREIGN_VARIABLES):
             found.variables[name] = value
         elif name.startswith("LLAMA_ARG_"):
             found.missing.append(f"{name}: write it as a flag of llama-server")

@@ -8,9 +8,9 @@ from typing import Any
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.accepted_flags import ACCEPTED_FLAGS
-from llmstack_llm.options.command_line import add_foreign_flags, add_options, given_in, positional_dest
+from llmstack_llm.options.command_line import add_foreign_flags, add_key_flags, add_options, given_in, positional_dest
 from llmstack_llm.options.foreign import ForeignFlag, replaced_flags
-from llmstack_llm.options.option import Option, options_of
+from llmstack_llm.options.option import Option, key_flags, options_of
 from llmstack_llm.options.refused_flags import REFUSED_FLAGS
 from llmstack_llm.options.resolve import ConfigFile, Settings, resolve
 from llmstack_server.options.adapter_options import AdapterNames
@@ -47,6 +47,7 @@ _GROUPS: Sequence[type[Any]] = (
 SERVE_OPTIONS: Sequence[Option] = tuple(
     option for group in _GROUPS for option in options_of(group) if option.declared.flag
 )
+KEY_FLAGS: Mapping[str, str] = key_flags(SERVE_OPTIONS)
 VLLM_FLAGS: FlagList = read_flag_list()
 ALL_FOREIGN_FLAGS: Mapping[str, ForeignFlag] = with_forms(
     {**REFUSED_FLAGS, **ACCEPTED_FLAGS, **replaced_flags(SERVE_OPTIONS)}, VLLM_FLAGS
@@ -56,6 +57,7 @@ ALL_FOREIGN_FLAGS: Mapping[str, ForeignFlag] = with_forms(
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares every flag of `llmstack serve`."""
     add_options(parser, SERVE_OPTIONS)
+    add_key_flags(parser, SERVE_OPTIONS)
     add_foreign_flags(parser, ALL_FOREIGN_FLAGS)
 
 
@@ -70,7 +72,7 @@ def settings_from(
     settings = resolve(options, namespace, environment, file, ALL_FOREIGN_FLAGS)
     settings.problems[:0] = problems
     settings.warnings += [str(flag) for flag in settings.accepted]
-    settings.warnings += _ambiguous_model(namespace, options)
+    settings.warnings += [*_ambiguous_model(namespace, options), *_other_backend(settings)]
     if ignored := ignored_variables(environment, SERVE_OPTIONS):
         settings.warnings.append(f"environment variables without a meaning here: {', '.join(ignored)}")
     return settings
@@ -88,9 +90,22 @@ def _config_file(
     if path is None:
         return None, []
     try:
-        return read_config_file(path), []
+        return read_config_file(path, KEY_FLAGS), []
     except ValueError as error:
         return None, [f"--config {path}: {error}"]
+
+
+def _other_backend(settings: Settings) -> list[str]:
+    """A warning where constraints are to be compiled by another library."""
+    config = settings["structured_outputs_config"]
+    if not config:
+        return []
+    from llmstack_llm.admission.structured_outputs import OTHER_BACKENDS  # late: most lines need none
+
+    backend = str(config.get("backend", "")).partition(":")[0]
+    if backend not in OTHER_BACKENDS:
+        return []
+    return [f"--structured-outputs-config: backend {backend} has no effect: llguidance compiles every constraint"]
 
 
 def _ambiguous_model(namespace: argparse.Namespace, options: Sequence[Option]) -> list[str]:

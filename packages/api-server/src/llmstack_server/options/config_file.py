@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from llmstack_llm.options.resolve import ConfigFile
 
 MAX_FILE_BYTES = 1 << 20
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def read_config_file(path: str) -> ConfigFile:
+def read_config_file(path: str, key_flags: Mapping[str, str] = _NONE) -> ConfigFile:
     """Flags and their values; keys may be written with `-` or `_`, as in `max_model_len: 4096`, and as flags.
+
+    `key_flags`: Flags that stand for one key of another flag, to that flag and key.
 
     Raises:
         ValueError: The file cannot be read, or is no mapping; one sentence.
@@ -30,13 +36,14 @@ def read_config_file(path: str) -> ConfigFile:
         return ConfigFile(path, {})
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ValueError("it must map options to values, such as 'port: 8000'")
-    settings = {_flag(key): value for key, value in found.items()}
+    settings = {_flag(key, key_flags): value for key, value in found.items()}
     if len(settings) < len(found):
         raise ValueError("an option is set twice, under two spellings")
     return ConfigFile(path, settings)
 
 
-def _flag(key: str) -> str:
+def _flag(key: str, key_flags: Mapping[str, str]) -> str:
     base, dot, keys = key.removeprefix("--").partition(".")
     name = base.replace("_", "-")
-    return f"--{'model' if name == 'model-tag' else name}{dot}{keys}"
+    flag = f"--{'model' if name == 'model-tag' else name}"
+    return key_flags.get(flag, flag) + dot + keys

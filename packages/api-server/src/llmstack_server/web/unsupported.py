@@ -76,7 +76,9 @@ MEDIA: Mapping[str, Predicate] = {
 COMMON: Mapping[str, Predicate] = {
     **MEDIA,
     "ec_transfer_params": _NEVER,
-    "guided_decoding_backend": one_of("auto", "guidance"),  # the library that compiles constraints here
+    "guided_decoding_backend": one_of(
+        "auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"
+    ),  # llguidance compiles all constraints
     "return_token_offsets": one_of(False),
     "return_weight_versions": one_of(False),
     "routed_experts_prompt_start": one_of(0),

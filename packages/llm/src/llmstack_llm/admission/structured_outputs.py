@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from llmstack_structured_output import ConstraintChecker, GrammarCompiler
 
 BACKENDS = ("auto", "guidance", "llguidance")
+OTHER_BACKENDS = ("xgrammar", "outlines", "lm-format-enforcer")
+"""Libraries that vLLM may use instead. They compile the same constraints, so their names are accepted."""
+
+_BACKEND_DETAILS = {"no-fallback": "disable_fallback", "disable-any-whitespace": "disable_any_whitespace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class StructuredOutputsConfig:
     """vLLM's options of structured output.
 
     Attributes:
-        backend: All names mean llguidance, which vLLM calls `guidance`.
+        backend: All names mean llguidance, which vLLM calls `guidance`. Options of older versions may follow a colon,
+            such as `xgrammar:no-fallback`.
         disable_fallback: Either value holds: there is no other backend to fall back to.
         disable_any_whitespace: JSON comes without blanks, whatever the request says.
     """
@@ -54,10 +59,16 @@ def read_structured_outputs_config(value: Mapping[str, Any] | str | None) -> Str
         if type(entry) is not known[name]:
             raise ValueError(f"{name} must be of type {known[name].__name__}")
     config = StructuredOutputsConfig(**named)
-    if config.backend not in BACKENDS:
-        listed = ", ".join(BACKENDS)
+    backend, _, details = config.backend.partition(":")
+    if backend not in (*BACKENDS, *OTHER_BACKENDS):
+        listed = ", ".join((*BACKENDS, *OTHER_BACKENDS))
         raise ValueError(f"backend {config.backend[:64]!r} is not available, only {listed}")
-    return config
+    given: dict[str, Any] = {"backend": backend}
+    for detail in filter(None, details.split(",")):
+        if detail not in _BACKEND_DETAILS:
+            raise ValueError(f"backend {config.backend[:64]!r}: {detail[:64]!r} is not available")
+        given[_BACKEND_DETAILS[detail]] = True
+    return dataclasses.replace(config, **given)
 
 
 def normal_constraint(

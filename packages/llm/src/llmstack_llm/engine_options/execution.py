@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmstack_llm.engine_options.speculation import check_speculative_config
+from llmstack_llm.engine_options.speculation import SPECULATION_FLAGS, check_speculative_config
 from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import (
@@ -120,13 +120,7 @@ class SchedulingOptions(OptionGroup):
         short="-sc",
         check=check_speculative_config,
         metavar="JSON",
-        replaces={
-            "--num-speculative-tokens": (),
-            "--speculative-model": (),
-            "--spec-method": (),
-            "--spec-model": (),
-            "--spec-tokens": (),
-        },
+        key_flags=SPECULATION_FLAGS,
         help="how draft tokens are guessed; prompt_lookup_max and prompt_lookup_min bound the n-grams, and the "
         "method 'none' makes no drafts (default: on a CPU, n-gram drafts where they are expected to repay their cost)",
         example='{"method": "ngram", "num_speculative_tokens": 5}',
@@ -136,7 +130,7 @@ class SchedulingOptions(OptionGroup):
         flag="--structured-outputs-config",
         check=check_structured_outputs_config,
         metavar="JSON",
-        replaces={"--guided-decoding-backend": ("auto",)},
+        key_flags={"--guided-decoding-backend": "backend"},
         help="options of structured output",
         example='{"backend": "auto", "disable_any_whitespace": true}',
     )
@@ -227,6 +221,7 @@ class ComputationOptions(OptionGroup):
     cudagraph_capture_sizes: Sequence[int] | None = option(
         None,
         flag="--cudagraph-capture-sizes",
+        also=("--cuda-graph-sizes",),
         at_least=1,
         read=read_sizes,
         metavar="N",
@@ -267,6 +262,7 @@ class KVCacheOptions(OptionGroup):
     kv_cache_memory_bytes: int | None = option(
         None,
         flag="--kv-cache-memory-bytes",
+        also=("--kv-cache-memory",),
         at_least=1,
         suffixes=True,
         metavar="BYTES",

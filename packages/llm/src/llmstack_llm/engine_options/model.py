@@ -151,6 +151,7 @@ class RepositoryOptions(OptionGroup):
     hf_overrides: Mapping[str, Any] | None = option(
         None,
         flag="--hf-overrides",
+        key_flags={"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"},
         metavar="JSON",
         help="values that replace those in config.json; objects are merged",
         example='{"max_position_embeddings": 4096}',
@@ -189,6 +190,7 @@ class UseOptions(OptionGroup):
     pooler_config: Mapping[str, Any] | None = option(
         None,
         flag="--pooler-config",
+        also=("--override-pooler-config",),
         metavar="JSON",
         help="default pooling, in place of the model's",
         example='{"pooling_type": "MEAN", "normalize": true}',
@@ -196,7 +198,7 @@ class UseOptions(OptionGroup):
     enable_prompt_embeds: bool = option(
         False, flag="--enable-prompt-embeds", help="prompts of completions may be vectors in place of tokens"
     )
-    device: Device = option("auto", help="'auto' is a GPU where there is one, else the CPU")
+    device: Device = option("auto", flag="--device", help="'auto' is a GPU where there is one, else the CPU")
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds a runner and a task that exclude each other."""

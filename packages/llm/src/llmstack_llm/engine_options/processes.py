@@ -49,7 +49,7 @@ class EngineProcessOptions(OptionGroup):
         flag="--distributed-executor-backend",
         help="how ranks are started: 'mp' is a process each on this machine, 'uni' allows only one, 'ray' are actors "
         "of the cluster at RAY_ADDRESS, 'external_launcher' is this command on each of --nnodes machines "
-        "(default: mp where there are several)",
+        "(default: external_launcher with --nnodes, else mp)",
     )
     nnodes: int = option(
         1,
@@ -58,7 +58,7 @@ class EngineProcessOptions(OptionGroup):
         at_least=1,
         at_most=4096,
         metavar="N",
-        help="machines that share the ranks of one model, with --distributed-executor-backend external_launcher",
+        help="machines that share the ranks of one model; this command runs on each",
     )
     node_rank: int = option(
         0,
@@ -214,7 +214,13 @@ class EngineProcessOptions(OptionGroup):
         """Nodes of the ranks of one model; each rank that Ray places counts as one."""
         if self.distributed_executor_backend == "ray":
             return self.num_ranks
-        return self.nnodes if self.distributed_executor_backend == "external_launcher" else 1
+        return self.nnodes if self.launcher == "external_launcher" else 1
+
+    @property
+    def launcher(self) -> DistributedExecutorBackend:
+        """What starts ranks: on several machines this command on each, which vLLM calls `mp` as well."""
+        named = self.distributed_executor_backend or "mp"
+        return "external_launcher" if self.nnodes > 1 and named == "mp" else named
 
     @property
     def num_local_engines(self) -> int:
@@ -249,11 +255,11 @@ class EngineProcessOptions(OptionGroup):
 
     def _node_conflicts(self) -> Iterator[Problem]:
         """Ranks on several machines that cannot be."""
-        backend = f"{{distributed_executor_backend}} {self.distributed_executor_backend or 'mp'}"
+        backend = f"{{distributed_executor_backend}} {self.launcher}"
         nodes = f"{{nnodes}} {self.nnodes}"
         if self.node_rank >= self.nnodes:
             yield Problem(f"{{node_rank}} {self.node_rank} is too large for {nodes}; the first machine has 0")
-        if self.nnodes > 1 and self.distributed_executor_backend != "external_launcher":
+        if self.nnodes > 1 and self.launcher != "external_launcher":
             yield Problem(f"{nodes} needs {{distributed_executor_backend}} external_launcher, but that is {backend}")
         elif self.nnodes > 1:
             yield from self._launcher_conflicts(nodes)

@@ -11,11 +11,25 @@ _DRAFT_METHODS = frozenset(
     {"custom_class", "dflash", "dspark", "draft_model", "eagle", "eagle3", "extract_hidden_states", "medusa",
      "mlp_speculator"}
 )  # fmt: skip
+SPECULATION_FLAGS: Mapping[str, str] = {
+    "--num-speculative-tokens": "num_speculative_tokens",
+    "--ngram-prompt-lookup-max": "prompt_lookup_max",
+    "--ngram-prompt-lookup-min": "prompt_lookup_min",
+    "--speculative-model": "model",
+    "--spec-method": "method",
+    "--spec-model": "model",
+    "--spec-tokens": "num_speculative_tokens",
+}
+"""Flags of vLLM, the older ones too, to the key of the configuration that each sets."""
 NO_DRAFTS = {"method": "none"}
+NGRAM_MODEL = "[ngram]"
+"""Older lines of vLLM name the method `ngram` so, in place of a draft model."""
 
 
 def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is."""
+    if value.get("model") == NGRAM_MODEL:
+        value = {"method": "ngram"} | {name: entry for name, entry in value.items() if name != "model"}
     method = value.get("method", "draft_model" if value.get("model") else None)
     if value == NO_DRAFTS:
         return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.options.accepted_flags import ACCEPTED_FLAGS
 from llmstack_llm.options.foreign import foreign_flag, replaced_flags
-from llmstack_llm.options.option import options_of
+from llmstack_llm.options.option import key_flags, options_of
 from llmstack_llm.options.refused_flags import REFUSED_FLAGS
 from llmstack_llm.options.value_type import as_text
 
@@ -26,6 +27,7 @@ def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         EngineArgsError: Others are refused or unknown; the text says why, or names the nearest option.
     """
+    given = _with_whole_objects(given)
     known = [option.name for option in options_of(EngineArgs)]
     own = {name: value for name, value in given.items() if name in known and value is not None}
     others = {name: value for name, value in given.items() if name not in known and value is not None}
@@ -46,6 +48,22 @@ def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise EngineArgsError("; ".join(problems))
     return own
+
+
+def _with_whole_objects(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of one key, such as `rope_scaling`, put into the object that the key belongs into."""
+    name_to_key = {_keyword(flag): key for flag, key in key_flags(options_of(EngineArgs)).items()}
+    whole = {name: value for name, value in given.items() if name not in name_to_key}
+    for name, value in given.items():
+        if name in name_to_key and value is not None:
+            flag, _, key = name_to_key[name].partition(".")
+            others = whole.get(_keyword(flag)) or {}
+            whole[_keyword(flag)] = {key: value} | (json.loads(others) if isinstance(others, str) else others)
+    return whole
+
+
+def _keyword(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llmstack_llm.options.foreign import ForeignFlag
-from llmstack_llm.options.option import REQUIRED, Option
+from llmstack_llm.options.option import REQUIRED, Option, key_flags
 from llmstack_llm.options.value_type import as_text
 
 FOREIGN = "foreign flags"
@@ -29,6 +29,19 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> N
             group = groups.get(option.title) or parser.add_argument_group(option.title)
             groups[option.title] = group
             _add_flags(group, option)
+
+
+def add_key_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
+    """Declares flags of other engines that set one key of an option, which `--help` does not show.
+
+    A `CommandParser` puts `stands_for` in their place; other parsers refuse them.
+    """
+    for name, key in key_flags(options).items():
+        action: Any = parser.add_argument(
+            name, action=_StandIn, dest=FOREIGN, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        action.stands_for = key
+        action.reason = f"the same as {key}"  # for `--help=flag`
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, flags: Mapping[str, ForeignFlag]) -> None:
@@ -120,6 +133,13 @@ class ShownChoices(tuple[str, ...]):
 
     def __contains__(self, value: object) -> bool:
         return True
+
+
+class _StandIn(argparse.Action):
+    stands_for = ""
+
+    def __call__(self, *_: object) -> None:
+        raise argparse.ArgumentError(self, f"use {self.stands_for}")
 
 
 class _Collect(argparse.Action):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
@@ -44,6 +44,7 @@ class Declaration(NamedTuple):
     check: Callable[[Any], Any] | None = None
     environment: tuple[str, ...] = ()
     replaces: Mapping[str, tuple[str, ...]] = _NOTHING
+    key_flags: Mapping[str, str] = _NOTHING
     same_as: Mapping[str, tuple[str, str]] = _NOTHING
     example: str = ""
     show: Callable[[Any], str] | None = None
@@ -68,6 +69,7 @@ def option(default: Any = REQUIRED, *, help: str, **details: Any) -> Any:
     `check`: Returns the value, or a normal form of it; raises ValueError with a sentence.
     `environment`: Further variables, after the option's own.
     `replaces`: Flags of other engines, which are refused with the advice to use this one, and the values that are not.
+    `key_flags`: Flags of other engines to the key of this JSON object that each sets.
     `same_as`: Values of other engines to the value that has the same effect here, and the reason, for the log.
     `example`: A value, for help and advice.
     `show`: Writes a value as it is read, where that is not how its type is written.
@@ -201,6 +203,13 @@ class Option(NamedTuple):
         )
         if not is_inside:
             raise ValueError(f"must be {range_text(said)}, but is {value}")
+
+
+def key_flags(options: Iterable[Option]) -> Mapping[str, str]:
+    """Flags of other engines to the dotted flag of ours that each stands for, such as `--hf-overrides.rope_theta`."""
+    return {
+        flag: f"{option.declared.flag}.{key}" for option in options for flag, key in option.declared.key_flags.items()
+    }
 
 
 def range_text(said: Declaration) -> str:

@@ -29,6 +29,8 @@ _ROUNDING = ForeignFlag("only whole checkpoints are rounded, as --quantization a
 _OFFLOADING = ForeignFlag("weights are not offloaded; --quantization int8 halves their size", _OFF)
 _STATISTICS = ForeignFlag("there are no such statistics; /metrics lists those there are", (*_OFF, "none"))
 _PLACEMENT = ForeignFlag("start the server under numactl or taskset, which hold every process of it", _OFF)
+_RAY = ForeignFlag("use --distributed-executor-backend ray", _OFF, is_switch=True)
+_DRAFTS = ForeignFlag("draft models are not supported yet; drafts of n-grams follow --speculative-config alone")
 _SLEEP = ForeignFlag("--enable-sleep-mode releases the weights and the KV cache as it does", (*_OFF, "cumem"))
 
 REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
@@ -58,9 +60,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--data-parallel-rank": _ONE_MACHINE,
     "--data-parallel-supervisor-port": _ONE_MACHINE,
     "--default-mm-loras": _ADAPTERS,
-    "--device": ForeignFlag(
-        "the device is a GPU if there is one, else the CPU; CUDA_VISIBLE_DEVICES= hides GPUs", ("auto",)
-    ),
     "--device-ids": ForeignFlag("set CUDA_VISIBLE_DEVICES, which every program reads"),
     "--diffusion-config": ForeignFlag("diffusion models are not supported"),
     "--disable-sliding-window": ForeignFlag(
@@ -84,12 +83,14 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--enable-nccl-comm-suspend": _SLEEP,
     "--enable-prompt-tokens-details": ForeignFlag("cached tokens are always reported", _ALWAYS, is_switch=True),
     "--enable-request-id-headers": ForeignFlag("answers always carry X-Request-Id", _ALWAYS, is_switch=True),
+    "--enable-prompt-adapter": _ADAPTERS,
     "--enable-return-routed-experts": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
     "--enable-scale-out": ForeignFlag(
         "there are no separate routes for rendering; /tokenize renders conversations", _OFF
     ),
     "--enable-server-load-tracking": ForeignFlag("/load always counts requests", _ALWAYS, is_switch=True),
     "--enable-tower-connector-lora": _ADAPTERS,
+    "--engine-use-ray": _RAY,
     "--engram-config": ForeignFlag("models with engram tables are not supported"),
     "--fail-on-environ-validation": ForeignFlag(
         "unknown variables are named in a warning, which does not end the start", _OFF
@@ -100,6 +101,9 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--fully-sharded-loras": _ADAPTER_KERNELS,
     "--grpc": ForeignFlag("this server answers HTTP alone", _OFF),
     "--grpc-port": ForeignFlag("this server answers HTTP alone", _OFF),
+    "--guided-decoding-disable-any-whitespace": ForeignFlag(
+        "use --structured-outputs-config.disable_any_whitespace true", _OFF, is_switch=True
+    ),
     "--hf-config-path": ForeignFlag("config.json is read from the model; --hf-overrides replaces values in it"),
     "--interleave-mm-strings": _MEDIA,
     "--io-processor-plugin": _PLUGINS,
@@ -110,6 +114,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--logging-config": ForeignFlag("use --log-config-file"),
     "--logits-processor-pattern": ForeignFlag("requests cannot name logits processors; --logits-processors loads them"),
     "--long-prefill-token-threshold-adaptive": ForeignFlag("use --long-prefill-token-threshold with a number", _OFF),
+    "--long-lora-scaling-factors": _ADAPTERS,
     "--lora-dtype": _ADAPTER_TYPE,
     "--lora-target-modules": _ADAPTERS,
     "--mamba-block-size": _STATE_SPACE,
@@ -117,6 +122,8 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--mamba-cache-philox-rounds": _STATE_SPACE,
     "--mamba-ssm-cache-dtype": _STATE_SPACE,
     "--max-lora-cls-labels": _ADAPTERS,
+    "--max-prompt-adapter-token": _ADAPTERS,
+    "--max-prompt-adapters": _ADAPTERS,
     "--max-num-active-seqs": ForeignFlag("use --max-num-seqs, which bounds the requests of a step"),
     "--max-num-scheduled-tokens": ForeignFlag("use --max-num-batched-tokens, which bounds the tokens of a step"),
     "--media-io-kwargs": _MEDIA,
@@ -141,20 +148,26 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--prefill-context-parallel-size": ForeignFlag(
         "a prompt is not split over ranks; --tensor-parallel-size splits the layers", ("1",)
     ),
+    "--prompt-adapters": _ADAPTERS,
     "--pt-load-map-location": ForeignFlag("weights are read from safetensors, never from pickles", ("cpu",)),
+    "--qlora-adapter-name-or-path": _ADAPTERS,
     "--quantization-config": _ROUNDING,
+    "--quantization-param-path": ForeignFlag("the scales of an fp8 KV cache are the checkpoint's, or 1"),
     "--ray-workers-use-nsight": ForeignFlag("use --profiler-config", _OFF),
     "--reasoning-config": ForeignFlag("use --reasoning-parser, which knows the tags of its format"),
     "--reasoning-effort-map": ForeignFlag("use --default-chat-template-kwargs"),
     "--replayssm-buffer-len": _STATE_SPACE,
     "--return-sampling-mask": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
-    "--rope-scaling": ForeignFlag("use --hf-overrides, such as --hf-overrides.rope_scaling with the same value"),
-    "--rope-theta": ForeignFlag("use --hf-overrides, such as --hf-overrides.rope_theta with the same value"),
     "--scheduler-cls": _OWN_CLASSES,
     "--sleep-mode-backend": _SLEEP,
     "--sleep-mode-offload-cudagraph": _SLEEP,
     "--sleep-preserve-parameter-names": _SLEEP,
     "--specialize-active-lora": _ADAPTER_KERNELS,
+    "--spec-decoding-acceptance-method": ForeignFlag(_DRAFTS.reason, ("rejection_sampler",)),
+    "--speculative-disable-by-batch-size": _DRAFTS,
+    "--speculative-draft-tensor-parallel-size": _DRAFTS,
+    "--speculative-max-model-len": _DRAFTS,
+    "--speculative-model-quantization": _DRAFTS,
     "--sse-keep-alive-interval": ForeignFlag("streams without news carry a comment at a fixed interval", ("0",)),
     "--tokenizer-mode": ForeignFlag("prompts are made by tokenizer.json and a chat template alone", ("auto", "hf")),
     "--tool-server": ForeignFlag("tools run on clients, not on this server"),
@@ -168,5 +181,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--watermark-config": ForeignFlag("text is not watermarked"),
     "--weight-transfer-config": ForeignFlag("use --reload-models, whose weights POST /v1/reload exchanges"),
     "--worker-cls": _OWN_CLASSES,
+    "--worker-use-ray": _RAY,
     "--worker-extension-cls": _OWN_CLASSES,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
-from llmstack_llm.options.command_line import add_foreign_flags, add_options, given_in, positional_dest
+from llmstack_llm.options.command_line import add_foreign_flags, add_key_flags, add_options, given_in, positional_dest
 from llmstack_llm.options.option import Option, OptionGroup, option, option_group, options_of
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, resolve
@@ -73,6 +73,7 @@ MODEL_OPTIONS: Sequence[Option] = tuple(option for option in SERVE_OPTIONS if op
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares every flag of `llmstack run-batch`."""
     add_options(parser, [*options_of(BatchOptions), *MODEL_OPTIONS])
+    add_key_flags(parser, MODEL_OPTIONS)
     add_foreign_flags(parser, ALL_FOREIGN_FLAGS)
 
 
