@@ -18,9 +18,7 @@ class SlowReaders:
         self._waited_s: SharedTable[float] = SharedTable(MAX_STREAMS)
 
     def note(self, request_id: str, tenant: str, waited_s: float) -> None:
-        """Notes at the end of a stream how long its events waited for the client to read."""
-        if waited_s < MIN_WAIT_S:
-            return
+        """Notes at the end of a stream how long its events waited for the client to read: `MIN_WAIT_S` at least."""
         self._waited_s.put(request_id, tenant, waited_s)
 
     def waited_s(self, request_id: str) -> float | None:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from llmstack_llm import request_errors
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.slow_readers import MIN_WAIT_S
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
@@ -120,7 +121,7 @@ class GenerationResponse(Response):
                 await sender.event(event)
         finally:
             request_id = getattr(self._prepared, "engine_request_id", None)
-            if request_id is not None:
+            if request_id is not None and sender.waited_s >= MIN_WAIT_S:
                 self._state.slow_readers.note(request_id, current_client.get().tenant, sender.waited_s)
             await sender.stop()
             await close(events)

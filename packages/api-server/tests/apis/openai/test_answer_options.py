@@ -54,6 +54,24 @@ async def test_tokens_of_logprobs_may_be_shown_as_ids(flag: bool, field: bool | 
     assert entry["top_logprobs"][0]["token"] == entry["token"]
 
 
+@pytest.mark.parametrize("max_tokens", [1, 3, 99])
+@pytest.mark.parametrize("extra", [{}, {"stop": "l"}, {"n": 2}])
+async def test_chunks_of_plain_text_are_those_of_a_stream_that_counts_its_tokens(
+    max_tokens: int, extra: dict[str, Any]
+):
+    app, events = fake_app(), {}
+    for counts in (False, True):
+        body: dict[str, Any] = {"messages": HELLO, "max_tokens": max_tokens, "stream": True, **extra}
+        if counts:
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        *found, done = (await call(app, "POST", CHAT, body)).events()
+        assert done == "[DONE]"
+        unlike = {"id", "created", "usage"}
+        events[counts] = [{k: v for k, v in event.items() if k not in unlike} for event in found if event["choices"]]
+    assert events[False] == events[True]
+    assert "stop_reason" in events[False][-1]["choices"][0]
+
+
 @pytest.mark.parametrize(
     ("path", "prefix", "body"),
     [(COMPLETIONS, "cmpl-", {"prompt": "Hi", "max_tokens": 2}), (CHAT, "chatcmpl-", {"messages": HELLO})],

@@ -16,7 +16,7 @@ from llmstack_server.chat.deltas import ChatDelta, ChatMessage, ToolCall
 from llmstack_server.chat.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.chat.prepare import SubmittedChat, submit_chat
 from llmstack_server.chat.stream import ChatStream
-from llmstack_server.protocols import PromptOutput
+from llmstack_server.protocols import Completion, PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import check_fields
@@ -113,7 +113,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         self._wants_prompt = (
             fields.prompt_logprobs is not None or bool(fields.return_prompt_text) or bool(fields.return_token_ids)
         )
-        # The fast path: most chunks have text only.
+        # Nothing to parse and nothing to add: the chunks have text only.
         self._is_plain = chat.plan is None and not self._wants_tokens and not self.includes_continuous_usage
 
     async def whole(self) -> dict[str, Any]:
@@ -142,11 +142,19 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
     def _encode(self, output: PromptOutput, encoder: ChunkEncoder) -> bytes:
         """The chunks of one output."""
         if self._is_plain and len(output.outputs) == 1:
-            new = output.outputs[0]
-            if new.finish_reason is None:
-                self.usage.add(output)
-                return encoder.encode_content(new.index, new.text) if new.text else b""
+            self.usage.add(output)
+            return self._plain_event(output.outputs[0], encoder)
         return b"".join([event for delta in self.read(output) for event in self._events_of(delta, encoder)])
+
+    def _plain_event(self, new: Completion, encoder: ChunkEncoder) -> bytes:
+        """The chunk of new text alone; the last one of a choice says why it ended."""
+        if new.finish_reason is None:
+            return encoder.encode_content(new.index, new.text) if new.text else b""
+        choice = {
+            "index": new.index, "delta": {"content": new.text} if new.text else {}, "logprobs": None,
+            "finish_reason": new.finish_reason, "stop_reason": new.stop_reason,
+        }  # fmt: skip
+        return encoder.encode([choice], self.fingerprint_fields)
 
     def _first_events(self, encoder: ChunkEncoder, output: PromptOutput) -> bytes:
         if output.prompt_logprobs is not None:
