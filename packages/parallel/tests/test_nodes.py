@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+import torch
 from parallel_helpers.families import write_family
 from parallel_helpers.schedules import NUM_BLOCKS, make_config
 
@@ -207,6 +208,28 @@ def test_sizes_are_compared_before_the_defaults_that_follow_from_them(folder: Pa
     config = placed(folder, pipeline_parallel_size=2)
     other = replace(config, tensor_parallel_size=2, pipeline_parallel_size=1, max_num_drafts=6, max_num_logits=16)
     assert facts.difference(facts.facts_of(config), facts.facts_of(other)) == "tensor_parallel_size is 1, but 2"
+
+
+def test_nodes_compare_their_gpus_and_pytorch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that share every layer each compute the same norms, and must draw the same tokens."""
+    config = placed(folder, tensor_parallel_size=4, device="auto")
+    on_cpu = facts.facts_of(config)
+    with monkeypatch.context() as newer:
+        newer.setattr(torch, "__version__", "9.9.9")
+        assert facts.difference(on_cpu, facts.facts_of(config)).startswith("torch is ")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    on_gpus = facts.facts_of(config)
+    assert facts.difference(on_cpu, on_gpus) == "device is cpu, but cuda"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert facts.difference(on_gpus, facts.facts_of(config)) == ""  # two are enough
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    sentence = "number of GPUs for the 2 ranks of a node is 2, but 1"
+    assert facts.difference(on_gpus, facts.facts_of(config)) == sentence
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another GPU")
+    assert facts.difference(on_gpus, facts.facts_of(config)) == sentence
 
 
 def test_what_nodes_compare_is_named_by_its_difference() -> None:

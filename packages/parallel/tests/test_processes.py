@@ -208,6 +208,24 @@ def test_gloo_gives_the_same_tokens_where_memory_cannot_be_shared(sizes: tuple[i
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=str)
+def test_a_rank_over_gloo_that_is_killed_or_stopped_is_lost(
+    sizes: tuple[int, int], number: signal.Signals, folder: Path
+) -> None:
+    config = make_config(folder, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1], rank_timeout_s=1.0)
+    started = Started(config, "gloo")
+    try:
+        (pid,) = started.processes[0].pids().values()
+        os.kill(pid, number)
+        with pytest.raises(LostRankError, match=r"ended with status -9|does not answer"):
+            greedy(started.runner)
+    finally:
+        started.runner.shutdown()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.full
 def test_a_model_that_only_a_rank_cannot_load_is_refused_with_its_name(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises((EngineStartError, ValueError)):

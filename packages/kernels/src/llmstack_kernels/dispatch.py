@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from types import ModuleType
 
+import torch
+
 from llmstack_kernels import launch
 
 REFERENCE = "reference"
@@ -144,6 +146,12 @@ def backends(device_type: str = "cpu") -> dict[str, str]:
         name = module.__name__.rpartition(".")[2]
         names[op] = f"{name} ({note})" if note else name
     return names
+
+
+def torch_build(device_type: str = "cpu") -> str:
+    """What the bits of PyTorch's own operations depend on: its version, and the processor or GPU that they run on."""
+    is_gpu = device_type == "cuda"
+    return f"{torch.__version__}, {torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability()}"
 
 
 def _module(op: str, backend: str) -> ModuleType:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from llmstack_kernels.dispatch import backends
+from llmstack_kernels.dispatch import backends, torch_build
 from llmstack_model_files import ModelFilesError, overridden, read_json, weights_digest
 from llmstack_model_runner.adapters.store import AdapterHost, make_store
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
@@ -331,7 +331,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
 
         Further entries: `model`, the origin of the modelling code; `weights`, a digest of their files; `kv_cache`, what
         layers free; `numeric_contract`, whether logits are bit-equal in any batch; `quantization`, how quantized
-        linear layers are computed; `decode`, how small decode steps are computed.
+        linear layers are computed; `decode`, how small decode steps are computed; `torch`, its build.
         """
         model = {}
         if self._model is not None:
@@ -343,7 +343,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
             model["kv_cache"] = self._kv_cache_note
         if self._steps is not None and self._steps.describe():
             model["decode"] = self._steps.describe()
-        return model | dict(backends(self._device.type))
+        return model | backends(self._device.type) | {"torch": torch_build(self._device.type)}
 
     def sleep(self, level: int) -> None:
         """Frees the KV storage and, with level 2, the weights, which `wake_up` then loads again."""

@@ -77,7 +77,7 @@ class ProcessPeers:
                 )
                 with theirs:
                     self._processes.append(start_rank(order, theirs))
-            return make_exchange(backend, topology, 0, segments.of_rank(0), self._directory)
+            return make_exchange(backend, config, 0, segments.of_rank(0), self._directory)
         finally:
             segments.close()  # the processes have inherited them
 

@@ -22,6 +22,7 @@ import torch
 import zmq
 
 from llmstack_kernels.collective import CollectiveError
+from llmstack_model_runner.device.start_checks import resolve_device
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.exchange import make_exchange
 from llmstack_parallel.messages import MeetMessage, decode, encode
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
     shared = (lifeline, order.directory)
     threading.Thread(target=_end_with_engine_core, args=shared, name="lifeline", daemon=True).start()
     try:
-        _serve(order, topology, arguments)
+        _serve(order, arguments)
     except (LLMStackError, CollectiveError) as error:  # another rank has ended
         logger.error("%s ends: %s", topology.describe(order.rank), error)
         logger.debug("where it happened", exc_info=True)
@@ -69,8 +70,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _serve(order: RankOrder, topology: Topology, arguments: list[str]) -> None:
-    channel, exchange = _connect(order, topology, arguments)
+def _serve(order: RankOrder, arguments: list[str]) -> None:
+    channel, exchange = _connect(order, arguments)
     for fd in order.segments.descriptors:
         os.close(fd)  # the memory stays mapped
     loop = RankLoop(order.config, channel, exchange, order.epoch)
@@ -82,14 +83,13 @@ def _serve(order: RankOrder, topology: Topology, arguments: list[str]) -> None:
         channel.close()
 
 
-def _connect(order: RankOrder, topology: Topology, arguments: list[str]) -> tuple[ZmqChannel | SocketChannel, Exchange]:
+def _connect(order: RankOrder, arguments: list[str]) -> tuple[ZmqChannel | SocketChannel, Exchange]:
     """The way to the engine core's rank, and to the others."""
     if order.config.placement is not None:
         return _join(order)
-    if order.backend == "nccl":
-        torch.cuda.set_device(order.rank)
+    _choose_gpu(order)
     channel = SocketChannel(socket.socket(fileno=int(arguments[1])))
-    return channel, make_exchange(order.backend, topology, order.rank, order.segments, order.directory)
+    return channel, make_exchange(order.backend, order.config, order.rank, order.segments, order.directory)
 
 
 def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
@@ -97,8 +97,7 @@ def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
     from llmstack_parallel.hosts.meeting import Meeting, placement_of
     from llmstack_parallel.hosts.network import Network, free_address
 
-    if torch.cuda.is_available():
-        torch.cuda.set_device(order.rank % order.config.num_local_ranks)
+    _choose_gpu(order)
     network = Network(placement_of(order.config))
     channel = ZmqChannel(network.connect(zmq.PAIR, order.address))
     meeting = Meeting(network, order.config, order.rank, order.epoch, free_address(order.address))
@@ -107,6 +106,12 @@ def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
     if not isinstance(meet, MeetMessage):
         raise TypeError(f"the engine core's rank sent a {type(meet).__name__}")
     return channel, meeting.join(meet, order.segments)
+
+
+def _choose_gpu(order: RankOrder) -> None:
+    """Each rank of a machine has a GPU of its own; that of rank 0 is the first."""
+    if resolve_device(order.config.device).type == "cuda":
+        torch.cuda.set_device(order.rank % order.config.num_local_ranks)
 
 
 def _end_with_engine_core(lifeline: socket.socket, directory: Path) -> None:

@@ -6,22 +6,18 @@ to stage over encrypted channels.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import struct
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from time import monotonic
 from typing import Final
 
 import torch
-import torch.distributed as dist
 import zmq
 
 from llmstack_kernels.collective import CollectiveError, SharedGroup
-from llmstack_model_runner.layers.sharding import Collectives, Sharding
+from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_parallel.collectives.patience import Patience
 from llmstack_parallel.collectives.torch_distributed import TorchCollectives
 from llmstack_parallel.topology import Topology
 
@@ -31,58 +27,6 @@ MAX_PIECES: Final = 16
 
 _EPOCH: Final = struct.Struct("!Q")
 _LOOK_S: Final = 0.2
-_LOST: Final = "another rank has ended or given up"
-_LATE: Final = "another rank did not reach the same point in time"
-
-
-class Patience:
-    """How long waits may take, and whether they are to end at once."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._is_aborted = threading.Event()
-
-    def deadline(self) -> float:
-        """When a wait that begins now has taken too long."""
-        return monotonic() + self.timeout_s
-
-    def check(self, deadline: float) -> None:
-        """Raises CollectiveError where a wait is to end."""
-        if self._is_aborted.is_set():
-            raise CollectiveError(_LOST)
-        if monotonic() > deadline:
-            raise CollectiveError(_LATE)
-
-    def abort(self) -> None:
-        """Ends all waits; from any thread."""
-        self._is_aborted.set()
-
-
-class GlooCollectives(TorchCollectives):
-    """Sums and gathers that end with the ranks, and keep the deadline of a step."""
-
-    def __init__(self, group: dist.ProcessGroup, patience: Patience) -> None:
-        super().__init__(group)
-        self._patience = patience
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, in place."""
-        self._wait(dist.all_reduce(tensor, group=self._group, async_op=True))
-        return tensor
-
-    def _gather(self, pieces: list[torch.Tensor], own: torch.Tensor) -> None:
-        self._wait(dist.all_gather(pieces, own, group=self._group, async_op=True))
-
-    def _wait(self, work: dist.Work | None) -> None:
-        deadline = self._patience.deadline()
-        while work is not None:
-            try:
-                work.wait(timedelta(seconds=_LOOK_S))
-                return
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise CollectiveError(_LOST) from error
-                self._patience.check(deadline)
 
 
 class ChannelLinks:
@@ -155,7 +99,7 @@ class NodesExchange:
 
     topology: Topology
     rank: int
-    collectives: Collectives | None
+    collectives: SharedGroup | TorchCollectives | None
     links: ChannelLinks
     patience: Patience
 
@@ -174,23 +118,22 @@ class NodesExchange:
     def set_timeout(self, timeout_s: float) -> None:
         """Limits each later wait for another rank."""
         self.patience.timeout_s = timeout_s
-        if isinstance(self.collectives, SharedGroup):
+        if self.collectives is not None:
             self.collectives.set_timeout(timeout_s)
 
     def check(self) -> None:
         """Raises CollectiveError if an exchange has failed, also one that was replayed."""
-        if isinstance(self.collectives, SharedGroup):
+        if self.collectives is not None:
             self.collectives.check()
 
     def abort(self) -> None:
         """Ends the waits of this rank, and of those with which it shares memory; from any thread."""
         self.patience.abort()
-        if isinstance(self.collectives, SharedGroup):
+        if self.collectives is not None:
             self.collectives.abort()
 
     def close(self) -> None:
         """Closes the links, and leaves the groups of torch.distributed."""
         self.links.close()
-        if isinstance(self.collectives, TorchCollectives) and dist.is_initialized():
-            with contextlib.suppress(RuntimeError):  # other ranks have ended
-                dist.destroy_process_group()
+        if isinstance(self.collectives, TorchCollectives):
+            self.collectives.leave()

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from llmstack_kernels.dispatch import backends
+import torch
+
+from llmstack_kernels.dispatch import backends, torch_build
 from llmstack_model_files import ModelFilesError, weights_digest
+from llmstack_model_runner.device.start_checks import resolve_device
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 # They may differ: what they lead to is compared by the digest of the weights, and by keys that fit.
@@ -28,12 +31,23 @@ def facts_of(config: ModelRunnerConfig) -> tuple[tuple[str, str], ...]:
     names = [field.name for field in dataclasses.fields(config) if field.name not in _OF_ONE_NODE]
     nodes = {} if config.placement is None else {"nnodes": str(config.placement.num_nodes)}
     facts = nodes | {name: str(getattr(config, name)) for name in (*_SIZES, *names)}
-    facts |= {f"kernel {name}": value for name, value in backends("cpu").items()}
+    facts |= _device_facts(config)
     try:
         facts["digest of the model's files"] = weights_digest(Path(config.model_path), of_content=True)
     except (OSError, ModelFilesError) as error:
         raise EngineStartError(f"the model's files cannot be read: {error}") from error
     return tuple((name[:256], value[:4096]) for name, value in facts.items())
+
+
+def _device_facts(config: ModelRunnerConfig) -> dict[str, str]:
+    """What the ranks compute with. On GPUs each needs one of its own."""
+    device = resolve_device(config.device).type
+    facts = {"device": device}
+    if device == "cuda":
+        needed = config.num_local_ranks
+        facts[f"number of GPUs for the {needed} ranks of a node"] = str(min(needed, torch.cuda.device_count()))
+    facts |= {f"kernel {name}": value for name, value in backends(device).items()}
+    return facts | {"torch": torch_build(device)}
 
 
 def difference(ours: Sequence[tuple[str, str]], theirs: Sequence[tuple[str, str]]) -> str:

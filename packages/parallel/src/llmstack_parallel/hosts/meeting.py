@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from datetime import timedelta
 from typing import Final
@@ -14,9 +13,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # what torch.distr
 from llmstack_engine_core.ipc.addresses import interface_address
 from llmstack_kernels.collective import SharedGroup
 from llmstack_model_runner.device.start_checks import resolve_device
-from llmstack_model_runner.layers.sharding import Collectives
-from llmstack_parallel.collectives.nodes import MAX_PIECES, ChannelLinks, GlooCollectives, NodesExchange, Patience
-from llmstack_parallel.collectives.torch_distributed import TorchCollectives
+from llmstack_parallel.collectives.nodes import MAX_PIECES, ChannelLinks, NodesExchange
+from llmstack_parallel.collectives.patience import Patience
+from llmstack_parallel.collectives.torch_distributed import TorchCollectives, join, make_collectives, set_interface
+from llmstack_parallel.exchange import GLOO, NCCL
 from llmstack_parallel.hosts.network import Network
 from llmstack_parallel.messages import MeetMessage
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
@@ -53,7 +53,7 @@ class Meeting:
 
     def _collectives(
         self, address: str, segments: RankSegments, patience: Patience, store: TCPStore | None
-    ) -> Collectives | None:
+    ) -> SharedGroup | TorchCollectives | None:
         topology, place = self._topology, self._topology.place(self._rank)
         size = topology.tensor_parallel_size
         if size == 1:
@@ -65,15 +65,12 @@ class Meeting:
         if store is None:
             host, _, port = address.rpartition(":")
             store = TCPStore(host, int(port), is_master=False, timeout=timeout)
-        placement = placement_of(self._config)
         own = PrefixStore(f"stage {topology.stage(self._rank)}", store)
-        backend = "nccl" if resolve_device(self._config.device).type == "cuda" else "gloo"
-        os.environ["GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"] = placement.interface
-        dist.init_process_group(backend, store=own, rank=place, world_size=size, timeout=timeout)
-        group = dist.group.WORLD
-        if group is None:
-            raise EngineStartError("torch.distributed has made no group")
-        return GlooCollectives(group, patience) if backend == "gloo" else TorchCollectives(group)
+        backend = NCCL if resolve_device(self._config.device).type == "cuda" else GLOO
+        set_interface(backend, placement_of(self._config).interface)
+        join(backend, own, place, size, MEETING_TIMEOUT_S)
+        is_deterministic = self._config.enable_deterministic_inference
+        return make_collectives(backend, dist.group.WORLD, patience, is_deterministic=is_deterministic)
 
 
 def placement_of(config: ModelRunnerConfig) -> RankPlacement:
