@@ -33,6 +33,14 @@ def test_right_drafts_become_longer_and_wrong_ones_end():
     assert sum(wrong[100:]) > 0  # they are tried again, in case the text has changed
 
 
+def test_a_request_that_has_ended_leaves_nothing():
+    lengths = DraftLengths(CONFIG)
+    run(lengths, is_right=True)
+    lengths.forget("a")
+    lengths.note_verified("a", 8, 8)  # of a row that was under way
+    assert run(lengths, is_right=True)[0] == 3
+
+
 def test_after_a_long_failure_a_repetition_is_found_again():
     lengths = DraftLengths(CONFIG)
     run(lengths, is_right=False)

@@ -1,17 +1,19 @@
 """Nothing that a scheduler decides by is missing from its snapshots; replays of logs show that they can be restored."""
 
+import copy
 import inspect
+import random
 
 import pytest
 from core_scheduler_helpers.steps import make_request, step
 
-from llmstack_core_scheduler import Request, Scheduler, SchedulerConfig, SpeculativeConfig, snapshot
+from llmstack_core_scheduler import AlwaysSwap, Request, Scheduler, SchedulerConfig, SpeculativeConfig, snapshot
 from llmstack_core_scheduler.deadline_queue import DeadlineQueue
 from llmstack_core_scheduler.fair_queue import _Tenant
 from llmstack_core_scheduler.repetition import RepetitionDetector
-from llmstack_core_scheduler.snapshot import num_snapshot_requests, restore_snapshot, take_snapshot
+from llmstack_core_scheduler.snapshot import new_tokens, num_snapshot_requests, restore_snapshot, take_snapshot
 from llmstack_core_scheduler.testing import FakeKVCacheManager
-from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, RepetitionDetectionParams, SamplingParams
 
 # The configuration, what follows from the arrival of a request, and what no later decision depends on.
 LEFT_OUT = {
@@ -25,9 +27,14 @@ LEFT_OUT = {
 SPECULATIVE = SpeculativeConfig("ngram", 3, is_adaptive=True)
 
 
-def make(**changes):
+REPEATING = SamplingParams(
+    max_tokens=30, repetition_detection=RepetitionDetectionParams(max_pattern_size=3, min_count=6)
+)
+
+
+def make(num_blocks=16, num_host_blocks=0, preemption=None, **changes):
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, **changes)
-    return Scheduler(config, FakeKVCacheManager(16, 4))
+    return Scheduler(config, FakeKVCacheManager(num_blocks, 4, num_host_blocks=num_host_blocks), preemption=preemption)
 
 
 def test_every_attribute_is_part_of_a_snapshot_or_left_out_on_purpose():
@@ -54,6 +61,57 @@ def test_a_restored_scheduler_has_the_same_snapshot():
     restore_snapshot(restored, state, arrivals)
     assert take_snapshot(restored) == (state, arrivals)
     assert [request.num_computed_tokens for request in restored.running] == [3, 13]
+
+
+def run_step(scheduler, rng):
+    """The rows of a step, of which the runner takes some drafts, and its messages; the tokens are of few kinds."""
+    scheduled = scheduler.schedule(0.0)
+    rows = scheduled.scheduled_requests
+    sampled = [[*row.draft_token_ids[: rng.randint(0, 4)], rng.choice([7, 7, 8])] for row in rows]
+    output = ModelRunnerOutput([row.request_id for row in rows], sampled)
+    return rows, scheduler.update_from_output(scheduled, output, 0.0).outputs
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"speculative": SPECULATIVE},
+        {"policy": "fair", "num_blocks": 12, "fair_quantum": 8},
+        {"num_blocks": 12, "num_host_blocks": 20, "preemption": AlwaysSwap()},
+    ],
+)
+def test_a_restored_scheduler_decides_what_the_one_before_it_decides(settings):
+    scheduler, rng = make(**settings), random.Random(1)
+    for number in range(8):
+        arrival = EngineCoreRequest(str(number), [7] * rng.randint(1, 12), REPEATING, tenant="ab"[number % 2])
+        scheduler.add_request(arrival)
+    for seed in range(12):
+        run_step(scheduler, rng)
+        state, arrivals = take_snapshot(scheduler)
+        restored = make(**settings)
+        restored._kv_cache_manager.__dict__.update(copy.deepcopy(scheduler.kv_cache_manager.__dict__))
+        restore_snapshot(restored, state, arrivals)
+        assert take_snapshot(restored) == (state, arrivals)
+        texts = {request.request_id: list(request.token_ids) for request in restored._requests.values()}
+        assert [texts[one.request_id][len(one.prompt_token_ids) :] for one in arrivals] == list(new_tokens(state))
+        ahead = copy.deepcopy(scheduler)
+        for number in range(5):
+            one, other = random.Random(seed + number), random.Random(seed + number)
+            assert run_step(restored, one) == run_step(ahead, other)
+
+
+def test_rows_of_requests_that_have_ended_stay_under_way_in_a_snapshot():
+    scheduler = make()
+    for name in ("a", "b"):
+        scheduler.add_request(make_request(name, 4, max_tokens=3))
+    scheduled = scheduler.schedule(0.0)
+    scheduler.abort_requests(["a"])
+    restored = make()
+    restore_snapshot(restored, *take_snapshot(scheduler))
+    assert take_snapshot(restored) == take_snapshot(scheduler)
+    output = ModelRunnerOutput(["a", "b"], [[7], [7]])
+    messages = restored.update_from_output(scheduled, output, 0.0).outputs
+    assert [(one.request_id, one.new_token_ids) for one in messages] == [("b", [7])]
 
 
 @pytest.mark.parametrize("policy", ["fair", "deadline"])

@@ -18,6 +18,7 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     InvalidRequestError,
+    KVTransferParams,
     LoRAIdentity,
     ModelRunnerConfig,
     PoolingParams,
@@ -125,6 +126,8 @@ NO_TOKENS = ("max_tokens", "A pooling request generates no tokens.")
     ("bad", "ready", "param", "message"),
     [
         (replace(GOOD, lora_name="style"), {}, "model", "The model has no adapter of this name."),
+        (replace(GOOD, kv_transfer=KVTransferParams(do_remote_decode=True)), {}, "kv_transfer_params",
+         "The engine core exchanges no KV blocks."),
         (GOOD, {"is_generative": False}, "model", "The model only pools."),
         (sampling(allowed_token_ids=()), {}, "allowed_token_ids", "No token is allowed."),
         (sampling(bad_words_token_ids=((1,), ())), {}, "bad_words_token_ids", "A bad word has no tokens."),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheError, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import DuplicateRequestError, HybridKVCacheManager, KVCacheError, KVCacheGroup, KVCacheManager
 
 
 def cached_blocks(cache: KVCacheManager, tokens: list[int]) -> list[int]:
@@ -27,6 +27,15 @@ def test_blocks_out_of_their_order_or_without_their_beginning_are_no_prefix(grou
             cache.allocate_slots("next", 9, block_ids)
     assert cache.allocate_slots("next", 9, found) is not None
     cache.check_integrity()
+
+
+def test_blocks_of_another_group_that_cannot_be_found_are_no_prefix():
+    cache = HybridKVCacheManager([KVCacheGroup("full"), KVCacheGroup("other")], 16, 4)
+    found = cached_blocks(cache, list(range(8)))
+    for block_ids in ([found[0], 15, *found[2:]], [found[0], found[3], *found[2:]], [found[0], -1, *found[2:]]):
+        with pytest.raises(ValueError, match="computed_block_ids"):
+            cache.allocate_slots("next", 9, block_ids)
+    assert cache.allocate_slots("next", 9, found) is not None
 
 
 @pytest.mark.parametrize("change", [lambda cache: cache.reset_prefix_cache(), lambda cache: cache.resize(1)])
@@ -94,3 +103,19 @@ def test_errors_name_requests_whose_ids_are_no_texts():
         with pytest.raises((KVCacheError, ValueError)) as caught:
             call()
         assert str(caught.value) == sentence
+
+
+def test_a_model_has_at_most_255_groups():
+    groups = [KVCacheGroup(str(number)) for number in range(256)]
+    assert HybridKVCacheManager(groups[:255], 300).num_groups == 255
+    with pytest.raises(ValueError, match="1 to 255 groups"):
+        HybridKVCacheManager(groups, 300)
+
+
+def test_a_request_on_the_host_is_no_child_of_a_fork():
+    manager = HybridKVCacheManager([KVCacheGroup("full")], 20, 2, num_host_blocks=8)
+    for name in ("parent", "child"):
+        manager.allocate_slots(name, 4)
+    manager.swap_out("child")
+    with pytest.raises(DuplicateRequestError, match="child"):
+        manager.fork("parent", "child", 4)

@@ -351,6 +351,22 @@ def test_groups_that_make_no_model_are_refused_by_name(groups, name):
         HybridKVCacheManager(groups, num_blocks=10)
 
 
+def test_shared_blocks_whose_parent_is_evicted_leave_their_former_chain():
+    manager = HybridKVCacheManager([FULL, KVCacheGroup("other")], num_blocks=13, block_size=2)
+    ours, theirs = [1, 2, 3, 4, 5, 6], [1, 2, 7, 8]
+    manager.allocate_slots("first", 4)
+    manager.cache_blocks("first", theirs, 4)
+    manager.allocate_slots("a", 6)
+    manager.advance("a", 6)
+    manager.fork("a", "b", 6)
+    manager.cache_blocks("a", ours, 6)  # its second block hangs on the first one of `first`
+    manager.free("first")
+    manager.allocate_slots("taker", 6)
+    manager.cache_blocks("b", ours, 6)
+    manager.check_integrity()
+    assert manager.get_computed_blocks("c", [*ours, 9])[1] == 2  # the other group's blocks keep their former place
+
+
 def test_misuse_is_a_typed_error_and_changes_nothing():
     manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=40, block_size=2, num_host_blocks=40)
     manager.allocate_slots("a", 20)

@@ -302,6 +302,17 @@ def test_the_watermark_holds_beginners_back_but_not_those_who_run_nor_the_only_o
     assert alone.allocate_slots("a", 10) is not None
 
 
+def test_the_watermark_holds_back_a_request_of_the_host_unless_no_other_holds_blocks():
+    manager = KVCacheManager(num_blocks=10, block_size=1, num_host_blocks=10, watermark=0.2)
+    assert KVCacheManager(num_blocks=10).num_host_blocks == 0
+    manager.allocate_slots("a", 9)
+    manager.swap_out("a")
+    manager.allocate_slots("b", 1)
+    assert manager.swap_in("a") is None
+    manager.free("b")
+    assert len(manager.swap_in("a")) == 9
+
+
 def test_a_pool_grows_and_shrinks_as_far_as_its_blocks_are_free():
     manager = KVCacheManager(num_blocks=4, block_size=2)
     run_once(manager, "a", [1, 2, 3, 4, 5])

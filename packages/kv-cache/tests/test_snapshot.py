@@ -6,6 +6,7 @@ import random
 import pytest
 
 from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager, snapshot
+from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.groups import GroupTable
 from llmstack_kv_cache.prefix_index import PrefixIndex, Run
@@ -28,12 +29,12 @@ def hybrid(num_blocks=60):
     return HybridKVCacheManager(groups, num_blocks, 4, num_host_blocks=30)
 
 
-def answers(cache, rng, num_calls, names=("a", "b", "c", "d", "e")):
+def answers(cache, rng, num_calls, names=("a", "b", "c", "d", "e"), most_tokens=20):
     """What a cache answers to random calls, and the requests that are swapped out."""
     found = []
     for _ in range(num_calls):
         name = rng.choice(names)
-        token_ids = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(1, 8)] + [rng.randrange(3)] * rng.randint(1, 20)
+        token_ids = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(1, 8)] + [rng.randrange(3)] * rng.randint(1, most_tokens)
         kind = rng.randrange(6)
         try:
             if kind < 3:
@@ -52,16 +53,49 @@ def answers(cache, rng, num_calls, names=("a", "b", "c", "d", "e")):
 
 
 @pytest.mark.parametrize("make", [plain, hybrid])
-def test_a_restored_cache_gives_the_same_answers(make):
+@pytest.mark.parametrize(("num_blocks", "most_tokens"), [(60, 20), (180, 60)])  # one segment of free blocks, several
+def test_a_restored_cache_gives_the_same_answers(make, num_blocks, most_tokens):
+    num_segments = set()
     for seed in range(20):
-        rng, cache = random.Random(seed), make()
-        answers(cache, rng, 60)
-        state, restored = take_snapshot(cache), make()
+        rng, cache = random.Random(seed), make(num_blocks)
+        answers(cache, rng, 60, most_tokens=most_tokens)
+        state, restored = take_snapshot(cache), make(num_blocks)
+        num_segments.add(len(state["segments"]))
         assert num_snapshot_items(cache) > 0
         restore_snapshot(restored, state)
         assert take_snapshot(restored) == state
-        assert answers(cache, random.Random(seed), 60) == answers(restored, random.Random(seed), 60)
+        one, other = (answers(one, random.Random(seed), 60, most_tokens=most_tokens) for one in (cache, restored))
+        assert one == other
         assert take_snapshot(restored) == take_snapshot(cache) != state
+    assert (max(num_segments) > 1) == (most_tokens > 20)
+
+
+def test_a_table_goes_on_after_a_prefix_that_is_forgotten():
+    token_ids = list(range(1, 18))
+    cache, restored = plain(), plain()
+    cache.allocate_slots("a", 8)
+    cache.cache_blocks("a", token_ids, 8)
+    cache.forget_prefix(token_ids, 0)
+    restore_snapshot(restored, take_snapshot(cache))
+    found = []
+    for one in (cache, restored):
+        one.allocate_slots("a", 16)
+        one.cache_blocks("a", token_ids, 16)
+        one.allocate_slots("b", 16)
+        one.cache_blocks("b", token_ids, 16)
+        found.append((one.get_computed_blocks("c", token_ids), take_snapshot(one)))
+    assert found[0] == found[1]
+    assert found[0][0][1] == 16
+
+
+def test_there_are_no_snapshots_of_a_manager_of_another_kind():
+    cache = plain()
+    state = take_snapshot(cache)
+    del cache._tables
+    cache.__class__ = type("Another", (BlockAccounts,), dict.fromkeys(BlockAccounts.__abstractmethods__))
+    for refused in (lambda: take_snapshot(cache), lambda: restore_snapshot(cache, state)):
+        with pytest.raises(ValueError, match="no snapshots of a Another"):
+            refused()
 
 
 def test_a_snapshot_of_another_cache_is_refused():

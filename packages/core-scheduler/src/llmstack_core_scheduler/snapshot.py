@@ -214,8 +214,7 @@ def _restore_parts(scheduler: Scheduler, state: State) -> None:
             index = source._indices[name] = _NgramIndex(source._lengths)
             index.advance(scheduler._requests[name].token_ids[:num_tokens])
             source.num_indexed_tokens += num_tokens
-    for name, num_tried, num_right, num_without in rates if lengths is not None else ():
-        rate = AcceptanceRate()
-        rate.num_tried, rate.num_right, rate._num_steps_without = num_tried, num_right, num_without
-        if lengths is not None:
-            lengths._rates[name] = rate
+    if lengths is not None:
+        for name, num_tried, num_right, num_without in rates:
+            rate = lengths._rates[name] = AcceptanceRate()
+            rate.num_tried, rate.num_right, rate._num_steps_without = num_tried, num_right, num_without

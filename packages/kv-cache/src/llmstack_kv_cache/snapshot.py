@@ -96,7 +96,11 @@ def _tables_state(manager: BlockAccounts) -> list[tuple[str, list[tuple[Any, ...
         return [(name, [_table_state(table) for table in tables]) for name, tables in manager._tables.items()]
     if isinstance(manager, KVCacheManager):
         return [(name, [_table_state(table)]) for name, table in manager._tables.items()]
-    raise ValueError(f"there are no snapshots of a {type(manager).__name__}")
+    raise _unknown(manager)
+
+
+def _unknown(manager: BlockAccounts) -> ValueError:
+    return ValueError(f"there are no snapshots of a {type(manager).__name__}")
 
 
 def _swapped_state(manager: BlockAccounts) -> list[Any]:
@@ -122,6 +126,8 @@ def _restore_tables(manager: BlockAccounts, state: State, runs: dict[int, Run]) 
         manager._swapped = {name: [(passed, held) for passed, held in pairs] for name, pairs in state["swapped"]}
     elif isinstance(manager, KVCacheManager):
         manager._tables = {name: tables[0] for name, tables in made}
+    else:
+        raise _unknown(manager)
     return [table for _, tables in made for table in tables]
 
 

@@ -19,7 +19,7 @@ from llmstack_llm.admission.sampling import check_sampling, given_fields
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.requests import AdmittedRequest
-from llmstack_types import InvalidRequestError, SamplingParams
+from llmstack_types import InvalidRequestError, SamplingParams, ThinkingTags
 
 LIMITS = AdmissionLimits(max_model_len=100, vocab_size=1000)
 MODEL = ModelConfig("m", Path(), "GPT2LMHeadModel", "gpt2", max_model_len=100, vocab_size=1000)
@@ -151,6 +151,20 @@ def test_a_bad_value_is_refused_under_its_own_field_and_code(field: str, value: 
 ])  # fmt: skip
 def test_the_ends_of_every_range_are_allowed(field: str, value: object):
     checked(SamplingParams(**{field: value}), LIMITS)
+
+
+def test_tokens_that_are_named_take_the_place_of_the_most_likely_ones():
+    params = checked(SamplingParams(logprobs=5, logprob_token_ids=[3, 999]))
+    assert (params.logprobs, params.logprob_token_ids) == (0, (3, 999))
+
+
+def test_a_limit_of_reasoning_is_dropped_where_there_is_none():
+    given = check_sampling({"thinking_token_budget": 5}, LIMITS, {"n": "count"})
+    tags = ThinkingTags((1,), (2,))
+    limited, unlimited = given.with_thinking_tags(tags), given.with_thinking_tags(None)
+    assert (limited.values["thinking_token_budget"], limited.values["thinking_tags"]) == (5, tags)
+    assert (unlimited.values["thinking_token_budget"], unlimited.values.get("thinking_tags")) == (None, None)
+    assert limited.names == unlimited.names == {"n": "count"}
 
 
 def test_the_wording_is_that_of_openai():
