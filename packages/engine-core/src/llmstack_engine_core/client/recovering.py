@@ -247,7 +247,6 @@ class RecoveringClient(ResumingClient):
 
     async def _restart(self, reason: str) -> None:
         # The requests of a beam search go on together, or wait together: only the first one counts.
-        self._has_suspects = True
         after = self._suspects.on_crash([one for one in self._running if not self._journal.is_follower(one)])
         self._running.clear()
         is_search = after.is_search

@@ -37,7 +37,6 @@ class ResumingClient(ABC):
         self._client = client
         self._journal = Journal()
         self._suspects = Suspects()
-        self._has_suspects = False  # from a crash until all of its requests are beyond suspicion
         self._running: dict[str, None] = {}  # in the engine core; a set would forget the order
         self._own_outputs: deque[EngineCoreOutput] = deque()
         self._own_stats: SchedulerStats | None = None
@@ -88,7 +87,6 @@ class ResumingClient(ABC):
         """Goes on with requests that belong together and were in another engine core when it died."""
         for request in requests:
             self._journal.add(request)
-        self._has_suspects = True
         self._suspects.suspect(requests[0].request_id)
         self._release_soon([requests[0].request_id])
 
@@ -132,8 +130,7 @@ class ResumingClient(ABC):
         await self._let_go(self._suspects.forget(known))
 
     async def _send(self, request: EngineCoreRequest, *, is_newcomer: bool = False) -> None:
-        if is_newcomer and (self._recovery is not None or (self._has_suspects and self._suspects.is_searching)):
-            self._has_suspects = True
+        if is_newcomer and (self._recovery is not None or self._suspects.is_searching):
             self._suspects.hold(request.request_id)
             return
         if self._recovery is not None:
@@ -153,7 +150,7 @@ class ResumingClient(ABC):
         for output in outputs:
             if output.finish_reason is not None:
                 self._running.pop(output.request_id, None)
-        if self._has_suspects:
+        if self._suspects.has_any:
             self._note_suspects(outputs)
 
     def _note_suspects(self, outputs: Sequence[EngineCoreOutput]) -> None:
@@ -163,7 +160,6 @@ class ResumingClient(ABC):
                 released += self._suspects.on_tokens(output.request_id, len(output.new_token_ids))
             else:
                 released += self._suspects.forget([output.request_id])
-        self._has_suspects = self._suspects.has_any
         if released:
             self._release_soon(released)
 
