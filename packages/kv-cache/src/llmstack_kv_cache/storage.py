@@ -46,8 +46,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     buffer = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # No large pages: the first requests would wait for all of each to be cleared (50 ms for 900 tokens, measured).
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
-
-
-def kv_bytes_per_block(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Keys and values of all layers for one block."""
-    return 2 * num_layers * num_kv_heads * block_size * head_dim * dtype.itemsize

@@ -20,7 +20,7 @@ from llmstack_llm.engine_options.execution import (
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
 from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation
-from llmstack_llm.options.option import option_group, options_of
+from llmstack_llm.options.option import option_group
 from llmstack_llm.options.problem import OptionsError, Problem
 
 if TYPE_CHECKING:
@@ -296,11 +296,6 @@ class EngineArgs(
 
     def _num_blocks(self) -> int | None:
         return self.num_kv_blocks if self.num_kv_blocks is not None else self.num_gpu_blocks_override
-
-    @classmethod
-    def field_names(cls) -> tuple[str, ...]:
-        """The names of all options, as keywords."""
-        return tuple(declared.name for declared in options_of(cls))
 
 
 def _exposed_events(kv_events: Mapping[str, Any]) -> Iterator[Problem]:

@@ -92,7 +92,7 @@ def test_one_declaration_is_a_flag_a_variable_a_key_a_keyword_a_check_a_refusal_
     assert value(environment=variable) == "blue"
     assert value(file={"--kv-cache-colour": "blue"}) == "blue"
     assert MyEngineArgs("m", kv_cache_colour="blue").kv_cache_colour == "blue"
-    assert "kv_cache_colour" in MyEngineArgs.field_names()
+    assert "kv_cache_colour" in [declared.name for declared in options_of(MyEngineArgs)]
     reason = "invalid value 'green'; choose from red, blue"
     assert value("--kv-cache-colour", "green") == [f"--kv-cache-colour: {reason}"]
     assert value(environment={"LLMSTACK_KV_CACHE_COLOUR": "green"}) == [f"LLMSTACK_KV_CACHE_COLOUR: {reason}"]

@@ -18,6 +18,10 @@ def new(request_id: str, num_tokens: int = 5, **kwargs: object) -> NewRequest:
     return NewRequest(request_id, list(range(num_tokens)), **values)  # type: ignore[arg-type]  # test values
 
 
+def tokens_of(batch: InputBatch, row: int = 0) -> list[int]:
+    return [int(token_id) for token_id in batch.token_ids[row, : batch.num_tokens[row]]]
+
+
 def test_a_step_removes_before_it_adds_so_that_a_full_batch_can_be_replaced() -> None:
     batch = make_batch(max_num_rows=1)
     batch.add(new("a"))
@@ -25,7 +29,7 @@ def test_a_step_removes_before_it_adds_so_that_a_full_batch_can_be_replaced() ->
         SchedulerOutput(1, [new("b", 3)], [ScheduledRequest("b", 0, 3, [7])], removed_request_ids=["a"])
     )
     assert step.request_ids == ["b"]
-    assert batch.request_token_ids("b") == [0, 1, 2]
+    assert tokens_of(batch) == [0, 1, 2]
     assert len(batch) == 1
 
 
@@ -50,7 +54,7 @@ def test_appended_tokens_become_schedulable() -> None:
     batch = make_batch()
     step = batch.update(SchedulerOutput(1, [new("a", 3)], [ScheduledRequest("a", 0, 3, [0])]))
     batch.append_tokens(step.rows, np.array([42]), np.array([1]))
-    assert batch.request_token_ids("a") == [0, 1, 2, 42]
+    assert tokens_of(batch) == [0, 1, 2, 42]
     batch.update(SchedulerOutput(2, [], [ScheduledRequest("a", 3, 1, [])]))
 
 
@@ -62,7 +66,7 @@ def test_a_token_in_flight_has_a_reserved_place() -> None:
     later = batch.reserve(step.rows)
     batch.fill(reservation, np.array([42]))
     batch.fill(later, np.array([43]))
-    assert batch.request_token_ids("a") == [0, 1, 2, 42, 43]
+    assert tokens_of(batch) == [0, 1, 2, 42, 43]
 
 
 @pytest.mark.parametrize("other", [[], [new("b", 6)]], ids=["freed", "reused"])

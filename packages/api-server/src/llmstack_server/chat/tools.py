@@ -14,7 +14,8 @@ from llmstack_server.web.errors import missing_parameter
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 64
 _NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-")
-_MODES = ("none", "auto", "required")
+TOOL_CHOICES = ("none", "auto", "required")
+"""What `tool_choice` may be, if it names no function."""
 
 
 class ToolMode(StrEnum):
@@ -133,10 +134,10 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolMode, str, frozenset
     everyone = frozenset(names)
     if choice is None:
         return ToolMode.AUTO, "", everyone
-    if choice in _MODES:
+    if choice in TOOL_CHOICES:
         return ToolMode(choice), "", everyone
     if isinstance(choice, str):
-        raise request_errors.invalid_value("tool_choice", f"expected one of {', '.join(_MODES)}, or an object")
+        raise request_errors.invalid_value("tool_choice", f"expected one of {', '.join(TOOL_CHOICES)}, or an object")
     if not isinstance(choice, Mapping):
         raise request_errors.invalid_type("tool_choice", "a string or an object", choice)
     if choice.get("type") == "allowed_tools":

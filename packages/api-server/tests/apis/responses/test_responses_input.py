@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from llmstack_server.apis.responses.input_items import FindItem, messages_of, read_items
+from llmstack_server.apis.responses.input_items import FindItem, adding, read_items, turns_after
 from llmstack_types import InvalidRequestError
 
 
@@ -20,6 +21,13 @@ def nothing(item_id: str) -> None:
 
 def messages(value: Any, instructions: str | None = None) -> list[dict[str, Any]]:
     return messages_of(instructions, read_input(value, nothing))
+
+
+def messages_of(instructions: str | None, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    turns = turns_after(instructions)
+    for _ in adding(items, turns):
+        pass
+    return turns.messages
 
 
 def test_a_string_is_what_the_user_says():

@@ -205,15 +205,6 @@ class InputBatch:
         self.token_ids[rows, reservation.columns[is_same]] = token_ids
         self.sampling.penalties.count_tokens(rows, token_ids)
 
-    def request_token_ids(self, request_id: str) -> list[int]:
-        """All tokens of a request, prompt then output.
-
-        Raises:
-            InputBatchError: No such request.
-        """
-        row = self._row(request_id)
-        return [int(token_id) for token_id in self.token_ids[row, : self.num_tokens[row]]]
-
     def _row(self, request_id: str) -> int:
         row = self._request_id_to_row.get(request_id)
         if row is None:

@@ -53,14 +53,6 @@ def read_items(value: Any, find_item: FindItem) -> Iterator[Item]:
         yield _read_item(f"input[{index}]", item, find_item)
 
 
-def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of checked items, `instructions` first."""
-    turns = turns_after(instructions)
-    for _ in adding(items, turns):
-        pass
-    return turns.messages
-
-
 def turns_after(instructions: str | None) -> TurnBuilder:
     """The turns of a conversation that begins with `instructions`."""
     turns = TurnBuilder()

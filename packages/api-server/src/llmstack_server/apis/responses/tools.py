@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_server.chat.tools import TOOL_CHOICES
 from llmstack_server.web.errors import missing_parameter
 from llmstack_types import StructuredOutputsParams
-
-_MODES = ("none", "auto", "required")
 
 
 def chat_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -40,10 +39,10 @@ def chat_tool_choice(choice: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any,
     Raises:
         InvalidRequestError: The choice has an unknown form, or names unknown tools.
     """
-    if choice is None or choice in _MODES:
+    if choice is None or choice in TOOL_CHOICES:
         return choice, list(tools)
     if isinstance(choice, str):
-        raise request_errors.invalid_value("tool_choice", f"expected one of {', '.join(_MODES)}, or an object")
+        raise request_errors.invalid_value("tool_choice", f"expected one of {', '.join(TOOL_CHOICES)}, or an object")
     if not isinstance(choice, dict):
         raise request_errors.invalid_type("tool_choice", "a string or an object", choice)
     kind = choice.get("type")
