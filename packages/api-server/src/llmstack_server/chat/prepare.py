@@ -77,7 +77,7 @@ async def submit_chat(
         plan = replace(plan, on_parsed=count)
     client, deadline, timeout_s = current_client.get(), current_deadline.get(), state.config.http.request_timeout_s
     request = GenerationRequest(
-        request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
+        request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.salt + cache_salt,
         tenant=client.tenant, adapter=adapter_of(state, model),
         deadline_s=None if deadline is None else engine_deadline_s(),
         on_admitted=functools.partial(check_first_token, state, request_id),

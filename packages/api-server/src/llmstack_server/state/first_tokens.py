@@ -51,7 +51,7 @@ class FirstTokens:
         overhead_s: Seconds until the first token beyond those of the steps: the mean of observed ones.
         is_calibrated: Whether enough steps were measured.
         is_blocked: Whether requests wait for places or for blocks, and not for earlier prompts.
-        queued: Requests that were submitted here and have no first token, in this order.
+        queued: Requests that were submitted here and have neither a first token nor ended, in this order.
         num_waiting: Requests that wait in all engine cores, by their last reports.
     """
 
@@ -130,10 +130,6 @@ class FirstTokens:
             error_s = real_s - request.prediction.ttft_s
             correction_s = min(max(error_s, -_MAX_CORRECTION_S), _MAX_CORRECTION_S)
             self.overhead_s = min(max(self.overhead_s + _SMOOTHING * correction_s, 0.0), _MAX_OVERHEAD_S)
-
-    def forget(self, request: ComingRequest) -> None:
-        """A request has its first token, or has ended without one."""
-        self.queued.pop(id(request), None)
 
     def _before(
         self, index: int, engine: EnginePredictor, num_tokens: int, tenant: str, wanted_s: float | None, now_s: float

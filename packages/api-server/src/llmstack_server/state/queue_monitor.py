@@ -200,7 +200,7 @@ class QueueMonitor:
 
     def forget(self, request: ComingRequest) -> None:
         """The request is not submitted after all."""
-        self.first_tokens.forget(request)
+        self.first_tokens.queued.pop(id(request), None)
 
     def estimate_tokens(self, num_bytes: int | None) -> int:
         """Tokens that a request of so many bytes counts with, by the requests before it; None: of unknown size."""
@@ -218,7 +218,7 @@ class QueueMonitor:
             yield request
         finally:
             self._coming.pop(id(request), None)
-            self.first_tokens.forget(request)
+            self.first_tokens.queued.pop(id(request), None)
 
     def note_submitted(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Notes that the current request was submitted, with what it counts with."""

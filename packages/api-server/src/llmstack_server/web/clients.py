@@ -25,10 +25,6 @@ class Client:
     salt: str = ""
     is_operator: bool = False
 
-    def cache_salt(self, given: str | None) -> str:
-        """The salt of a request with this `cache_salt`."""
-        return self.salt + (given or "")
-
 
 EVERYONE = Client(is_operator=True)
 NO_CLIENT = Client()

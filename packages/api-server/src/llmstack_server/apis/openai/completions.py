@@ -68,7 +68,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             sampling,
             param="prompt_embeds" if is_vectors else f"prompt[{index}]" if is_list else "prompt",
             priority=fields.priority or 0,
-            cache_salt=client.cache_salt(fields.cache_salt),
+            cache_salt=client.salt + (fields.cache_salt or ""),
             tenant=client.tenant,
             adapter=adapter_of(state, fields.model),
             default_max_tokens=DEFAULT_MAX_TOKENS,

@@ -51,7 +51,7 @@ async def run_all(
 ) -> AsyncIterator[tuple[int, PooledOutput]]:
     """The output of each input with its index, as they come; closing the iterator aborts the rest."""
     client, priority = current_client.get(), fields.priority or 0
-    tenant, cache_salt = client.tenant, client.cache_salt(fields.cache_salt)
+    tenant, cache_salt = client.tenant, client.salt + (fields.cache_salt or "")
     first = inputs[:MAX_NUM_IN_FLIGHT]
     # Once for all: a request must not be refused by its own inputs.
     state.engine.check_room(len(first), count_tokens(first), tenant)
