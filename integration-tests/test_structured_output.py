@@ -272,6 +272,25 @@ def test_constrained_and_free_requests_run_beside_each_other(demo_server: Any) -
         jsonschema.validate(json.loads(text), PERSON)
 
 
+def test_an_ambiguous_grammar_ends_its_own_request_and_no_other(demo_server: Any) -> None:
+    """Each of its tokens takes longer than the one before: 400 of them held up all others for a minute and a half."""
+    free = {"max_tokens": 40, "seed": 1}
+    alone = ask(demo_server, **free)
+    grammar = 'root ::= e\ne ::= e "+" e | e "*" e | e e | "(" e ")" | [a-z0-9 ] | e "," e | ""'
+    slow = {"structured_outputs": {"grammar": grammar}, "max_tokens": 400, "ignore_eos": True}
+    with ThreadPoolExecutor(4) as pool:
+        ambiguous = [pool.submit(ask, demo_server, **slow, seed=seed) for seed in range(2)]
+        others = [pool.submit(ask, demo_server, **free) for _ in range(8)]
+        for answer in ambiguous:
+            status, body = answer.result()
+            assert (status, body["error"]["code"]) == (500, "request_quarantined")
+            assert body["error"]["message"] == "The output constraint of this request failed."
+    texts = [other.result() for other in others]
+    assert [(status, body["choices"][0]["text"]) for status, body in texts] == [
+        (200, alone[1]["choices"][0]["text"])
+    ] * 8
+
+
 def test_the_flag_forbids_blanks_and_names_of_other_backends(
     serve: Callable[..., Any], launch: Callable[..., Any]
 ) -> None:

@@ -69,11 +69,14 @@ def test_the_end_waits_for_min_tokens_unless_nothing_else_may_follow(requests: C
     assert masks(requests, ("a", b"")) == ["b$"]
 
 
-def test_a_request_that_fails_says_why_and_is_left_without_a_token(requests: ConstrainedRequests) -> None:
+def test_a_request_that_fails_says_why_and_has_no_mask(requests: ConstrainedRequests) -> None:
     requests.start("a", StructuredOutputsParams(regex="ab"), EOS)
+    requests.start("b", StructuredOutputsParams(regex="xyz"), EOS)
     with pytest.raises(ConstraintFailedError, match=r"\S"):
         requests.accept("a", b"z")
-    assert masks(requests, ("a", b"")) == [""]
+    with pytest.raises(ConstraintFailedError, match=r"\S"):
+        requests.masks([("b", b""), ("a", b"")])
+    assert masks(requests, ("b", b"")) == ["x"]
 
 
 def test_nothing_is_followed_of_a_constraint_that_is_refused(requests: ConstrainedRequests) -> None:

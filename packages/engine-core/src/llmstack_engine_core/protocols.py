@@ -320,7 +320,7 @@ class ConstraintBackend(Protocol):
         ...
 
     def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
-        """`TokenMasks.bits` for rows of (request id, draft tokens); one without a bit is of a failed request."""
+        """`TokenMasks.bits` for rows of (request id, draft tokens). An error is looked for by asking for each row alone."""
         ...
 
     def end(self, request_id: str) -> None:

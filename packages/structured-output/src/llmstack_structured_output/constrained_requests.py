@@ -6,7 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +16,16 @@ from llmstack_structured_output.compiler import GrammarCompiler, normal_form
 from llmstack_structured_output.cost import expected_seconds
 from llmstack_structured_output.errors import one_line
 from llmstack_structured_output.matcher import Matcher
+from llmstack_structured_output.work import Work
 from llmstack_types import LLMStackError, StructuredOutputsParams
 
 _WORD_BYTES = 4
 _MAX_THREADS = 8
 _TIME_ALONE_S = 0.0004
+# A longer call of all threads has a slow text among its rows, or one of them waited for the processor.
+_TIME_TOGETHER_S = 0.005
+_TIME_OF_ROW_S = 0.0002
+_TOO_SLOW = "following the text takes too much processor time; its grammar may be ambiguous"
 
 
 class ConstraintFailedError(LLMStackError):
@@ -31,6 +36,14 @@ class ConstraintFailedError(LLMStackError):
 class _Request:
     matcher: Matcher
     min_tokens: int
+    work: Work = field(default_factory=Work)
+
+    def check(self) -> None:
+        """Raises ConstraintFailedError where no further token can be constrained."""
+        if self.matcher.handle.is_error():
+            raise ConstraintFailedError(one_line(self.matcher.error))
+        if self.work.is_spent:
+            raise ConstraintFailedError(_TOO_SLOW)
 
 
 class _Row(NamedTuple):
@@ -93,18 +106,24 @@ class ConstrainedRequests:
             ConstraintFailedError: A token was not allowed, or took more work than the limits permit.
         """
         request = self._requests.get(request_id)
-        if request is not None and not request.matcher.accept(token_ids):
+        if request is None:
+            return
+        if not request.work.call(request.matcher.accept, token_ids):
             raise ConstraintFailedError(one_line(request.matcher.error))
+        request.work.earn(len(token_ids))
+        request.check()
 
     def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
         """Masks of the next tokens of each request, and of the tokens after each draft token.
 
         Returns one mask for each request and one more for each draft, in the order of `rows`, `mask_bytes` each: token
-        t is bit t % 8, counted from the lowest, of byte t // 8. Behind a draft that is not allowed, anything is. A
-        request whose matcher has failed gets a mask without a bit.
+        t is bit t % 8, counted from the lowest, of byte t // 8. Behind a draft that is not allowed, anything is.
 
         Args:
             rows: Request id and draft tokens; the ids are distinct and followed.
+
+        Raises:
+            ConstraintFailedError: The text of a row cannot be followed, or takes more work than the limits permit.
         """
         placed, num_places = [], 0
         for request_id, drafts in rows:
@@ -114,6 +133,7 @@ class ConstrainedRequests:
         if placed:
             self._fill(placed, bits, num_places)
         for row in placed:
+            row.request.check()
             self._correct(row, bits)
         return bits
 
@@ -127,27 +147,43 @@ class ConstrainedRequests:
     def _fill(self, rows: Sequence[_Row], bits: bytearray, num_places: int) -> None:
         """Alone as long as that takes no time; waking other threads would take longer than most masks do."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(bits))
-        plain = [row for row in rows if not row.drafts]
-        num_done, end_s = 0, time.perf_counter() + _TIME_ALONE_S
-        for row in plain:
-            if time.perf_counter() > end_s:
-                break
-            row.request.matcher.handle.unsafe_compute_mask_ptr(address + row.place * self.mask_bytes, self.mask_bytes)
-            num_done += 1
-        left = [(row.request.matcher.handle, row.place) for row in plain[num_done:]]
-        drafted = [(row.request.matcher.handle, row.place, list(row.drafts)) for row in rows if row.drafts]
+        left, end_s = [], time.perf_counter() + _TIME_ALONE_S
+        for row in rows:
+            if row.request.work.is_watched:
+                self._fill_watched(row, address, num_places)
+            elif row.drafts or time.perf_counter() > end_s:
+                left.append(row)
+            else:
+                place = address + row.place * self.mask_bytes
+                row.request.work.call(row.request.matcher.handle.unsafe_compute_mask_ptr, place, self.mask_bytes)
         if left:
-            self._pool().unsafe_compute_mask_ptr(left, address, self.mask_bytes, num_places)
+            start_s = time.perf_counter()
+            self._fill_together(left, address, num_places)
+            if time.perf_counter() - start_s > max(_TIME_TOGETHER_S, _TIME_OF_ROW_S * len(left)):
+                for row in left:
+                    row.request.work.is_watched = True
+
+    def _fill_watched(self, row: _Row, address: int, num_places: int) -> None:
+        """One row, by itself, so that its processor time is known."""
+        work = row.request.work
+        if row.drafts:
+            work.call(self._fill_together, [row], address, num_places, clock=time.process_time)
+        else:
+            place = address + row.place * self.mask_bytes
+            work.call(row.request.matcher.handle.unsafe_compute_mask_ptr, place, self.mask_bytes)
+        work.end_watch()
+
+    def _fill_together(self, rows: Sequence[_Row], address: int, num_places: int) -> None:
+        plain = [(row.request.matcher.handle, row.place) for row in rows if not row.drafts]
+        drafted = [(row.request.matcher.handle, row.place, list(row.drafts)) for row in rows if row.drafts]
+        if plain:
+            self._pool().unsafe_compute_mask_ptr(plain, address, self.mask_bytes, num_places)
         if drafted:
             self._pool().unsafe_compute_mask_ptr_with_draft_token(drafted, address, self.mask_bytes, num_places)
 
     def _correct(self, row: _Row, bits: bytearray) -> None:
-        """The library lets a text end where its matcher has failed, and knows nothing of `min_tokens`."""
+        """The library knows nothing of `min_tokens`."""
         num_places, matcher = 1 + len(row.drafts), row.request.matcher
-        if matcher.handle.is_error():
-            size = num_places * self.mask_bytes
-            start = row.place * self.mask_bytes
-            bits[start : start + size] = bytes(size)
         num_early = max(0, row.request.min_tokens - matcher.num_tokens)
         for place in range(row.place, row.place + min(num_early, num_places)):
             self._bar_end(bits, place * self.mask_bytes)
