@@ -320,7 +320,7 @@ class ConstraintBackend(Protocol):
         ...
 
     def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
-        """`TokenMasks.bits` for rows of (request id, draft tokens). An error is looked for by asking for each row alone."""
+        """`TokenMasks.bits` for rows of (request id, draft tokens). After an error each row is asked for alone."""
         ...
 
     def end(self, request_id: str) -> None:
