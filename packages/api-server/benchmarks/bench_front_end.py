@@ -46,6 +46,7 @@ class Target:
     port: int
     pid: int
     model: str | None = None
+    headers: str = ""  # further lines of each request
 
     def cpu_s(self) -> float:
         """Processor seconds of the API process so far."""
@@ -102,7 +103,7 @@ async def _stream(target: Target, path: str, body: dict[str, Any], load: Load) -
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=1 << 20)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
     last_s = sent_s = time.perf_counter()
-    writer.write(head.encode() + b"Connection: close\r\n\r\n" + payload)
+    writer.write(head.encode() + target.headers.encode() + b"Connection: close\r\n\r\n" + payload)
     while data := await reader.read(1 << 16):
         now_s, num_chunks = time.perf_counter(), data.count(b"data: {")
         if num_chunks:
