@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm import EngineArgs
+from llmstack_llm.offline.keywords import own_options
 from llmstack_server.app import build_app
 from llmstack_server.commands import ReceiptKeyCommand, VerifyCommand
 from llmstack_server.commands import verify as verify_module
@@ -113,7 +114,8 @@ class EchoLLM:
     contract = ""
 
     def __init__(self, model: str, **settings: Any) -> None:
-        EngineArgs(model, **settings)  # the settings of a receipt are options
+        assert own_options(settings) == settings  # `LLM` takes them
+        EngineArgs(model, **settings)
         self.llm_engine = type("Engine", (), {"ready": ready_state(FakeEngineClient()).ready})
 
     def __enter__(self) -> EchoLLM:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
 import pytest
 
-from llmstack_llm import EngineArgsError
+from llmstack_llm import EngineArgs, EngineArgsError
 from llmstack_llm.offline.keywords import own_options
 
 
@@ -20,6 +21,13 @@ def test_what_only_tunes_is_left_out_with_a_line_in_the_log(caplog: pytest.LogCa
         assert own_options(given) == {"dtype": "float32"}
     names = [record.getMessage().partition(" has no effect: ")[0] for record in caplog.records]
     assert names == [name for name in sorted(given) if name not in ("dtype", "max_num_seqs")]
+
+
+def test_every_field_is_a_keyword():
+    fields = {field.name: field.default for field in dataclasses.fields(EngineArgs) if field.name != "model"}
+    given = {name: value for name, value in fields.items() if value not in (None, dataclasses.MISSING)}
+    assert own_options(given) == given
+    assert "digests_weight_content" in given
 
 
 def test_what_asks_for_nothing_is_left_out_without_a_word(caplog: pytest.LogCaptureFixture):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
@@ -20,7 +21,7 @@ _VARIABLES: Mapping[str, str] = {"download_dir": "HF_HUB_CACHE", "hf_token": "HF
 
 
 def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that are options of `EngineArgs`; None, which is vLLM's default of most, is left out.
+    """The keywords that are fields of `EngineArgs`; None, which is vLLM's default of most, is left out.
 
     Those of vLLM that only tune what is chosen here anyway are left out with a line in the log.
 
@@ -28,7 +29,7 @@ def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
         EngineArgsError: Others are refused or unknown; the text says why, or names the nearest option.
     """
     given = _with_whole_objects(given)
-    known = [option.name for option in options_of(EngineArgs)]
+    known = [field.name for field in fields(EngineArgs)]  # `llmstack verify` sets one that is no option
     own = {name: value for name, value in given.items() if name in known and value is not None}
     others = {name: value for name, value in given.items() if name not in known and value is not None}
     flags = {**REFUSED_FLAGS, **ACCEPTED_FLAGS, **replaced_flags(options_of(EngineArgs))} if others else {}
