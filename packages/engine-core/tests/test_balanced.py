@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -308,6 +309,13 @@ def test_engine_cores_record_their_steps_in_files_of_their_own() -> None:
         "/tmp/steps.0",
         "/tmp/steps.1",
     ]
+
+
+def test_engine_cores_have_gpus_of_their_own_one_for_each_rank() -> None:
+    one_each = config()
+    assert [one.model.first_gpu for one in engine_configs(one_each)] == [0, 1]
+    with_ranks = replace(one_each, model=replace(one_each.model, tensor_parallel_size=4))
+    assert [one.model.first_gpu for one in engine_configs(with_ranks)] == [0, 4]
 
 
 def test_several_engine_cores_need_processes_of_their_own() -> None:

@@ -20,7 +20,7 @@ from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
 from llmstack_model_runner.device.start_checks import (
     architecture,
     check_max_model_len,
-    resolve_device,
+    own_device,
     set_compute_threads,
 )
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
@@ -148,9 +148,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
 
     def _load_model(self) -> None:
         config = self._config
-        self._device = resolve_device(config.device) if self._runtime is None else self._runtime.device
-        if self._device.type != "cpu" and config.num_engines > 1:
-            raise ValueError("several engine cores are supported on CPUs only: they would all use the same GPU")
+        self._device = self._runtime.device if self._runtime is not None else own_device(config)
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)

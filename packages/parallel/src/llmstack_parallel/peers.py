@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from llmstack_model_files import ModelFilesError, overridden, read_json
-from llmstack_model_runner.device.start_checks import resolve_device
+from llmstack_model_runner.device.start_checks import resolve_device, use_own_gpu
 from llmstack_parallel.exchange import choose_backend
 from llmstack_parallel.launcher import ProcessPeers
 from llmstack_parallel.protocols import Peers
@@ -27,12 +25,8 @@ def start_peers(config: ModelRunnerConfig) -> Peers:
         EngineStartError: They could not be started, or the model's configuration cannot be read.
     """
     device = resolve_device(config.device)
-    if device.type == "cuda" and torch.cuda.device_count() < config.num_local_ranks:
-        raise ValueError(
-            f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
-            f"{config.pipeline_parallel_size} needs {config.num_local_ranks} GPUs here, and there are "
-            f"{torch.cuda.device_count()}"
-        )
+    if device.type == "cuda":
+        use_own_gpu(config)
     if config.placement is not None:
         from llmstack_parallel.hosts.peers import HostPeers  # most models have one node
 

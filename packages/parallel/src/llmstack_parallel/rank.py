@@ -18,11 +18,10 @@ import sys
 import threading
 from pathlib import Path
 
-import torch
 import zmq
 
 from llmstack_kernels.collective import CollectiveError
-from llmstack_model_runner.device.start_checks import resolve_device
+from llmstack_model_runner.device.start_checks import resolve_device, use_own_gpu
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.exchange import make_exchange
 from llmstack_parallel.messages import MeetMessage, decode, encode
@@ -109,9 +108,9 @@ def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
 
 
 def _choose_gpu(order: RankOrder) -> None:
-    """Each rank of a machine has a GPU of its own; that of rank 0 is the first."""
+    """Each rank of a machine has a GPU of its own; that of rank 0 is the first of its engine core."""
     if resolve_device(order.config.device).type == "cuda":
-        torch.cuda.set_device(order.rank % order.config.num_local_ranks)
+        use_own_gpu(order.config, order.rank % order.config.num_local_ranks)
 
 
 def _end_with_engine_core(lifeline: socket.socket, directory: Path) -> None:

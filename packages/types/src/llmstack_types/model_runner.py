@@ -54,6 +54,7 @@ class ModelRunnerConfig:
         quantization: a `RoundingScheme` rounds the weights of linear layers on loading; None keeps their
             precision.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
+        first_gpu: Place of the engine core's first GPU among those of the machine; its ranks use it and the next ones.
         tensor_parallel_size: Ranks that share every layer; each is a process, on a GPU of its own or on the CPU.
         pipeline_parallel_size: Stages that the layers are split into, each of `tensor_parallel_size` ranks.
         enable_expert_parallel: The experts of a mixture are spread over the ranks whole, rather than cut.
@@ -95,6 +96,7 @@ class ModelRunnerConfig:
     max_num_logits: int = 0
     quantization: str | None = None
     num_engines: int = 1
+    first_gpu: int = 0
     hf_overrides: str = ""
     kv_cache_dtype: str = "auto"
     cuda_graph_sizes: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from llmstack_model_runner.device.host_limits import num_compute_threads
+from llmstack_types import ModelRunnerConfig
 from llmstack_types.vocabulary import Device, words_of
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,34 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     _check_capability(torch.cuda.get_device_capability())
     return torch.device("cuda")
+
+
+def own_device(config: ModelRunnerConfig) -> torch.device:
+    """The device of a runner. One without other ranks chooses its GPU here; ranks have done so before they met.
+
+    Raises:
+        ValueError: There is no such device, or there are too few.
+    """
+    device = resolve_device(config.device)
+    if device.type == "cuda" and config.num_ranks == 1:
+        use_own_gpu(config)
+    return device
+
+
+def use_own_gpu(config: ModelRunnerConfig, local_rank: int = 0) -> None:
+    """Makes the GPU of a rank the current one of this thread. Each rank of each engine core of a machine has its own.
+
+    Raises:
+        ValueError: There are fewer GPUs than ranks.
+    """
+    num_ranks, num_gpus = config.num_local_ranks, torch.cuda.device_count()
+    if num_gpus < config.first_gpu + num_ranks:
+        sizes = f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
+        sizes += f"{config.pipeline_parallel_size}"
+        if config.num_engines > 1:
+            sizes = f"{config.num_engines} engine cores x {sizes}"
+        raise ValueError(f"{sizes} needs {config.num_processes} GPUs here, and there are {num_gpus}")
+    torch.cuda.set_device(config.first_gpu + local_rank)
 
 
 def set_compute_threads(num_weight_bytes: int, num_processes: int) -> None:

@@ -17,7 +17,7 @@ from llmstack_model_runner.device.start_checks import resolve_device
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 # They may differ: what they lead to is compared by the digest of the weights, and by keys that fit.
-_OF_ONE_NODE: Final = ("model_path", "placement", "num_engines", "digest_weight_content")
+_OF_ONE_NODE: Final = ("model_path", "placement", "num_engines", "first_gpu", "digest_weight_content")
 # They come first: the defaults of others follow from them.
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 
