@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,24 @@ from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_server.testing import READY
 from llmstack_types import BlockEviction, SchedulerStats, StepPhases
 
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "observability.md"
+
 
 def values(metrics: ServerMetrics) -> dict[str, float]:
     lines = [line for line in metrics.render().decode().splitlines() if not line.startswith("#")]
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+def test_the_page_on_observability_names_every_metric_and_no_other():
+    page = DOCUMENT.read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith(("| gauges", "| counters", "| histograms"))]
+    named = {re.sub(r"\{.*", "", name) for name in re.findall(r"`([^`]+)`", "".join(rows))}
+    named = {name.replace("…", "spec_decode_num") for name in named}
+    rendered = ServerMetrics("m").render().decode()
+    exposed = set(re.findall(r"^# TYPE llmstack:(\S+)", rendered, re.MULTILINE))
+    of_options = {name for name in exposed if name.startswith(("kv_block_", "shadow_"))}
+    assert all(f"`{name}" in page for name in of_options)
+    assert exposed - of_options == named
 
 
 def test_every_name_on_a_dashboard_is_there_under_both_prefixes():
