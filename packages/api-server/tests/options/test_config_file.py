@@ -29,6 +29,7 @@ def write(folder: Path, text: str) -> str:
         ("speculative_config: {method: ngram}", {"--speculative-config": {"method": "ngram"}}),
         ("enable-log-requests: true\nseed:", {"--enable-log-requests": True, "--seed": None}),
         ("--max-model-len: 4", {"--max-model-len": 4}),
+        ("<<: {port: 1}\nhost: a", {"--port": 1, "--host": "a"}),
         ("", {}),
         ("# nothing yet\n", {}),
     ],
@@ -46,6 +47,7 @@ def test_keys_are_flags_in_either_spelling(tmp_path: Path, text: str, settings: 
         ("port: [", "it is not valid YAML"),
         ("!!python/object/apply:os.system [ls]", "it is not valid YAML"),
         ("max-model-len: 4\nmax_model_len: 5", "set twice"),
+        ("port: 1\nhost: a\nport: 2", "'port' is set twice"),
         ("a: " + "b" * MAX_FILE_BYTES, "more than"),
     ],
 )

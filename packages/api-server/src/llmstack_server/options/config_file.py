@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -29,13 +30,17 @@ def read_config_file(path: str, key_flags: Mapping[str, str] = _NONE) -> ConfigF
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"the file has more than {MAX_FILE_BYTES} bytes")
     try:
+        node = yaml.compose(content, yaml.SafeLoader)
         found = yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     if found is None:
         return ConfigFile(path, {})
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, str) for key in found):
         raise ValueError("it must map options to values, such as 'port: 8000'")
+    spellings = Counter(key.value for key, _ in node.value)  # `found` has one of two equal keys
+    if len(spellings) < spellings.total():
+        raise ValueError(f"{spellings.most_common(1)[0][0]!r} is set twice")
     settings = {_flag(key, key_flags): value for key, value in found.items()}
     if len(settings) < len(found):
         raise ValueError("an option is set twice, under two spellings")
