@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_helpers.output_bench import DELTA, FINAL_ONLY, TOKENIZER, Bench, taken
+from tokenizers import decoders, models
 
+from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.outputs.request_state import CompletionState, logprobs_dict
+from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import (
     EngineCoreOutput,
     FinishReason,
@@ -142,6 +146,22 @@ def test_the_token_that_ends_a_completion_is_counted_but_not_shown():
     bench.say("ab!", finish_reason=FinishReason.STOP, stop_reason=0)
     output = taken(stream)
     assert (output.outputs[0].text, len(output.outputs[0].token_ids), output.outputs[0].stop_reason) == ("ab", 3, 0)
+
+
+@pytest.mark.parametrize(("skips", "has_spaces", "text"), [
+    (False, True, "hello <a> <b> hello <b>"), (False, False, "hello <a><b> hello <b>"), (True, False, "hello hello"),
+])  # fmt: skip
+def test_added_tokens_follow_each_other_without_a_space_where_that_is_asked_for(
+    skips: bool, has_spaces: bool, text: str
+):
+    backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "hello": 1}, unk_token="<unk>"))
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.add_special_tokens(["<a>", "<b>"])
+    bench = Bench()
+    bench.outputs = OutputProcessor(Tokenizer(backend))
+    stream = bench.add(skip_special_tokens=skips, spaces_between_special_tokens=has_spaces)
+    bench.step(EngineCoreOutput("r", [1, 2, 3, 1, 3], finish_reason=FinishReason.LENGTH))
+    assert taken(stream).outputs[0].text == text
 
 
 def test_without_detokenization_there_are_ids_only():

@@ -240,6 +240,7 @@ class OutputProcessor:
                 self._tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 kept_special_tokens=params.kept_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
                 is_continuation=not special.issuperset(request.prompt_token_ids),
             )
             if matcher is not None:

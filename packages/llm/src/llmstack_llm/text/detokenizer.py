@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from llmstack_llm.text.token_bytes import TokenBytes
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 BROKEN = "\ufffd"
 _NO_IDS: frozenset[int] = frozenset()
+_NO_TOKENS: Mapping[int, str] = MappingProxyType({})
 _MAX_HELD_TOKENS = 8  # no character spans more tokens; a decoder that keeps on ending broken is believed after that
 
 
@@ -35,11 +37,14 @@ def make_detokenizer(
     *,
     skip_special_tokens: bool = True,
     kept_special_tokens: Iterable[str] = (),
+    spaces_between_special_tokens: bool = True,
     is_continuation: bool = False,
 ) -> Detokenizer:
     """A detokenizer for one completion.
 
     `kept_special_tokens`: Special tokens that are shown.
+    `spaces_between_special_tokens`: False leaves out the space that some decoders, such as WordPiece's, put between
+      two added tokens. As in vLLM it needs `skip_special_tokens=False`.
     `is_continuation`: Text stands before it, so a space at its start stays, which sentencepiece decoders drop at the
       start of a text.
     """
@@ -48,7 +53,10 @@ def make_detokenizer(
         skipped = skipped - {tokenizer.special_tokens.get(content, -1) for content in kept_special_tokens}
     table = tokenizer.token_bytes
     if table is None:
-        return WindowDetokenizer(tokenizer.backend, skipped)
+        added = (
+            {} if skip_special_tokens or spaces_between_special_tokens else tokenizer.backend.get_added_tokens_decoder()
+        )
+        return WindowDetokenizer(tokenizer.backend, skipped, {key: token.content for key, token in added.items()})
     if table.is_byte_level:
         return ByteLevelDetokenizer(table, skipped)
     return ByteFallbackDetokenizer(table, skipped, num_stripped=0 if is_continuation else table.num_stripped)
@@ -129,11 +137,18 @@ class ByteFallbackDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any other decoder: decodes the last tokens with and without the newest, and gives the difference."""
+    """Any other decoder: decodes the last tokens with and without the newest, and gives the difference.
 
-    def __init__(self, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> None:
+    Of tokens in `unspaced` that follow each other the second one is its content, with no space before it.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, skipped: Collection[int], unspaced: Mapping[int, str] = _NO_TOKENS
+    ) -> None:
         self._backend = backend
         self._skipped = skipped
+        self._unspaced = unspaced
+        self._is_after_unspaced = False
         self._window: list[int] = []
         self._prefix_text = ""
         self._num_prefix_tokens = 0
@@ -148,6 +163,10 @@ class WindowDetokenizer:
             return ""
         new_text = text[len(self._prefix_text) :]
         self._advance(text)
+        content = self._unspaced.get(token_id)
+        if content is not None and self._is_after_unspaced:
+            new_text = content
+        self._is_after_unspaced = content is not None
         return new_text
 
     def finish(self) -> str:
