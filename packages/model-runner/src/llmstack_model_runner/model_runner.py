@@ -287,7 +287,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
             spec.groups, self._adapters,
         )  # fmt: skip
         if self._adapters is not None:
-            self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens, self._device)
+            self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens)
         self._steps = self._make_steps(self._batch)
         return self._steps
 
@@ -389,7 +389,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
             raise ModelRunnerStateError("the model is not loaded")
         if isinstance(model, CausalLM) and self._has_device_rows:
             runtime = self._runtime or CudaRuntime(self._device)
-            return DeviceSteps(model, batch, kv_caches, self._sampler, runtime, config, self.timing)
+            return DeviceSteps(model, batch, kv_caches, self._sampler, runtime, config, self.timing, self._adapters)
         is_capturing = self._device.type == "cpu" and not config.enforce_eager
         return HostSteps(
             model, batch, kv_caches, self._sampler, self._device, self.timing, label_head=self._label_head,

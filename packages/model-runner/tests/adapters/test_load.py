@@ -16,9 +16,10 @@ from llmstack_model_files import ModelFilesError, adapter_digest, read_adapter
 from llmstack_model_runner.adapters.config import AdapterError, read_adapter_config
 from llmstack_model_runner.adapters.load import AdapterLimits, load_adapter
 from llmstack_model_runner.adapters.patterns import CostlyPatternError, PatternError, compile_pattern
+from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
 from llmstack_model_runner.models import Model, load_model_class
-from llmstack_model_runner.testing import write_random_adapter, write_random_weights
+from llmstack_model_runner.testing import identity_of, write_random_adapter, write_random_weights
 from llmstack_model_runner.weights import load_weights
 
 LIMITS = AdapterLimits(max_rank=8, max_bytes=1 << 20)
@@ -38,7 +39,7 @@ class Loaded:
         self.adapter = write_random_adapter(folder / "adapter", self.folder, ["q_proj", "v_proj"])
 
     def read(self, limits: AdapterLimits = LIMITS, digest: str = "") -> Any:
-        return load_adapter(self.adapter, digest, self.model, self.layers, torch.float32, limits)
+        return load_adapter(self.adapter, digest, self.model, self.layers, (torch.float32, torch.device("cpu")), limits)
 
     def configure(self, **values: object) -> None:
         path = self.adapter / "adapter_config.json"
@@ -239,3 +240,15 @@ def test_other_expressions_match_whole_names() -> None:
     assert not compile_pattern(r"q_[*+{]")("q_proj")
     with pytest.raises(PatternError, match="no regular expression"):
         compile_pattern("[")
+
+
+def test_an_adapter_that_does_not_fit_on_a_gpu_is_refused(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    store = AdapterStore(loaded.model, loaded.layers, torch.float32, torch.device("cpu"), LIMITS)
+    identity = identity_of(loaded.adapter)
+    store.read(identity, str(loaded.adapter))
+    monkeypatch.setattr("llmstack_model_runner.adapters.store.load_adapter", fail)
+    with pytest.raises(AdapterError, match="no memory for the adapter"):
+        store.read(identity, str(loaded.adapter))

@@ -11,13 +11,14 @@ import torch
 
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.low_rank import reference
-from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankAdapter, LowRankFactors, LowRankSlots
+from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankAdapter, LowRankFactors, LowRankSlots, Send
 
 __all__ = [
     "MAX_PARTS",
     "LowRankAdapter",
     "LowRankFactors",
     "LowRankSlots",
+    "Send",
     "activate_rounded",
     "add_low_rank_",
     "add_low_rank_to_embedding_",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,10 @@ PANEL_SIZE = 32
 """Outputs of a panel of a second factor. `native.cpp` has the same number."""
 _WORDS_PER_PART = 5
 _NUM_TILE_FIELDS = 3
+
+
+Send = Callable[[Sequence[npt.NDArray[Any]]], Sequence[torch.Tensor]]
+"""A copy of arrays to the device for which the host does not wait."""
 
 
 class LowRankFactors(NamedTuple):
@@ -47,7 +51,7 @@ class _StoredFactors(NamedTuple):
     num_outputs: int
 
     @classmethod
-    def store(cls, factors: LowRankFactors) -> _StoredFactors:
+    def store(cls, factors: LowRankFactors, device: torch.device) -> _StoredFactors:
         a, b, first_output = factors
         if a.shape[0] != b.shape[0] or a.dtype != b.dtype or not (a.is_contiguous() and b.is_contiguous()):
             raise ValueError(f"factors of shapes {tuple(a.shape)} and {tuple(b.shape)} are no pair.")
@@ -55,7 +59,7 @@ class _StoredFactors(NamedTuple):
         # A thread reads some columns of all ranks: in `b` they lie kilobytes apart, in a panel side by side.
         padded = torch.nn.functional.pad(b, (0, -num_outputs % PANEL_SIZE))
         panels = padded.view(rank, -1, PANEL_SIZE).transpose(0, 1).contiguous()
-        return cls(a, panels, first_output, num_outputs)
+        return cls(a.to(device), panels.to(device), first_output, num_outputs)
 
     def factors(self) -> LowRankFactors:
         b = self.panels.transpose(0, 1).reshape(self.a.shape[0], -1)[:, : self.num_outputs]
@@ -65,16 +69,20 @@ class _StoredFactors(NamedTuple):
 class LowRankAdapter:
     """One adapter: for each layer of a model its pairs of factors, which it owns."""
 
-    def __init__(self, layers: Sequence[Sequence[LowRankFactors]]) -> None:
-        """Takes at most `MAX_PARTS` pairs for a layer, none for a layer that is left as it is."""
-        self._layers = tuple(tuple(map(_StoredFactors.store, parts)) for parts in layers)
+    def __init__(self, layers: Sequence[Sequence[LowRankFactors]], device: torch.device | None = None) -> None:
+        """Takes at most `MAX_PARTS` pairs for a layer, none for a layer that is left as it is.
+
+        `device`: Where the kernels run; the CPU by default.
+        """
+        device = device or torch.device("cpu")
+        self._layers = tuple(tuple(_StoredFactors.store(pair, device) for pair in parts) for parts in layers)
         words = np.zeros((len(layers), MAX_PARTS, _WORDS_PER_PART), dtype=np.int64)
         for number, parts in enumerate(self._layers):
             if len(parts) > MAX_PARTS:
                 raise ValueError(f"a layer has {len(parts)} pairs of factors; at most {MAX_PARTS} are possible.")
             for place, (a, panels, first, num_outputs) in enumerate(parts):
                 words[number, place] = a.data_ptr(), panels.data_ptr(), a.shape[0], first, num_outputs
-        self.words = torch.from_numpy(words)
+        self.words = torch.from_numpy(words).to(device)
 
     def factors(self, layer: int) -> list[LowRankFactors]:
         """The pairs of a layer; the second factors are copies."""
@@ -129,8 +137,11 @@ class LowRankSlots:
         else:
             self.words[slot].copy_(adapter.words.view(self.words.shape[1:]))
 
-    def group(self, row_slots: npt.NDArray[Any]) -> bool:
-        """Orders the rows of a step by their slots, -1 for a row without; whether any row has one."""
+    def group(self, row_slots: npt.NDArray[Any], send: Send | None = None) -> bool:
+        """Orders the rows of a step by their slots, -1 for a row without; whether any row has one.
+
+        `send`: Copies arrays to the device; by default the host waits for that.
+        """
         order = np.argsort(row_slots, kind="stable")
         order = order[np.searchsorted(row_slots[order], 0) :]
         ordered = row_slots[order]
@@ -142,7 +153,9 @@ class LowRankSlots:
             tiles.extend([slot, first, min(self.num_tile_rows, end - first)] for first in firsts)
         self.host_tiles, self.host_rows = tiles, order.tolist()
         if tiles:
-            self.rows[: len(order)].copy_(torch.from_numpy(order.astype(np.int32)))
-            self.tiles[: len(tiles)].copy_(torch.tensor(tiles, dtype=torch.int32))
+            arrays = order.astype(np.int32), np.array(tiles, dtype=np.int32)
+            rows, of_tiles = map(torch.from_numpy, arrays) if send is None else send(arrays)
+            self.rows[: len(order)].copy_(rows)
+            self.tiles[: len(tiles)].copy_(of_tiles)
         self.num_tiles.fill_(len(tiles))
         return bool(tiles)

@@ -44,15 +44,22 @@ class _Pair(NamedTuple):
 
 
 def load_adapter(
-    folder: Path, digest: str, model: Model, layers: AdaptedLayers, dtype: torch.dtype, limits: AdapterLimits
+    folder: Path,
+    digest: str,
+    model: Model,
+    layers: AdaptedLayers,
+    place: tuple[torch.dtype, torch.device],
+    limits: AdapterLimits,
 ) -> LowRankAdapter:
     """Reads an adapter for the layers of a model; may run in any thread.
 
-    `digest` is what its files had when they were checked; empty for none.
+    `digest` is what its files had when they were checked; empty for none. `place`: Type and device of the factors.
 
     Raises:
         AdapterError: It is damaged, does not fit the model or uses what is not supported.
+        torch.OutOfMemoryError: It does not fit on the device.
     """
+    dtype, device = place
     try:
         files = read_adapter(folder, limits.max_bytes)
         config = read_adapter_config(parse_json_object(files.config, "adapter_config.json"))
@@ -72,7 +79,7 @@ def load_adapter(
             _check_base(pair, tensors)
             if pair.part.is_loaded():
                 found[pair.part.layer].append(_factors(pair, tensors, dtype))
-    return LowRankAdapter(found)
+        return LowRankAdapter(found, device)
 
 
 def _find_pairs(

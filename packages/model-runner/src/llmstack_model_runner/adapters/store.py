@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmstack_kernels.low_rank import LowRankAdapter
+from llmstack_kernels.low_rank import LowRankAdapter, Send
+from llmstack_model_runner.adapters.config import AdapterError
 from llmstack_model_runner.adapters.load import AdapterLimits, load_adapter
 from llmstack_model_runner.layers.adaptation import AdaptedLayers
 from llmstack_model_runner.models.base import CausalLM, Model
@@ -25,10 +26,13 @@ class AdapterStore:
     Each adapter in memory has a number, which rows of the input batch keep.
     """
 
-    def __init__(self, model: Model, layers: AdaptedLayers, dtype: torch.dtype, limits: AdapterLimits) -> None:
+    def __init__(
+        self, model: Model, layers: AdaptedLayers, dtype: torch.dtype, device: torch.device, limits: AdapterLimits
+    ) -> None:
         self._model = model
         self._layers = layers
         self._dtype = dtype
+        self._device = device
         self._limits = limits
         self._identity_to_number: dict[str, int] = {}
         self._adapters: dict[int, LowRankAdapter] = {}
@@ -38,10 +42,14 @@ class AdapterStore:
     def __contains__(self, identity: str) -> bool:
         return identity in self._identity_to_number
 
-    def make_slots(self, num_slots: int, max_num_rows: int, device: torch.device) -> None:
+    def make_slots(self, num_slots: int, max_num_rows: int) -> None:
         """Makes room for the adapters of a step; those that were in slots before are placed again."""
-        self._layers.make_slots(num_slots, max_num_rows, self._limits.max_rank, device)
+        self._layers.make_slots(num_slots, max_num_rows, self._limits.max_rank, self._device)
         self._slot_numbers = [NO_ADAPTER] * num_slots
+
+    def use_staging(self, send: Send) -> None:
+        """Sends the order of each step's rows to the device without a wait of the host."""
+        self._layers.send = send
 
     def read(self, identity: str, path: str) -> LowRankAdapter:
         """Reads and checks an adapter.
@@ -49,8 +57,11 @@ class AdapterStore:
         Raises:
             AdapterError: It cannot be served; the text is one sentence.
         """
-        digest = LoRAIdentity.parse(identity).digest
-        return load_adapter(Path(path), digest, self._model, self._layers, self._dtype, self._limits)
+        digest, place = LoRAIdentity.parse(identity).digest, (self._dtype, self._device)
+        try:
+            return load_adapter(Path(path), digest, self._model, self._layers, place, self._limits)
+        except torch.OutOfMemoryError as error:
+            raise AdapterError("The GPU has no memory for the adapter; lower --gpu-memory-utilization.") from error
 
     def add(self, identity: str, adapter: LowRankAdapter) -> None:
         """Makes an adapter available to requests."""
@@ -90,7 +101,7 @@ class AdapterStore:
         self._layers.begin_step(np.repeat(row_slots, num_row_tokens))
         return True
 
-    def select_rows(self, tokens: npt.NDArray[Any]) -> None:
+    def select_rows(self, tokens: torch.Tensor) -> None:
         """Says which tokens of the step the next logits are of."""
         self._layers.select(tokens)
 
@@ -154,6 +165,6 @@ def make_store(
         return None
     if not isinstance(model, CausalLM) or not layers.parts:
         raise ValueError("--enable-lora needs a native model that generates text; this one is none")
-    if device.type != "cpu":
-        raise ValueError("--enable-lora is supported on CPUs only so far")
-    return AdapterStore(model, layers, dtype, AdapterLimits(config.max_lora_rank, config.max_lora_bytes))
+    if device == torch.device("cuda"):  # adapters are read in threads, whose current GPU is the first
+        device = torch.device("cuda", torch.cuda.current_device())
+    return AdapterStore(model, layers, dtype, device, AdapterLimits(config.max_lora_rank, config.max_lora_bytes))

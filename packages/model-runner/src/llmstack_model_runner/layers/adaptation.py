@@ -20,6 +20,7 @@ from llmstack_kernels.linear import PackedLinear
 from llmstack_kernels.low_rank import (
     LowRankAdapter,
     LowRankSlots,
+    Send,
     activate_rounded,
     add_low_rank_,
     add_low_rank_to_embedding_,
@@ -72,6 +73,7 @@ class AdaptedLayers:
         slots: Adapters of the step; None until there is room for them.
         is_active: Whether a row of the step has an adapter.
         head: Number of the output head; None before it has registered.
+        send: Copies arrays to the device; None where the host's own memory is read.
     """
 
     parts: dict[str, AdaptedPart] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class AdaptedLayers:
     slots: LowRankSlots | None = None
     is_active: bool = False
     head: int | None = None
+    send: Send | None = None
     _token_slots: npt.NDArray[Any] | None = None
 
     def add_layer(self, parts: Sequence[AdaptedPart]) -> None:
@@ -100,13 +103,16 @@ class AdaptedLayers:
         self._token_slots = token_slots
         self._group(token_slots)
 
-    def select(self, tokens: npt.NDArray[Any]) -> None:
-        """Orders rows for the output head, given by their places among the tokens of the step."""
+    def select(self, tokens: torch.Tensor) -> None:
+        """Orders rows for the output head, given by their places among the tokens of the step: int64 [num_rows].
+
+        The host waits for a GPU here, but only where an adapter changes the head.
+        """
         if self._token_slots is not None and self._changes_head():
-            self._group(self._token_slots[tokens])
+            self._group(self._token_slots[tokens.cpu().numpy()])
 
     def _group(self, row_slots: npt.NDArray[Any] | None) -> None:
-        self.is_active = row_slots is not None and self.slots is not None and self.slots.group(row_slots)
+        self.is_active = row_slots is not None and self.slots is not None and self.slots.group(row_slots, self.send)
 
     def _changes_head(self) -> bool:
         """Whether an adapter in a slot does; if none does, the head needs no order of its rows."""

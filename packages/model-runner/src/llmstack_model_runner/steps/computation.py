@@ -21,7 +21,7 @@ from llmstack_model_runner.steps.prompt_logprobs import PromptLogprobs, compute_
 from llmstack_types import TokenMasks
 
 MakeTokenMasks = Callable[[], TokenMasks]
-SelectRows = Callable[[IntArray], None]
+SelectRows = Callable[[torch.Tensor], None]
 """Receives the tokens of a step whose logits are computed next."""
 
 
@@ -100,5 +100,5 @@ def _logits_of(
     if not isinstance(model, CausalLM):
         raise InputBatchError("a row is to sample, but the model has no output head")
     if select_rows is not None:
-        select_rows(tokens.cpu().numpy())
+        select_rows(tokens)
     return model.compute_logits(hidden[tokens])

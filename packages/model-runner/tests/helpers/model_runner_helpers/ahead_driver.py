@@ -25,6 +25,7 @@ class Request:
 
     prompt: list[int]
     params: SamplingParams
+    lora_name: str | None = None
     outputs: list[int] = field(default_factory=list)
     logprobs: list[object] = field(default_factory=list)
     error: str = ""
@@ -54,9 +55,9 @@ class AheadDriver:
         self._under_way: deque[tuple[list[str], Any]] = deque()
         self._num_steps = 0
 
-    def add(self, name: str, prompt: list[int], params: SamplingParams) -> None:
+    def add(self, name: str, prompt: list[int], params: SamplingParams, lora_name: str | None = None) -> None:
         """A request for whichever step names it first."""
-        self.requests[name] = Request(prompt, params)
+        self.requests[name] = Request(prompt, params, lora_name)
 
     def is_ready(self, name: str) -> bool:
         """Whether the next step may contain the request; a resumed one needs all its tokens, including unread ones."""
@@ -104,7 +105,8 @@ class AheadDriver:
     def _introduce(self, name: str) -> NewRequest:
         request = self.requests[name]
         request.is_in_runner = True
-        return NewRequest(name, request.prompt + request.outputs, len(request.prompt), request.params)
+        tokens, num_prompt_tokens = request.prompt + request.outputs, len(request.prompt)
+        return NewRequest(name, tokens, num_prompt_tokens, request.params, lora_name=request.lora_name)
 
     def _schedule(self, name: str, num_tokens: int) -> ScheduledRequest:
         request = self.requests[name]

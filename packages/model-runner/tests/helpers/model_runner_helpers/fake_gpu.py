@@ -112,6 +112,7 @@ def fake_gpu() -> Iterator[None]:
             "torch.cuda.get_device_capability": lambda *_: (9, 0),
             "torch.cuda.get_device_name": lambda *_: "fake",
             "torch.Tensor.pin_memory": lambda tensor: tensor,
+            "torch._subclasses.fake_tensor.FakeTensor.data_ptr": lambda _: 4096,
         }
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(name, stand_in))

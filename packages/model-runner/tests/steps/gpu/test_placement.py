@@ -12,7 +12,7 @@ from model_runner_helpers.fake_gpu import DEVICE, FakeRuntime, fake_gpu
 
 from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_model_runner.testing import StepDriver
+from llmstack_model_runner.testing import StepDriver, identity_of, write_random_adapter, write_random_weights
 from llmstack_types import (
     ModelRunnerConfig,
     NewRequest,
@@ -127,6 +127,29 @@ def test_steps_with_all_options_keep_to_the_device(tmp_path: Path, name: str) ->
     config = SHAPE | {"architectures": ["LlamaForCausalLM"]}
     with fake_gpu():
         generate(start(tmp_path, config, **OPTIONS[name]), PARAMS)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_rows_with_adapters_keep_to_the_device(tmp_path: Path, name: str) -> None:
+    targets = {
+        "GPT2LMHeadModel": ["wte", "c_attn", "c_fc", "c_proj"],
+        "LlamaForCausalLM": ["q_proj", "gate_proj", "lm_head"],
+    }
+    config = DECODERS[name] | {"architectures": [name], "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_random_weights(tmp_path)
+    path = write_random_adapter(tmp_path / "adapter", tmp_path, targets[name], seed=1)
+    identity = identity_of(path)
+    with fake_gpu():
+        runner = start(tmp_path, config, enable_lora=True, max_lora_rank=8)
+        runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+        driver = StepDriver(runner, 32)
+        for index, params in enumerate(PARAMS):
+            driver.add(f"{index}", [index + 1] * 14, SamplingParams(**params), lora_name=identity if index else None)
+        driver.run(3)
+        runner.remove_adapter(identity)
+    assert driver.errors == {}
+    assert driver.outputs == {f"{index}": [0] * 3 for index in range(len(PARAMS))}
 
 
 def test_the_sampler_of_the_host_keeps_to_the_device(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.device.runtime import DeviceRuntime
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.steps.input_batch import InputBatchError
-from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
+from llmstack_model_runner.testing import StepDriver, identity_of, write_gpt2_checkpoint, write_random_adapter
 from llmstack_types import ModelRunnerConfig, NumericalError, SamplingParams, TokenMasks
 
 NUM_BLOCKS = 96
@@ -121,6 +121,40 @@ def test_steps_without_graphs_give_the_same_output(folder: Path, judge: Judge, c
     driver = AheadDriver(runner, NUM_BLOCKS)
     play(7, driver, MAX_NUM_SEQS)
     judge.check(driver)
+
+
+def test_rows_with_adapters_have_the_tokens_of_the_host_one_step_ahead(folder: Path, tmp_path: Path) -> None:
+    """Captured steps without adapters follow eager ones with them, and must not use the order of their rows."""
+    paths = [
+        write_random_adapter(tmp_path / "a", folder, ["c_attn", "c_fc"], seed=1),
+        write_random_adapter(tmp_path / "b", folder, ["c_proj"], seed=2, rank=3),
+    ]
+    identities = [identity_of(path, path.name) for path in paths]
+    runners = []
+    for runtime in (None, CpuStandIn()):
+        runner = start(folder, runtime, enable_lora=True, max_loras=2, max_lora_rank=8)
+        for identity, path in zip(identities, paths, strict=True):
+            runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+        runners.append(runner)
+    expected = StepDriver(runners[0], NUM_BLOCKS)
+    driver = AheadDriver(runners[1], NUM_BLOCKS)
+    names = [None, identities[0], identities[1], identities[0]]
+    for number, name in enumerate(names):
+        prompt = [number + 1, *range(5, 12)]
+        expected.add(f"{number}", prompt, GREEDY, lora_name=name)
+        driver.add(f"{number}", prompt, GREEDY, name)
+    expected.run(12)
+    driver.step({"0": 8, "1": 5})
+    driver.step({"0": 1, "1": 3, "2": 8})
+    decodes(driver, ["0", "1", "2", "3"], 4)
+    driver.take_row("1")
+    decodes(driver, ["0"], 3)
+    decodes(driver, ["0", "2", "3"], 3)
+    driver.land()
+    for name, request in driver.requests.items():
+        assert len(request.outputs) >= 4
+        assert request.outputs == expected.outputs[name][: len(request.outputs)]
+    assert len({tuple(outputs) for outputs in expected.outputs.values()}) == len(names)
 
 
 def decodes(driver: AheadDriver, names: list[str], num_steps: int) -> None:

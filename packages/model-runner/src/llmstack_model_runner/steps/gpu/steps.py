@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.runtime import DeviceRuntime, Fetched
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.models import CausalLM
@@ -51,7 +52,8 @@ class FetchedSample:
 class DeviceSteps:
     """Steps of a language model whose rows are on the device.
 
-    Steps in which every row decodes are captured and replayed; all others are launched operation by operation. The host
+    Steps in which every row decodes without an adapter are captured and replayed; all others are launched operation by
+    operation. The host
     waits for the last step only if it needs its tokens: for drafts, and for rows with parameters that the device's
     sampler does not support.
     """
@@ -65,10 +67,12 @@ class DeviceSteps:
         runtime: DeviceRuntime,
         config: ModelRunnerConfig,
         timing: StepTiming,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """The last block of `kv_caches` is the scratch block, which padding rows write to.
 
         `timing`: Counters of the host's time; `wait` is the time spent waiting for the device.
+        `adapters`: Those that rows of the batch may have; None without any.
         """
         self._model = model
         self._batch = batch
@@ -77,6 +81,9 @@ class DeviceSteps:
         self._runtime = runtime
         self._timing = timing
         self._staging = Staging(runtime)
+        self._adapters = adapters
+        if adapters is not None:
+            adapters.use_staging(self._staging.send)
         self._rows = DeviceRows(batch, len(kv_caches[0][0]) - 1, runtime, self._staging)
         sampling_rows = DeviceSamplingRows(config.max_num_seqs, model.kv_spec.vocab_size, runtime.device)
         self._device_sampler = DeviceSampler(
@@ -157,8 +164,11 @@ class DeviceSteps:
                 self._read(0)  # the host's sampler needs all earlier tokens
             self._rows.update(step.rows, rows)
         self._timing.note_step(int(step.num_scheduled_tokens.sum()))
+        is_adapted = self._adapters is not None and self._adapters.begin_step(
+            self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens
+        )
         is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
-        if is_decode and self._graphs is not None:
+        if is_decode and not is_adapted and self._graphs is not None:
             pending = self._repeat_decode(self._graphs, step, is_refused, token_masks)
             if pending is not None:
                 return pending
@@ -188,7 +198,8 @@ class DeviceSteps:
         with self._timing.phase("prepare"):
             inputs = prepare_device_inputs(self._batch, step, self._rows.states, self._staging)
         with self._timing.phase("forward"):
-            computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None)
+            select_rows = None if self._adapters is None else self._adapters.select_rows
+            computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None, select_rows)
         indices = inputs.model.sampling_indices
         return self._sample(step, indices, computed, inputs.sampling_rows, is_refused, token_masks)
 
