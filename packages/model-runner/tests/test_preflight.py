@@ -80,6 +80,15 @@ def test_memory_below_weights_and_the_least_kv_cache_is_refused(
     assert "a smaller KV cache (--kv-cache-memory-bytes, --num-kv-blocks)." in found
 
 
+def test_engine_cores_that_do_not_fit_beside_each_other_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    needed = 3 * (PROCESS_BYTES + WEIGHT_BYTES + 16 * TOKEN_BYTES)
+    assert problems(folder, write_limit(tmp_path / "enough", needed), num_engines=3) == []
+    [found] = problems(folder, write_limit(tmp_path / "short", needed - 1), num_engines=3)
+    assert found.startswith("3 engine cores need at least 0.6 GiB, and the memory limit is ")
+    assert problems(folder, write_limit(tmp_path / "one", PROCESS_BYTES)) == []
+
+
 def test_numbers_of_quantized_weights_keep_their_bytes(tmp_path: Path) -> None:
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 64}
     folder = Path(write_model(tmp_path / "m", has_weights=False, quantization_config=quantization))

@@ -6,16 +6,19 @@ import argparse
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from llmstack_engine_core.ipc.keys import make_key_file
+from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.options.command_line import SERVE_OPTIONS, add_serve_arguments, settings_from
 from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.process_options import ProcessConfig
 from llmstack_server.serving.launcher import demo_model_path
-from llmstack_types import RankPlacement
+from llmstack_types import EngineStartError, RankPlacement
 
 
 def config(*line: str) -> ServeConfig:
@@ -65,6 +68,8 @@ JOINED = ["--data-parallel-address", "10.0.0.1", *KEYS]
         (["--headless", "-dp", "2", "--engine-address", "ipc:///a"], ["--engine-address", "--data-parallel-size 2"]),
         (["-dp", "3", "--engine-address", "ipc:///a", "ipc:///b"], ["--engine-address", "--data-parallel-size 3"]),
         (["--headless", "--engine-address", "ipc:///a", "ipc:///b"], ["--data-parallel-size 1"]),
+        (["-dp", "1000"], ["--data-parallel-size: 1000 engine cores with 1 ranks", "processors; at most"]),
+        (["-dp", "30", "-tp", "4"], ["30 engine cores with 4 ranks each are too many processes for this machine"]),
         ([*HOSTS, "-dpl", "1"], ["--data-parallel-size-local 1 of --data-parallel-size 4", "--data-parallel-address"]),
         ([*HOSTS, "-dpl", "1", "-dpa", "10.0.0.1"], ["needs --cluster-key-file"]),
         ([*HOSTS, "-dpl", "3", "-dpr", "2", "--headless"], ["--data-parallel-start-rank 2", "exceed"]),
@@ -108,15 +113,34 @@ def test_flags_that_contradict_each_other_are_refused_by_name(line: list[str], f
     assert all(flag in str(caught.value) for flag in flags)
 
 
-def test_machines_that_share_a_model_are_placed_and_the_default_is_this_machine_alone():
-    engine = replace(config("-pp", "2", *NODES, *MASTER, "--node-rank", "1").engine, model=demo_model_path())
-    placement = engine.create_engine_config()[1].model.placement
+def engine_of(*line: str) -> EngineArgs:
+    return replace(config(*line).engine, model=demo_model_path())
+
+
+def test_machines_that_share_a_model_are_placed_and_the_default_is_this_machine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    make_key_file(tmp_path / "keys")
+    placement = engine_of("-pp", "2", *NODES, *MASTER, "--node-rank", "1").create_engine_config()[1].model.placement
     assert placement == RankPlacement(
         "external_launcher", 2, 1, "tcp://10.0.0.1:29501", os.path.abspath("keys"), "", 5.0
     )
     for line in (["-tp", "2"], ["-tp", "2", *EXTERNAL]):
-        engine = replace(config(*line).engine, model=demo_model_path())
-        assert engine.create_engine_config()[1].model.placement is None
+        assert engine_of(*line).create_engine_config()[1].model.placement is None
+
+
+def test_keys_and_interfaces_that_cannot_be_used_are_refused_before_anything_is_started(tmp_path: Path):
+    (tmp_path / "junk").write_text("keys")
+    (tmp_path / "junk").chmod(0o600)
+    make_key_file(tmp_path / "keys")
+    ranks, engines = ["-tp", "2", *NODES, *MASTER, "--trust-cluster-network"], [*HOSTS, *JOINED, "-dpl", "2"]
+    for line in ([*ranks, "lo"], engines):
+        for name, sentence in (("none", "cannot be read: No such file"), ("junk", "must hold two keys")):
+            with pytest.raises(EngineStartError, match=f"^the key file .*{name} {sentence}"):
+                engine_of(*line, "--cluster-key-file", str(tmp_path / name)).create_engine_config()
+    with pytest.raises(EngineStartError, match=r"^--trust-cluster-network nowhere: this machine has no such network"):
+        engine_of(*ranks, "nowhere", "--cluster-key-file", str(tmp_path / "keys")).create_engine_config()
 
 
 def test_a_size_reaches_the_engine():

@@ -180,12 +180,13 @@ class EngineArgs(
         """The other machines of the endpoint, if there are any.
 
         Raises:
-            EngineStartError: The address of the first machine cannot be found.
+            EngineStartError: The address of the first machine cannot be found, or the keys cannot be read.
         """
         if not self.has_other_hosts or self.data_parallel_address is None:
             return None
         from llmstack_engine_core.ipc.addresses import resolved, tcp_address
 
+        self._check_keys()
         return {
             "address": tcp_address(resolved(self.data_parallel_address), self.data_parallel_rpc_port),
             "size": self.data_parallel_size, "num_local": self.num_local_engines,
@@ -194,16 +195,28 @@ class EngineArgs(
             "allow_ray_without_token": self.allow_ray_without_token,
         }  # fmt: skip
 
+    def _check_keys(self) -> None:
+        """Reads the keys before anything is started."""
+        from pathlib import Path
+
+        from llmstack_engine_core.ipc.keys import read_keys
+
+        read_keys(Path(self.cluster_key_file or ""))
+
     def _placement(self) -> dict[str, Any] | None:
         """The machines that share the ranks of one model, if there are several.
 
         Raises:
-            EngineStartError: The address of the first one cannot be found.
+            EngineStartError: The address of the first one or the network interface cannot be found, or the keys
+                cannot be read.
         """
         if self.num_nodes == 1:
             return None
-        from llmstack_engine_core.ipc.addresses import resolved, tcp_address
+        from llmstack_engine_core.ipc.addresses import interface_address, resolved, tcp_address
 
+        self._check_keys()
+        if self.trust_cluster_network is not None:
+            interface_address(self.trust_cluster_network)
         address = "" if self.master_addr is None else tcp_address(resolved(self.master_addr), self.master_port)
         return {
             "launcher": self.launcher, "num_nodes": self.num_nodes, "node": self.node_rank,

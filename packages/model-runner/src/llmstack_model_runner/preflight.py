@@ -71,7 +71,7 @@ def find_problems(
     if model_config.get("sliding_window") or model_config.get("layer_types"):
         num_tokens, num_blocks = min(num_tokens, config.block_size), 1  # layers may hold less than the whole request
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or num_tokens * token_bytes
-    return [*problems, *_memory_problems(weight_bytes, kv_bytes, config.device, root)]
+    return [*problems, *_memory_problems(weight_bytes, kv_bytes, config, root)]
 
 
 def find_room_problem(
@@ -241,11 +241,20 @@ def _first_int(config: Mapping[str, Any], *names: str) -> int:
     return next((value for value in found if type(value) is int and value > 0), 0)
 
 
-def _memory_problems(weight_bytes: int, kv_bytes: int, device: str, root: Path) -> Iterator[str]:
+def _memory_problems(weight_bytes: int, kv_bytes: int, config: ModelRunnerConfig, root: Path) -> Iterator[str]:
     """Lack of memory on a CPU; that of a GPU is unknown without torch."""
     has_gpu = any((root / "dev").glob("nvidia[0-9]*"))
     limit = memory_limit_bytes(root)
-    if device == "cuda" or (device == "auto" and has_gpu) or limit is None or weight_bytes + kv_bytes <= limit:
+    if config.device == "cuda" or (config.device == "auto" and has_gpu) or limit is None:
+        return
+    if weight_bytes + kv_bytes <= limit:
+        num_engines = config.num_engines
+        needed = num_engines * (config.num_local_ranks * PROCESS_BYTES + weight_bytes + kv_bytes)
+        if num_engines > 1 and needed > limit:
+            yield (
+                f"{num_engines} engine cores need at least {_shown_size(needed)}, and the memory limit is "
+                f"{_shown_size(limit)}; use a smaller --data-parallel-size."
+            )
         return
     weights, kv, memory = map(_shown_size, (weight_bytes, kv_bytes, limit))
     yield (

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Final
 
 from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import DataParallelBackend, DistributedExecutorBackend, RoutingPolicyName
+
+MAX_LOCAL_PROCESSES: Final = 64
+"""On machines with fewer processors; each takes memory of its own, also before it has loaded a model."""
 
 
 @option_group
@@ -101,6 +106,7 @@ class EngineProcessOptions(OptionGroup):
         flag="--data-parallel-size",
         short="-dp",
         at_least=1,
+        at_most=1024,
         metavar="N",
         help="engine cores that share the requests, each in its own process with the whole model",
     )
@@ -234,6 +240,18 @@ class EngineProcessOptions(OptionGroup):
         """Whether some engine cores run on other machines."""
         return self.num_local_engines < self.data_parallel_size
 
+    def _number_conflicts(self) -> Iterator[Problem]:
+        """More processes than a machine can have."""
+        num_engines, num_ranks = self.num_local_engines, max(1, self.num_ranks // self.num_nodes)
+        num_processors = os.cpu_count() or 1
+        if num_engines * num_ranks > max(MAX_LOCAL_PROCESSES, num_processors):
+            yield Problem(
+                "{data_parallel_size}: {num_engines} engine cores with {num_ranks} ranks each are too many processes "
+                "for this machine, which has {num_processors} processors; at most {limit} can be started",
+                num_engines=num_engines, num_ranks=num_ranks, num_processors=num_processors,
+                limit=max(MAX_LOCAL_PROCESSES, num_processors),
+            )  # fmt: skip
+
     def _host_conflicts(self) -> Iterator[Problem]:
         size, local = f"{{data_parallel_size}} {self.data_parallel_size}", self.num_local_engines
         if self.data_parallel_backend == "ray":
@@ -307,6 +325,7 @@ class EngineProcessOptions(OptionGroup):
     def conflicts(self) -> Iterator[Problem]:
         """Adds several ranks in one process, and engine cores of several machines that cannot be."""
         yield from super().conflicts()
+        yield from self._number_conflicts()
         yield from self._host_conflicts()
         yield from self._node_conflicts()
         if self.warm_spare and not self.max_engine_restarts:
