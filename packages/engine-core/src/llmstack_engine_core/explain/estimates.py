@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -19,6 +19,7 @@ from llmstack_types import EngineReady, StepRecord, StepRecording
 
 # A change that saves less is not named.
 MIN_GAIN = 0.05
+MIN_TTFT = 0.1
 # A running server computes these in about a second, beside its requests.
 MAX_LIVE_ROWS = 32_768
 MAX_LIVE_ROWS_IN_ALL = 163_840
@@ -83,7 +84,7 @@ def _estimate(
         alone = run_again(workload.alone(), scheduler, cache, model, work)
     except TooMuchError:
         return "too much happened while it was there"
-    error = max(_off(unchanged.ttft_s, measured.ttft_s), _off(unchanged.total_s, measured.total_s))
+    error = max(_shares(unchanged, measured, abs))
     made.facts["replayed"] = facts = {
         "measured": _facts(measured), "unchanged": _facts(unchanged), "error": round(error, 3),
         "has_tokens": workload.has_tokens,
@@ -173,7 +174,7 @@ def _gain(times: Times, unchanged: Times) -> float:
     """The larger share that is saved: of the time to the first token, or of the whole, which must not be longer."""
     if times.total_s > unchanged.total_s:
         return 0.0
-    return max(1 - new / old for new, old in zip(times, unchanged, strict=True))
+    return max(_shares(times, unchanged, lambda seconds: -seconds))
 
 
 def _measured(log: StepRecording, workload: Workload) -> Times:
@@ -191,8 +192,15 @@ def _measured(log: StepRecording, workload: Workload) -> Times:
     return Times(first_s - own.time_s, last_s - own.time_s)
 
 
-def _off(estimated: float, measured: float) -> float:
-    return abs(estimated - measured) / measured if measured > 0 else 1.0
+def _shares(times: Times, usual: Times, of: Callable[[float], float]) -> tuple[float, float]:
+    """How much the two times differ from the usual ones, in parts of these.
+
+    A first token that came at once counts as `MIN_TTFT` of the whole: a few milliseconds more or less are no matter.
+    """
+    if usual.total_s <= 0:
+        return 1.0, 1.0
+    ttft_s = max(usual.ttft_s, MIN_TTFT * usual.total_s)
+    return of(times.ttft_s - usual.ttft_s) / ttft_s, of(times.total_s - usual.total_s) / usual.total_s
 
 
 def _facts(times: Times) -> dict[str, Any]:
