@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +106,30 @@ async def test_the_stream_has_steps_runs_and_events() -> None:
         ["mine", 1, 1, "p", 4, 0, 1], ["other", 1, 3, "d", 3, 0, 0], ["mine", 2, 3, "d", 2, 0, 2],
     ]  # fmt: skip
     assert [event[0] for event in part["events"]] == ["mine", "other"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_late_answer_moves_no_event(is_ours: bool) -> None:
+    state = ready_state(engine := FakeEngineClient())
+    log, num_reads = kept_steps(), 0
+
+    async def read(after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        nonlocal num_reads
+        num_reads += 1
+        now_s = time.monotonic() if is_ours else 20.0 + num_reads  # the second answer is a second late
+        event = RequestEvent("mine", RequestStatus.RUNNING, now_s - num_reads)
+        await asyncio.sleep(0.05 * num_reads)
+        if num_reads == 2:
+            state.lifecycle.advance(LifecycleState.DRAINING)
+        steps = [step._replace(stats=step.stats._replace(step=num_reads)) for step in log.steps[:1]]
+        return log._replace(now_s=now_s, steps=steps, events=[*log.events, event])
+
+    engine.recent_steps = read  # type: ignore[method-assign]
+    answer = await call(build_app(state), "GET", "/live/events")
+    parts = [json.loads(line[5:]) for line in answer.body.decode().splitlines() if line]
+    first, second = (part["events"][0] for part in parts)
+    assert first == second
+    assert abs(parts[1]["events"][-1][1] - time.time()) < 60
 
 
 async def test_operators_alone_see_what_a_shadow_has_found() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -30,6 +30,7 @@ MAX_READERS = 16
 TOPIC = "live"
 # Predictions of so long ago are sent to a new reader, and those of a little before its last part again.
 KEPT_S, OVERLAP_S = 3600.0, 2.0
+_OFFSET_S = time.time() - time.monotonic()
 
 
 def add_live_page(router: APIRouter, state: ServerState) -> None:
@@ -75,8 +76,10 @@ async def _events(
     state: ServerState, engine_index: int, after_step: int, core: str, tenant: str | None
 ) -> AsyncIterator[bytes]:
     """Ends when the server drains, and with an error object where the engine is gone."""
+    clock = _Clock()
     sent_s: float | None = None  # an empty part is first, so that the reader knows the number of engine cores
     while not state.lifecycle.is_stopping:
+        asked_s = time.monotonic()
         try:
             log, found, gap = await read_steps(state, engine_index, after_step, core)
         except EngineDeadError as error:
@@ -87,16 +90,37 @@ async def _events(
             age_s = KEPT_S if sent_s is None else now_s - sent_s + OVERLAP_S
             if gap and not log.steps:
                 after_step = 0
+            clock.read(log.now_s, asked_s, now_s, found)
             after_step, sent_s, core = log.steps[-1].stats.step if log.steps else after_step, now_s, found
             reports = [_report(state, age_s), *await state.ask_peers(f"{TOPIC} {round(1000 * age_s)}")]
             part = {
                 "core": core, "gap": gap, "weights": _weights(state, reports),
-                "predictions": _predictions(reports, tenant), **_part(log, tenant, len(state.engine.engines)),
+                "predictions": _predictions(reports, tenant),
+                **_part(log, tenant, len(state.engine.engines), clock.time_of_day),
             }  # fmt: skip
             if tenant is None:
                 part["shadow"] = state.metrics.shadows.live_part(engine_index)
             yield sse.frame(sse.encode_json(part))
         await asyncio.sleep(INTERVAL_S)
+
+
+class _Clock:
+    """The time of day at times of an engine core: always the same for one time, however late an answer comes."""
+
+    def __init__(self) -> None:
+        self._core: str | None = None
+        self._offset_s = 0.0
+
+    def read(self, time_s: float, asked_s: float, answered_s: float, core: str) -> None:
+        """`time_s` by the clock of an engine core was between two times by that of this machine."""
+        if core == self._core:
+            return
+        is_ours = asked_s <= time_s <= answered_s  # else it is the clock of another machine
+        self._core, self._offset_s = core, _OFFSET_S if is_ours else time.time() - time_s
+
+    def time_of_day(self, time_s: float) -> float:
+        """The same time in seconds since 1970."""
+        return time_s + self._offset_s
 
 
 def _report(state: ServerState, age_s: float) -> dict[str, Any]:
@@ -122,12 +146,7 @@ def _predictions(reports: Sequence[Mapping[str, Any]], tenant: str | None) -> li
     return [[request_id, *times] for owner, request_id, *times in rows if tenant is None or owner == tenant]
 
 
-def _part(log: StepRecording, tenant: str | None, num_engines: int) -> dict[str, Any]:
-    now = time.time()
-
-    def at(time_s: float) -> float:
-        return now - (log.now_s - time_s)
-
+def _part(log: StepRecording, tenant: str | None, num_engines: int, at: Callable[[float], float]) -> dict[str, Any]:
     def is_shown(request_id: str) -> bool:
         return log.tenants.get(request_id) == tenant
 
