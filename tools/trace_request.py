@@ -47,7 +47,7 @@ WAIT_S = 0.05
 # The first steps of a row prefill it and capture the graph of one row.
 NUM_FIRST_STEPS = 5
 NUM_STEPS = 9
-PERIODIC = frozenset({"Server._accept", "Server._watch_engine", "AsyncMPClient._look"})
+PERIODIC = frozenset({"Server._accept", "Server._watch_engine", "AsyncMPClient._check_process"})
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_server.state.first_tokens import MAX_NUM_COUNTED, ComingRequest, FirstTokens
+from llmstack_server.state.first_tokens import MAX_NUM_COUNTED, FirstTokens, PendingRequest
 from llmstack_types import SchedulerStats, StepPhases
 
 LIMITS = StepLimits(max_num_rows=4096, max_num_tokens=101)
@@ -34,9 +34,9 @@ class Rig:
         iteration = IterationStats(timestamp_s=self.now_s, phases=phases, engine_index=engine)
         self.first_tokens.observe(stats, iteration, self.now_s)
 
-    def submit(self, num_tokens: int, tenant: str = "", left_s: float | None = None) -> ComingRequest:
+    def submit(self, num_tokens: int, tenant: str = "", left_s: float | None = None) -> PendingRequest:
         wanted_s = None if left_s is None else self.now_s + left_s
-        request = ComingRequest(num_tokens, tenant, None, num_tokens, self.now_s, wanted_s)
+        request = PendingRequest(num_tokens, tenant, None, num_tokens, self.now_s, wanted_s)
         self.first_tokens.submit(request, self.now_s)
         return request
 
@@ -128,11 +128,11 @@ def test_what_first_tokens_take_beyond_the_steps_is_learned():
     rig = Rig()
     before = rig.predict().ttft_s
     for _ in range(400):
-        request = ComingRequest(1, "", None, prediction=rig.predict())
+        request = PendingRequest(1, "", None, prediction=rig.predict())
         rig.first_tokens.note_first(request, before + 0.03)
     assert rig.predict().ttft_s == pytest.approx(before + 0.03, abs=0.002)
     for _ in range(400):
-        request = ComingRequest(1, "", None, prediction=rig.predict())
+        request = PendingRequest(1, "", None, prediction=rig.predict())
         rig.first_tokens.note_first(request, 0.0)  # faster than its steps: nothing is subtracted from these
     assert rig.first_tokens.overhead_s == 0.0
 

@@ -55,7 +55,7 @@ class Server:
         self.requests[request_id] = Request(tenant, self.now_s)
         params = SamplingParams(max_tokens=num_output, ignore_eos=True)
         prompt = [self.random.randrange(1000) for _ in range(num_prompt)]
-        with self.monitor.coming(num_prompt + num_output, tenant):
+        with self.monitor.pending(num_prompt + num_output, tenant):
             self.scheduler.add_request(
                 EngineCoreRequest(request_id, prompt, params, arrival_time_s=self.now_s, tenant=tenant)
             )

@@ -125,13 +125,13 @@ def test_requests_on_their_way_count_until_a_report_has_them():
     rig = Rig()
     rig.calibrate()
     before = rig.monitor.predict_wait(0, "")
-    with rig.monitor.coming(1000, ""):
+    with rig.monitor.pending(1000, ""):
         assert rig.monitor.predict_wait(0, "") == pytest.approx(before + 1.0, rel=0.1)
         rig.monitor.note_submitted(1500, 500)
         assert rig.monitor.predict_wait(0, "") == pytest.approx(before + 2.0, rel=0.1)
         rig.report(5000, rate=1000, duration_s=0.01)  # its step began before the request came
         assert rig.monitor.predict_wait(0, "") == pytest.approx(before + 2.0, rel=0.1)
-    with rig.monitor.coming(1000, ""):
+    with rig.monitor.pending(1000, ""):
         rig.monitor.note_submitted(500, 500)
         rig.clock.now_s += 0.1
         rig.report(5000, rate=1000)
@@ -141,7 +141,7 @@ def test_requests_on_their_way_count_until_a_report_has_them():
 def test_a_request_that_ends_before_it_is_submitted_is_forgotten():
     rig = Rig()
     rig.calibrate()
-    with pytest.raises(RuntimeError), rig.monitor.coming(1000, ""):
+    with pytest.raises(RuntimeError), rig.monitor.pending(1000, ""):
         raise RuntimeError
     assert rig.monitor.state().num_waiting_tokens == 5000
 
@@ -149,7 +149,7 @@ def test_a_request_that_ends_before_it_is_submitted_is_forgotten():
 def test_no_report_for_long_does_not_count_submitted_requests_for_ever():
     rig = Rig()
     rig.calibrate()
-    with rig.monitor.coming(1000, ""):
+    with rig.monitor.pending(1000, ""):
         rig.monitor.note_submitted(500, 500)
         rig.clock.now_s += 2 * REPORT_TIMEOUT_S
         assert rig.monitor.state().num_waiting_tokens == 5000
@@ -159,16 +159,16 @@ def test_free_places_are_not_waited_for():
     rig = Rig(max_num_running=4)
     rig.calibrate()
     rig.report(0, num_running=2)
-    with rig.monitor.coming(1000, ""), rig.monitor.coming(1000, ""):
+    with rig.monitor.pending(1000, ""), rig.monitor.pending(1000, ""):
         assert rig.monitor.predict_wait(10, "") == 0.0
-        with rig.monitor.coming(1000, ""):
+        with rig.monitor.pending(1000, ""):
             assert rig.monitor.state().num_waiting_tokens == 1000
 
 
 def test_sizes_are_learned_from_submitted_requests():
     monitor = QueueMonitor()
     for _ in range(500):
-        with monitor.coming(0, "", 8000):
+        with monitor.pending(0, "", 8000):
             monitor.note_submitted(1000, 30)
     assert monitor.estimate_tokens(8000) == pytest.approx(1030, rel=0.1)
     assert monitor.estimate_tokens(80_000) == pytest.approx(10_030, rel=0.1)

@@ -171,7 +171,7 @@ async def test_a_deadline_that_the_first_token_cannot_meet_is_refused_last(where
 async def test_a_prompt_that_was_submitted_delays_the_next_one():
     app, state = measured_server()
     before = (await post(app, "/v1/estimate", {"prompt_tokens": 10})).json()["predicted_wait_ms"]
-    with state.queue.coming(100, ""):
+    with state.queue.pending(100, ""):
         state.queue.admit(100_000, 0, None)
         behind = (await post(app, "/v1/estimate", {"prompt_tokens": 10})).json()["predicted_wait_ms"]
     after = (await post(app, "/v1/estimate", {"prompt_tokens": 10})).json()["predicted_wait_ms"]
@@ -181,7 +181,7 @@ async def test_a_prompt_that_was_submitted_delays_the_next_one():
 
 async def test_the_errors_of_predictions_are_metrics():
     _, state = measured_server()
-    with state.queue.coming(100, "") as request:
+    with state.queue.pending(100, "") as request:
         admitted = state.queue.admit(100, 0, None)
         assert admitted is request
     assert request.prediction is not None

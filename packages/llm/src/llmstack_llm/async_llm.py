@@ -12,7 +12,7 @@ from llmstack_llm.adapters import AdapterRegistry
 from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
-from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, work_of
+from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, rendering_work
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
 from llmstack_llm.engine_clients import make_engine_client, note_engine_end
@@ -207,7 +207,7 @@ class AsyncLLM(EngineFrontEnd):
             raise request_errors.unsupported_value("messages", "this server has no tokenizer")
         if checked.values.get("truncate_prompt_tokens") is not None:
             chat = dataclasses.replace(chat, is_cut=True)
-        prompt = await self.input_processor.gate.run(work_of(chat), self._renderers.render, chat)
+        prompt = await self.input_processor.gate.run(rendering_work(chat), self._renderers.render, chat)
         return RenderedPrompt(prompt.text, prompt.token_ids, checked)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:

@@ -258,7 +258,7 @@ class OutputProcessor:
             self._fail(parent, failure_of(output.error), processed)
             return True
         if output.num_cached_tokens >= 0 or output.prompt_logprobs is not None:
-            self._take_prompt_facts(parent, output, processed.iteration_stats)
+            self._record_prompt(parent, output, processed.iteration_stats)
         if output.kv_transfer is not None:
             _take_transfer(parent, output.kv_transfer, processed.iteration_stats)
         if output.new_token_ids:
@@ -278,7 +278,7 @@ class OutputProcessor:
         news = completion.output()
         return news is not None and parent.deliver(news)
 
-    def _take_prompt_facts(self, parent: RequestState, output: EngineCoreOutput, stats: IterationStats) -> None:
+    def _record_prompt(self, parent: RequestState, output: EngineCoreOutput, stats: IterationStats) -> None:
         if output.num_cached_tokens >= 0 and parent.num_cached_tokens is None:
             parent.num_cached_tokens = output.num_cached_tokens
             stats.num_cached_tokens += output.num_cached_tokens

@@ -22,7 +22,7 @@ _MAX_OVERHEAD_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class ComingRequest:
+class PendingRequest:
     """A request that was accepted, until its first token.
 
     Attributes:
@@ -66,7 +66,7 @@ class FirstTokens:
         self._block_size = 16
         self._engines: dict[int, EnginePredictor] = {}
         self._step_begins: dict[int, float] = {}
-        self.queued: dict[int, ComingRequest] = {}
+        self.queued: dict[int, PendingRequest] = {}
 
     def log_engine_initialized(self, ready: EngineReady, max_num_step_tokens: int) -> None:
         """Notes the sizes of the engine cores; one that was replaced is measured again."""
@@ -117,13 +117,13 @@ class FirstTokens:
             return None
         return FirstToken(prediction.wait_s, prediction.ttft_s + self.overhead_s)
 
-    def submit(self, request: ComingRequest, now_s: float) -> None:
+    def submit(self, request: PendingRequest, now_s: float) -> None:
         """Notes a request that goes to the engine now."""
         self.queued[id(request)] = request
         for engine in self._engines.values():
             engine.note_arrival(request.num_prompt_tokens // len(self._engines), now_s)
 
-    def note_first(self, request: ComingRequest, real_s: float) -> None:
+    def note_first(self, request: PendingRequest, real_s: float) -> None:
         """The first token of a request is there, so long after it was submitted."""
         self.queued.pop(id(request), None)
         if request.prediction is not None:
@@ -179,7 +179,7 @@ class FirstTokens:
         )  # fmt: skip
 
 
-def _wanted_s(request: ComingRequest, submitted_s: float) -> float:
+def _wanted_s(request: PendingRequest, submitted_s: float) -> float:
     return submitted_s + IMPLIED_DEADLINE_S if request.wanted_s is None else request.wanted_s
 
 

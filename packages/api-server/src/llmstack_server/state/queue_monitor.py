@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_server.state.first_tokens import ComingRequest, FirstTokens
+from llmstack_server.state.first_tokens import FirstTokens, PendingRequest
 from llmstack_server.state.queue_wait import QueueState, predict_wait
 from llmstack_types import EngineReady, SchedulerStats
 
@@ -64,7 +64,7 @@ class DrainRate:
         self.tokens_per_s = self._num_tokens / self._measured_s if is_known else None
 
 
-current_request: ContextVar[ComingRequest | None] = ContextVar("coming_request", default=None)
+current_request: ContextVar[PendingRequest | None] = ContextVar("pending_request", default=None)
 """The request that is being answered; None where it does not wait for the engine."""
 
 
@@ -98,7 +98,7 @@ class QueueMonitor:
         self._quantum = quantum
         self._clock = clock
         self._engines: dict[int, DrainRate] = {}
-        self._coming: dict[int, ComingRequest] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._service_s = 0.0
         self._num_bytes, self._num_byte_tokens = _FIRST_BYTES, _FIRST_TOKENS
         self._num_output_tokens = _FIRST_OUTPUT_TOKENS
@@ -121,7 +121,7 @@ class QueueMonitor:
         engine.observe(scheduler_stats, iteration_stats.timestamp_s, max(MIN_MEMORY_S, SERVICE_TIMES * self._service_s))
         engine.reported_s = self._clock()
         self.first_tokens.observe(scheduler_stats, iteration_stats, engine.reported_s)
-        if self._coming:
+        if self._pending:
             phases = iteration_stats.phases
             self._forget_reported(iteration_stats.timestamp_s - (0.0 if phases is None else sum(phases)))
 
@@ -140,12 +140,12 @@ class QueueMonitor:
         if not num_waiting:
             num_free = self._max_num_running * len(engines) - sum(engine.last.num_running for engine in engines)
         self._forget_reported(now_s - REPORT_TIMEOUT_S)
-        for coming in self._coming.values():
+        for request in self._pending.values():
             if num_free > 0:
                 num_free -= 1  # it will not wait
                 continue
-            num_waiting += coming.num_tokens
-            tenant_to_tokens[coming.tenant] += coming.num_tokens
+            num_waiting += request.num_tokens
+            tenant_to_tokens[request.tenant] += request.num_tokens
         # An engine core whose queue was never full drains as fast as the others.
         per_s = sum(rates) * len(engines) / len(rates)
         age_s = now_s - max(engine.reported_s for engine in engines)
@@ -154,8 +154,8 @@ class QueueMonitor:
     def predict_wait(self, tokens: int, tenant: str) -> float | None:
         """`predict_wait` on the current state; None before steps, or a rate, were measured."""
         ahead = self.first_tokens
-        num_coming = len(self._coming)
-        if ahead.is_calibrated and not (ahead.num_waiting or ahead.queued) and num_coming < self._max_num_running:
+        num_pending = len(self._pending)
+        if ahead.is_calibrated and not (ahead.num_waiting or ahead.queued) and num_pending < self._max_num_running:
             return 0.0  # it is part of the next step
         is_rated = any(engine.tokens_per_s is not None for engine in self._engines.values())
         if ahead.is_calibrated and not (is_rated and ahead.is_blocked):
@@ -182,23 +182,23 @@ class QueueMonitor:
         wait_s = self.predict_wait(num_tokens, tenant)
         return prediction if wait_s is None else FirstToken(wait_s, wait_s + prediction.ttft_s - prediction.wait_s)
 
-    def admit(self, num_prompt_tokens: int, num_output_tokens: int, left_s: float | None) -> ComingRequest | None:
+    def admit(self, num_prompt_tokens: int, num_output_tokens: int, left_s: float | None) -> PendingRequest | None:
         """Predicts the current request, which is about to be submitted; None without one."""
         request = current_request.get()
         if request is None:
             return None
-        is_coming = self._coming.pop(id(request), None) is not None  # it does not wait for itself
+        is_pending = self._pending.pop(id(request), None) is not None  # it does not wait for itself
         num_tokens = num_prompt_tokens + num_output_tokens
         request.prediction = self.predict_first_token(num_prompt_tokens, num_tokens, request.tenant, left_s)
-        if is_coming:
-            self._coming[id(request)] = request
+        if is_pending:
+            self._pending[id(request)] = request
         now_s = self._clock()
         request.num_prompt_tokens, request.submitted_s = num_prompt_tokens, now_s
         request.wanted_s = None if left_s is None else now_s + left_s
         self.first_tokens.submit(request, now_s)
         return request
 
-    def forget(self, request: ComingRequest) -> None:
+    def forget(self, request: PendingRequest) -> None:
         """The request is not submitted after all."""
         self.first_tokens.queued.pop(id(request), None)
 
@@ -209,15 +209,15 @@ class QueueMonitor:
         return int(num_bytes * self._num_byte_tokens / self._num_bytes + self._num_output_tokens) + 1
 
     @contextmanager
-    def coming(self, num_tokens: int, tenant: str, num_bytes: int | None = None) -> Iterator[ComingRequest]:
+    def pending(self, num_tokens: int, tenant: str, num_bytes: int | None = None) -> Iterator[PendingRequest]:
         """Counts a request as waiting, until a report has it or the block ends."""
-        request = ComingRequest(num_tokens, tenant, num_bytes)
-        self._coming[id(request)] = request
+        request = PendingRequest(num_tokens, tenant, num_bytes)
+        self._pending[id(request)] = request
         current_request.set(request)
         try:
             yield request
         finally:
-            self._coming.pop(id(request), None)
+            self._pending.pop(id(request), None)
             self.first_tokens.queued.pop(id(request), None)
 
     def note_submitted(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
@@ -236,8 +236,8 @@ class QueueMonitor:
         """Forgets what was submitted before a step that has been reported began."""
         reported = [
             key
-            for key, request in self._coming.items()
+            for key, request in self._pending.items()
             if request.submitted_s is not None and request.submitted_s < start_s
         ]
         for key in reported:
-            del self._coming[key]
+            del self._pending[key]

@@ -87,7 +87,7 @@ class GenerationResponse(Response):
         body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
         with self._state.in_flight.track() as cut:
             try:
-                await run_beside_client(self._answer(body, send), receive, cut)
+                await run_while_connected(self._answer(body, send), receive, cut)
             except ClientDisconnected:
                 raise
             except Exception as error:  # any error becomes the last event of a started stream
@@ -144,7 +144,7 @@ def _prediction_headers() -> list[tuple[bytes, bytes]]:
     return headers
 
 
-async def run_beside_client(work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Future[None]) -> None:
+async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Future[None]) -> None:
     """Runs `work` until it is done, its client disconnects, or the server cuts requests in flight."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_wait_until_disconnected(receive))

@@ -200,6 +200,9 @@ class GateMiddleware:
         self._app = app
         self._state = state
         self._routes = routes
+        processes = state.config.processes
+        # The engine core of an attached server may be put to sleep by another one.
+        self._can_sleep = processes.has_sleep_mode or processes.is_attached
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -219,7 +222,7 @@ class GateMiddleware:
             return engine_unavailable(f"The server is not ready yet: {lifecycle.state}.")
         if self._state.is_paused and path not in PAUSED_PATHS:
             return engine_unavailable("The server is paused: POST /resume ends that.")
-        if self._state.engine.sleep_level and path not in WAKING_PATHS:
+        if self._can_sleep and self._state.engine.sleep_level and path not in WAKING_PATHS:
             return engine_unavailable("The engine is asleep: POST /wake_up wakes it.")
         return None
 

@@ -54,7 +54,7 @@ class QueueGateMiddleware:
         try:
             if deadline_s is not None:
                 limit_deadline(deadline_s)
-            with queue.coming(num_tokens, tenant, num_bytes) as request:
+            with queue.pending(num_tokens, tenant, num_bytes) as request:
                 request.wait_s = wait_s
                 await self._app(scope, receive, send)
         except ServerOverloadedError as error:

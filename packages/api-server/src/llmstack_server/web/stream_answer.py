@@ -13,7 +13,7 @@ from llmstack_server.state.remote_streams import Reader
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.shared_streams import KeyReusedError
 from llmstack_server.state.stream_record import Batch, FailedError, ReplacedError, UnknownStreamError
-from llmstack_server.web.answers import run_beside_client
+from llmstack_server.web.answers import run_while_connected
 from llmstack_server.web.body import ClientDisconnected
 from llmstack_server.web.errors import (
     ERROR_EVENT,
@@ -56,7 +56,7 @@ class StreamAnswer(Response):
         self, context: Mapping[str, Any], receive: Receive, send: Send, cut: asyncio.Future[None]
     ) -> None:
         try:
-            await run_beside_client(self._send_all(send), receive, cut)
+            await run_while_connected(self._send_all(send), receive, cut)
         except ClientDisconnected:
             raise
         except Exception as error:  # any error becomes the last event of a started stream

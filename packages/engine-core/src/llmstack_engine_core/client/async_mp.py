@@ -131,15 +131,15 @@ class AsyncMPClient(AsyncSocketClient):
     def _attach(self) -> None:
         super()._attach()
         if self._watch is None and self._loop is not None and not self._socket.closed:
-            self._look()
+            self._check_process()
 
-    def _look(self) -> None:
+    def _check_process(self) -> None:
         """Ends a process that hangs: it then counts as one that has died."""
         self._process.look()
         if self._spares is not None and self._process.has_been_ready:
             self._spares.prepare()
         if self._loop is not None and self._process.is_alive:
-            self._watch = self._loop.call_later(self._process.look_interval_s, self._look)
+            self._watch = self._loop.call_later(self._process.look_interval_s, self._check_process)
 
     def _find_death(self) -> str | None:
         if self._process.is_alive:

@@ -289,14 +289,14 @@ class RecoveringClient(ResumingClient):
 
     async def _resume(self, after: AfterCrash) -> None:
         if self._is_other_model:
-            await self._let_go(self._fail_all())
+            await self._send_held(self._fail_all())
             return
         if after.quarantined is not None:
-            await self._let_go(self._fail(after.quarantined, QuarantinedError.KILLS_ENGINES))
+            await self._send_held(self._fail(after.quarantined, QuarantinedError.KILLS_ENGINES))
         deferred, self._deferred = self._deferred, []
-        await self._let_go([*after.resumed, *deferred])
+        await self._send_held([*after.resumed, *deferred])
         if not self._suspects.is_searching:
-            await self._let_go(self._suspects.release_newcomers())
+            await self._send_held(self._suspects.release_newcomers())
 
     def _give_up(self, reason: str, *, is_asked: bool = False) -> None:
         """There will be no other engine core; unless that is what its user wants, others take the requests."""

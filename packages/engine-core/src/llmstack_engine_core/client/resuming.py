@@ -127,7 +127,7 @@ class ResumingClient(ABC):
             await self._client.abort_requests(running)
         if self._recovery is not None and not self.num_requests:
             self._note_stats()
-        await self._let_go(self._suspects.forget(known))
+        await self._send_held(self._suspects.forget(known))
 
     async def _send(self, request: EngineCoreRequest, *, is_newcomer: bool = False) -> None:
         if is_newcomer and (self._recovery is not None or self._suspects.is_searching):
@@ -164,7 +164,7 @@ class ResumingClient(ABC):
             self._release_soon(released)
 
     def _release_soon(self, request_ids: Sequence[str]) -> None:
-        self._keep(asyncio.get_running_loop().create_task(self._let_go(request_ids)))
+        self._keep(asyncio.get_running_loop().create_task(self._send_held(request_ids)))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._releases.add(task)
@@ -181,7 +181,7 @@ class ResumingClient(ABC):
                 self._journal.forget(group)
                 self._suspects.forget(group)
 
-    async def _let_go(self, request_ids: Sequence[str]) -> None:
+    async def _send_held(self, request_ids: Sequence[str]) -> None:
         """Sends requests that were held back, or were in an engine core that is gone."""
         waiting = deque(request_ids)
         while waiting:

@@ -104,7 +104,7 @@ def load_chat_template(
     )
 
 
-def work_of(chat: ChatPrompt) -> int:
+def rendering_work(chat: ChatPrompt) -> int:
     """The work of rendering a conversation, in characters of text; its values are unchecked."""
     pending: list[object] = [chat.messages, chat.tools, chat.documents, chat.template_kwargs]
     num_values = num_chars = 0

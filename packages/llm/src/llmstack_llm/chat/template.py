@@ -86,7 +86,7 @@ class ChatTemplate:
             return ""
         try:
             with self._environment.limited_time():
-                return _joined(self._template.generate(names))
+                return _join_within_limit(self._template.generate(names))
         except InvalidRequestError:
             raise
         except TemplateTimeoutError:
@@ -106,7 +106,7 @@ class ChatTemplate:
             raise _rejected(messages) from error
 
 
-def _joined(pieces: Iterable[str]) -> str:
+def _join_within_limit(pieces: Iterable[str]) -> str:
     kept, num_chars = [], 0
     for piece in pieces:
         kept.append(piece)

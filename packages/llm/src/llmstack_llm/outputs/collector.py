@@ -88,7 +88,7 @@ class RequestOutputCollector(OutputCollector[RequestOutput]):
         by_index = {completion.index: completion for completion in old.outputs}
         for completion in new.outputs:
             before = by_index.get(completion.index)
-            by_index[completion.index] = _joined(before, completion) if self._is_delta and before else completion
+            by_index[completion.index] = _concatenated(before, completion) if self._is_delta and before else completion
         new.outputs = [by_index[index] for index in sorted(by_index)]
         if new.prompt_logprobs is None:
             new.prompt_logprobs = old.prompt_logprobs
@@ -135,7 +135,7 @@ class ObservedCollector(RequestOutputCollector):
             notify(self._observers, RequestObserver.on_finished, request_id, error)
 
 
-def _joined(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+def _concatenated(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
     new.text = old.text + new.text
     new.token_ids = old.token_ids + new.token_ids
     if old.logprobs is not None:
