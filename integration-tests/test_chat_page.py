@@ -121,6 +121,17 @@ def test_axe_finds_nothing(browser: Any, demo_server: Any, scheme: str) -> None:
     set_scheme(browser, "light")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_reference_of_the_api_is_readable_in_both_schemes(browser: Any, demo_server: Any, scheme: str) -> None:
+    set_scheme(browser, scheme)
+    browser.get(f"{demo_server.url}/docs")
+    wait(browser, lambda page: page.find_elements(By.CSS_SELECTOR, ".opblock-summary-method"))
+    assert browser.execute_script("return document.documentElement.matches('.dark-mode')") is (scheme == "dark")
+    # Headings and landmarks are Swagger UI's own.
+    assert [entry for entry in violations(browser) if entry.startswith("color-contrast")] == []
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
 def test_a_server_with_a_key_is_asked_with_it_and_nothing_keeps_it(browser: Any, serve: Callable[..., Any]) -> None:
     with serve("--api-key", KEY) as server:
         browser.get(server.url)

@@ -18,12 +18,30 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>llmstack</title>
 <link rel="icon" href="data:,">
+<meta name="color-scheme" content="light dark">
 <link rel="stylesheet" href="docs/swagger-ui.css">
+<style>
+body { margin: 0; }
+.swagger-ui .info .title small pre.version { color: #fff; }
+.swagger-ui .info .title small { background: #4a5160; }
+.swagger-ui .info .title small.version-stamp { background: #3f6212; }
+html:not(.dark-mode) .swagger-ui .info a, html:not(.dark-mode) .swagger-ui .info .url { color: #1d4f91; }
+html:not(.dark-mode) .json-schema-2020-12-expand-deep-button { color: #3b4151; }
+.swagger-ui .opblock.opblock-get .opblock-summary-method { background: #1d4f91; color: #fff; }
+.swagger-ui .opblock.opblock-post .opblock-summary-method { background: #1b6339; color: #fff; }
+.swagger-ui .opblock.opblock-delete .opblock-summary-method { background: #a11212; color: #fff; }
+</style>
 </head>
 <body>
 <div id="page"></div>
 <script src="docs/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#page", validatorUrl: null})</script>
+<script>
+const dark = matchMedia("(prefers-color-scheme: dark)")
+const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches)
+dark.addEventListener("change", paint)
+paint()
+SwaggerUIBundle({url: "openapi.json", dom_id: "#page", validatorUrl: null})
+</script>
 </body>
 </html>
 """
