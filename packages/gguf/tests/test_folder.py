@@ -86,6 +86,7 @@ def test_the_configuration_says_what_the_metadata_says() -> None:
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": -1}, "llama.block_count is missing or no count"),
         ({"llama.block_count": "2"}, "llama.block_count is missing or no count"),
+        ({"llama.block_count": 1_000_000}, "its metadata says 1000000 layers"),
         ({"llama.attention.layer_norm_rms_epsilon": math.nan}, "is missing or no number"),
         ({"llama.attention.value_length": 16}, "keys and values of different lengths"),
         ({"llama.rope.dimension_count": 4}, "rotation of a part of each head"),

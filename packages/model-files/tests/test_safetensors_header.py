@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmstack_model_files import ModelFilesError, TensorInfo, check_safetensors
+from llmstack_model_files.safetensors_header import MAX_TENSORS
 
 GOOD = {
     "__metadata__": {"format": "pt"},
@@ -77,6 +78,13 @@ def changed(name: str, **values: Any) -> dict[str, Any]:
 def test_contradictions_are_refused_in_one_line(tmp_path: Path, header: Any) -> None:
     path = write(tmp_path / "model.safetensors", header)
     with pytest.raises(ModelFilesError, match=r"^[^\n]{1,300}$"):
+        check_safetensors(path)
+
+
+def test_too_many_tensors_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    path = write(tmp_path / "model.safetensors", {str(number): entry for number in range(MAX_TENSORS + 1)})
+    with pytest.raises(ModelFilesError, match=f"has more than {MAX_TENSORS} tensors"):
         check_safetensors(path)
 
 

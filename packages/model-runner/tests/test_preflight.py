@@ -135,6 +135,28 @@ def test_an_architecture_of_transformers_is_left_to_the_runner(tmp_path: Path, m
     assert "pip install" in problems(folder, root, model_impl="transformers")[0]
 
 
+def test_tensors_that_cannot_be_those_of_the_configuration_are_problems(tmp_path: Path) -> None:
+    root = write_limit(tmp_path / "root", 1 << 30)
+    (found,) = problems(write_model(tmp_path / "m", num_hidden_layers=1_000_000), root, block_size=1)
+    assert found == "config.json: the model has 1000000 layers, and the weights have only 1 tensors."
+    folder = Path(write_model(tmp_path / "f", has_weights=False))
+    save_file({"w": torch.ones(4, 4).to(torch.float8_e4m3fn)}, folder / "model.safetensors")
+    (found,) = problems(str(folder), root)
+    assert found.startswith("w is stored as F8_E4M3, and config.json has no quantization_config")
+
+
+def test_modelopts_own_file_describes_the_quantization(tmp_path: Path) -> None:
+    root = write_limit(tmp_path / "root", 1 << 30)
+    folder = Path(write_model(tmp_path / "m", has_weights=False))
+    weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    save_file({"w.weight": weight, "w.weight_scale": torch.tensor(1.0)}, folder / "model.safetensors")
+    for algorithm, expected in (("FP8", None), ("NVFP4", "config.json: quantization_config: NVFP4 is not supported")):
+        description = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+        (folder / "hf_quant_config.json").write_text(json.dumps(description))
+        found = problems(str(folder), root)
+        assert found == [] if expected is None else found[0].startswith(expected)
+
+
 def test_a_missing_shard_and_a_damaged_file_are_problems(tmp_path: Path) -> None:
     root = write_limit(tmp_path / "root", 1 << 40)
     folder = Path(write_model(tmp_path / "m", has_weights=False))

@@ -27,6 +27,8 @@ ROPE_TENSORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 # Published settings of Llama 3.1 and newer: factor and the positions of before. A file holds the divisors alone.
 _LLAMA_3_SETTINGS = ((8.0, 8192), (32.0, 8192))
 _FACTOR_TOLERANCE = 1e-3
+# So many layers are built in no time, and then miss their weights.
+_MAX_UNCHECKED_LAYERS = 256
 
 
 def model_config(header: Header, rope_factors: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
@@ -54,6 +56,9 @@ def model_config(header: Header, rope_factors: Mapping[str, Sequence[float]] | N
         config |= OWN_FIELDS[header.architecture](header, values)
     else:
         config |= _llama_fields(header, values, rope_factors or {})
+    num_layers, num_tensors = values.integer("block_count"), len(header.tensors)
+    if num_layers > max(num_tensors, _MAX_UNCHECKED_LAYERS):
+        raise GGUFError(f"its metadata says {num_layers} layers, and it has only {num_tensors} tensors.")
     for name in ("bos", "eos"):
         if (token_id := special_id(header.metadata, name)) is not None:
             config[f"{name}_token_id"] = token_id

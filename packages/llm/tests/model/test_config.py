@@ -73,7 +73,8 @@ def test_minus_one_allows_log_probabilities_of_the_whole_vocabulary(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "config", [{"vocab_size": None}, {"vocab_size": 0}, {"architectures": []}, {"architectures": None}]
+    "config",
+    [{"vocab_size": None}, {"vocab_size": 0}, {"architectures": []}, {"architectures": None}, {"text_config": 3}],
 )
 def test_a_folder_that_lacks_a_needed_fact_is_refused_by_its_name(tmp_path: Path, config: dict[str, Any]):
     with pytest.raises(ModelConfigError, match=next(iter(config))):

@@ -9,6 +9,7 @@ from llmstack_model_files.folder import (
     parse_json_object,
     read_json,
     read_json_array,
+    read_model_config,
 )
 from llmstack_model_files.gguf import gguf_weights
 from llmstack_model_files.positions import extended_positions
@@ -33,6 +34,7 @@ __all__ = [
     "read_adapter",
     "read_json",
     "read_json_array",
+    "read_model_config",
     "resolve_model",
     "safetensors_files",
     "weights_digest",

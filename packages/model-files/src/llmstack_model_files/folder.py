@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, overload
 
 MAX_JSON_BYTES = 64 << 20
+_MODELOPT_NAME = "hf_quant_config.json"
 GIT_LFS_START = b"version https://git-lfs"
 # transformers writes such a number as an object with this key.
 _FLOAT_KEY = "__float__"
@@ -91,6 +92,22 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
     if not required and artifact_path(folder, name) is None:
         return None
     return parse_json_object(_read_text(folder, name), name)
+
+
+def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`config.json` of a model folder with the values of `overrides`.
+
+    Older checkpoints of ModelOpt describe their quantization in a file of its own. It is `quantization_config` here.
+
+    Raises:
+        ModelFilesError: As `read_json`.
+    """
+    config = overridden(read_json(folder, "config.json"), overrides)
+    if not config.get("quantization_config"):
+        found = (read_json(folder, _MODELOPT_NAME, required=False) or {}).get("quantization")
+        if isinstance(found, Mapping) and found.get("quant_algo"):
+            config["quantization_config"] = {"quant_method": "modelopt", **found}
+    return config
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

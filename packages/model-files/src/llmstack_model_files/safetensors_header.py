@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from llmstack_model_files.folder import ModelFilesError, check_no_pointer, parse_json_object
 
 MAX_HEADER_BYTES = 100_000_000
+# The largest published models have 300,000 tensors in 100 files or more. Checking so many takes seconds.
+MAX_TENSORS = 1 << 17
 _MAX_DIMENSIONS = 64
 _DTYPE_TO_BITS: Mapping[str, int] = {
     "BOOL": 8,
@@ -83,6 +85,8 @@ def _check_header(header: bytes, size: int, name: str) -> dict[str, TensorInfo]:
     length = len(header)
     if not header.startswith(b"{"):
         raise ModelFilesError(f"{name} is damaged: its header is no JSON object.")
+    if header.count(b"data_offsets") > MAX_TENSORS:
+        raise ModelFilesError(f"{name} has more than {MAX_TENSORS} tensors.")
     entries = parse_json_object(header, f"the header of {name}")
     _check_metadata(entries.pop("__metadata__", {}), name)
     tensors = {key: _tensor_info(key, entry, 8 + length, name) for key, entry in entries.items()}

@@ -15,12 +15,11 @@ from llmstack_model_files import (
     TensorInfo,
     check_safetensors,
     gguf_weights,
-    overridden,
-    read_json,
+    read_model_config,
     safetensors_files,
 )
 from llmstack_model_runner.architectures import ARCHITECTURES, POOLING_DECODERS, supported_architectures
-from llmstack_model_runner.checkpoint_formats.config import choose_quantization
+from llmstack_model_runner.checkpoint_formats.config import QUANTIZATION_FIELDS, choose_quantization
 from llmstack_model_runner.device.host_limits import available_memory_bytes, memory_limit_bytes
 from llmstack_model_runner.unsupported_kinds import unsupported_kind
 from llmstack_types import ModelRunnerConfig
@@ -29,6 +28,9 @@ from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES, Che
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
 _WHAT_RUNS = "decoders of text run, such as LlamaForCausalLM and Qwen3ForCausalLM (docs/models.md lists them)"
 _FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+_SMALL_FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4"})
+# So many layers are built in no time, and then miss their weights.
+_MAX_UNCHECKED_LAYERS = 256
 _SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4, "int8_dynamic": 8}
 _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
 _LEAST_KV_BITS = 16
@@ -55,7 +57,7 @@ def find_problems(
     """
     folder = Path(config.model_path)
     try:
-        model_config = overridden(read_json(folder, "config.json"), json.loads(config.hf_overrides or "{}"))
+        model_config = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
     except ModelFilesError as error:
         return [str(error)]
     problems = [*_architecture_problems(model_config, config.model_impl), *_rank_problems(config, model_config, root)]
@@ -63,7 +65,9 @@ def find_problems(
     weight_bytes = 0
     if config.load_format != "dummy":
         try:
-            weight_bytes = _least_weight_bytes(folder, config)
+            tensors = _read_tensors(folder)
+            weight_bytes = _least_weight_bytes(folder, tensors, config)
+            problems += _tensor_problems(model_config, tensors)
         except ModelFilesError as error:
             problems.append(str(error))
     num_tokens = config.max_model_len if is_max_model_len_explicit else config.block_size
@@ -90,8 +94,9 @@ def find_room_problem(
     if room is None:
         return ""
     folder = Path(config.model_path)
-    model_config = overridden(read_json(folder, "config.json"), json.loads(config.hf_overrides or "{}"))
-    weight_bytes = 0 if config.load_format == "dummy" else _least_weight_bytes(folder, config)
+    model_config = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
+    is_dummy = config.load_format == "dummy"
+    weight_bytes = 0 if is_dummy else _least_weight_bytes(folder, _read_tensors(folder), config)
     token_bytes = _least_token_bytes(model_config, config.kv_cache_dtype)
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or config.block_size * token_bytes
     process_bytes = config.num_local_ranks * PROCESS_BYTES
@@ -202,13 +207,32 @@ def _may_be_known_to_transformers(name: str, origin: str | None) -> bool:
     return f'"{name}"' in table
 
 
-def _least_weight_bytes(folder: Path, config: ModelRunnerConfig) -> int:
+def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
+    """The tensors of all safetensors files by name; none of GGUF files, whose conversion has checked them."""
+    if gguf_weights(folder):
+        return {}
+    return {name: info for path in safetensors_files(folder) for name, info in check_safetensors(path).items()}
+
+
+def _tensor_problems(model_config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Reasons why the tensors cannot be those of the configuration."""
+    small = next((name for name, info in tensors.items() if info.dtype in _SMALL_FLOATS), None)
+    if small is not None and not any(model_config.get(field) for field in QUANTIZATION_FIELDS):
+        yield (
+            f"{small[:128]} is stored as {tensors[small].dtype}, and config.json has no quantization_config that says "
+            "what its numbers mean."
+        )
+    num_layers = _first_int(model_config.get("text_config") or model_config, "num_hidden_layers", "n_layer")
+    if tensors and num_layers > max(len(tensors), _MAX_UNCHECKED_LAYERS):
+        yield f"config.json: the model has {num_layers} layers, and the weights have only {len(tensors)} tensors."
+
+
+def _least_weight_bytes(folder: Path, tensors: Mapping[str, TensorInfo], config: ModelRunnerConfig) -> int:
     """A lower bound of the weights in memory."""
     files = gguf_weights(folder)
     if files:
         return sum(file.stat().st_size for file in files)  # weights keep their bits
-    tensors = [info for path in safetensors_files(folder) for info in check_safetensors(path).values()]
-    return sum(_least_bytes(info, config) for info in tensors)
+    return sum(_least_bytes(info, config) for info in tensors.values())
 
 
 def _least_bytes(info: TensorInfo, config: ModelRunnerConfig) -> int:

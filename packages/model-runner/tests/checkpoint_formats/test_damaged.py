@@ -128,7 +128,18 @@ def text(value: str) -> torch.Tensor:
         ("fp8 per tensor, static", put("input_scale", torch.tensor(float("nan"))), "input_scale is NaN or infinite"),
         ("fp8 per channel", put("weight", torch.full(SHAPE, float("nan")).to(torch.float8_e4m3fn)), "a weight is NaN"),
         ("fp8 per channel", put("weight_scale", torch.full((64, 1), 1e38)), "a scale is too large"),
+        (
+            "compressed w4a16 with an order",
+            put("weight_g_idx", torch.empty(0, dtype=torch.int32)),
+            r"weight_g_idx has the shape \[0\] instead of \[128\]",
+        ),
+        (
+            "compressed fp8 by block",
+            put("weight_scale", torch.ones(1, 1)),
+            r"weight_scale has the shape \[1, 1\] instead of \[1, 2\]",
+        ),
         ("nf4", put("weight.quant_state.bitsandbytes__nf4", text("{")), "is no JSON"),
+        ("nf4", put("weight.quant_state.bitsandbytes__nf4", text("{")[None]), "is no JSON"),
         ("nf4", put("weight.quant_state.bitsandbytes__nf4", text("[]")), "is no JSON object"),
         ("nf4", put("weight.quant_state.bitsandbytes__nf4", text("x" * 5000)), "is longer than 4096 bytes"),
         ("nf4", put("weight.quant_state.bitsandbytes__nf4", text('{"shape": [64, 0]}')), "no pair of sizes"),

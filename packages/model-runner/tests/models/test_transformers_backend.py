@@ -191,6 +191,16 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_tensor(tmp_path: Path) -> 
         model.load_weights([("model.a", torch.ones(1)), ("model.a", torch.ones(1))])
     with pytest.raises(ValueError, match=r"model\.a has values that are NaN or infinite"):
         model.load_weights([("model.a", torch.full((1,), torch.nan))])
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is stored as int8 without the scales"):
+        model.load_weights([("model.norm.weight", torch.ones(64, dtype=torch.int8))])
+
+
+def test_a_configuration_that_makes_no_model_is_refused(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "Olmo2ForCausalLM", CASES["Olmo2ForCausalLM"])
+    config = json.loads((tmp_path / "config.json").read_text()) | {"rope_parameters": {"rope_type": "other"}}
+    model = TransformersModel(config, torch.float32, CPU)
+    with pytest.raises(ValueError, match=r"^Olmo2ForCausalLM does not run .*its config\.json makes no model, KeyError"):
+        model.slots()
 
 
 @pytest.mark.parametrize("replacement", [None, torch.ones(3, 3)], ids=["missing", "of a wrong shape"])

@@ -168,12 +168,32 @@ def test_tensors_that_no_layer_uses_are_listed_in_one_warning(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_weights_that_are_not_finite_are_named(value: float, dtype: torch.dtype) -> None:
     model = make("LlamaForCausalLM", LLAMA)
     tensors = {name: tensor.to(dtype) for name, tensor in made_up_tensors(model).items()}
     tensors["model.layers.0.mlp.up_proj.weight"][3, 1] = value
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj\.weight has values that are NaN or infinite"):
+        model.load_weights(tensors.items())
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "model.norm", "model.layers.0.mlp.up_proj", "lm_head"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_numbers_without_their_scales_are_no_weights(name: str, dtype: torch.dtype) -> None:
+    model = make("LlamaForCausalLM", LLAMA)
+    tensors = made_up_tensors(model)
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].to(dtype)
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(ValueError, match=rf"{name}\.weight is stored as {kind} without the scales"):
+        model.load_weights(tensors.items())
+
+
+def test_an_embedding_too_large_for_the_type_is_named() -> None:
+    model = make("LlamaForCausalLM", LLAMA, torch.float16)
+    tensors = made_up_tensors(model)
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].float()
+    tensors["model.embed_tokens.weight"][3, 1] = 1e6
+    with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight has values that are NaN or infinite"):
         model.load_weights(tensors.items())
 
 

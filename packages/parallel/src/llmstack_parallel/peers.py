@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from llmstack_model_files import ModelFilesError, overridden, read_json
+from llmstack_model_files import ModelFilesError, read_model_config
 from llmstack_model_runner.device.start_checks import resolve_device, use_own_gpu
 from llmstack_parallel.exchange import choose_backend
 from llmstack_parallel.launcher import ProcessPeers
@@ -41,7 +41,7 @@ def start_peers(config: ModelRunnerConfig) -> Peers:
 def states_bytes(config: ModelRunnerConfig) -> int:
     """Upper bound of the states of one step between two stages."""
     try:
-        values = overridden(read_json(Path(config.model_path), "config.json"), json.loads(config.hf_overrides or "{}"))
+        values = read_model_config(Path(config.model_path), json.loads(config.hf_overrides or "{}"))
     except ModelFilesError as error:
         raise EngineStartError(str(error)) from error
     text = values.get("text_config") or values

@@ -112,16 +112,16 @@ def load_model_config(
         ConversionError: The tokenizer is in a format that cannot be converted.
         ModelFilesError: A folder or file is missing or unreadable.
     """
-    from llmstack_model_files import overridden, read_json, resolve_model
+    from llmstack_model_files import read_model_config, resolve_model
 
     path = resolve_model(model, revision)
     tokenizer_path = None
     if not skip_tokenizer_init:
         is_own = tokenizer is None or tokenizer == model
         tokenizer_path = converted_folder(path if is_own else _tokenizer_folder(str(tokenizer), tokenizer_revision))
-    config = overridden(read_json(path, "config.json"), hf_overrides)
+    config = read_model_config(path, hf_overrides)
     architecture = _architecture(config)
-    text_config = {**_LEFT_OUT.get(architecture, {}), **(config.get("text_config") or config)}
+    text_config = {**_LEFT_OUT.get(architecture, {}), **_text_config(config)}
     generation = read_generation_config(path)
     vocab_size = _vocab_size(text_config)
     num_positions = _num_positions(text_config)
@@ -161,6 +161,13 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelConfigError("config.json: 'architectures' must name the model's class")
     return architectures[0]
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("text_config") or config
+    if not isinstance(found, Mapping):
+        raise ModelConfigError("config.json: 'text_config' must be an object")
+    return found
 
 
 def _vocab_size(config: Mapping[str, Any]) -> int:

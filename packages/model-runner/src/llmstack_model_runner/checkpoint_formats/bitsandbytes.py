@@ -86,7 +86,7 @@ def _read_state(layer: LayerTensors) -> Mapping[str, Any]:
     if text.numel() > _MAX_STATE_BYTES:
         raise ValueError(f"{suffix} is longer than {_MAX_STATE_BYTES} bytes.")
     try:
-        state = json.loads(bytes(text.tolist()))
+        state = json.loads(bytes(text.flatten().tolist()))
     except ValueError:
         raise ValueError(f"{suffix} is no JSON.") from None
     if not isinstance(state, dict):

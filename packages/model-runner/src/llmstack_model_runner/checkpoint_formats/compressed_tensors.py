@@ -36,6 +36,7 @@ class CompressedTensorsReader:
     def __init__(self, checkpoint: CheckpointFormat) -> None:
         groups = checkpoint.config["config_groups"].values()
         self._blocks = {_block(group["weights"]) for group in groups} - {None}
+        self._has_only_blocks = all(group["weights"].get("strategy") == "block" for group in groups)
         self._bits = {int(group["weights"]["num_bits"]) for group in groups}
         self._group_sizes = {group["weights"].get("group_size") for group in groups} - {None, -1}
 
@@ -54,12 +55,12 @@ class CompressedTensorsReader:
     def _find_block(self, layer: LayerTensors, weight: torch.Tensor) -> tuple[int, int] | None:
         """The block of a layer with a matrix of scales, of those that the configuration names."""
         scales = layer.get_scales("weight_scale")
-        if scales.ndim < 2 or scales.shape[1] == 1 or weight.ndim != 2:
+        if weight.ndim != 2 or not self._blocks:
             return None
         for block in self._blocks:
             if block and tuple(scales.shape) == (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1])):
                 return block
-        return None
+        return next(iter(self._blocks)) if self._has_only_blocks else None  # whose error names the shapes
 
     def _read_packed(self, layer: LayerTensors, packed: torch.Tensor) -> StoredWeight:
         num_outputs, num_words = require_matrix("weight_packed", packed)
@@ -101,7 +102,7 @@ class CompressedTensorsReader:
             zeros = require_shape("weight_zero_point", zeros.reshape(zeros.shape[0], -1), *scales.shape).contiguous()
         order = None
         if "weight_g_idx" in layer:
-            group_ids = layer.get("weight_g_idx", torch.int32, torch.int64)
+            group_ids = require_shape("weight_g_idx", layer.get("weight_g_idx", torch.int32, torch.int64), num_inputs)
             if not (group_ids == -1).all():  # the library's value for "no order"
                 order = runs_of_groups(group_ids, num_inputs, size)
         ordered = numbers if order is None else numbers[:, order]

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_types.vocabulary import CheckpointQuantization, words_of
 
-_FIELDS = ("quantization_config", "compression_config")
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 _MAX_GROUP_SIZE = 1 << 20
 _METHOD_ALIASES: Mapping[str, str] = {"fbgemm_fp8": "fp8", "modelopt": "fp8", "bitsandbytes_4bit": "bitsandbytes",
                                       "bitsandbytes_8bit": "bitsandbytes"}  # fmt: skip
@@ -37,7 +37,7 @@ def read_format(model_config: Mapping[str, Any]) -> CheckpointFormat | None:
     Raises:
         ValueError: The format is not supported, or its configuration is not valid; the message is one sentence.
     """
-    for field in _FIELDS:
+    for field in QUANTIZATION_FIELDS:
         found = model_config.get(field)
         if not found:
             continue

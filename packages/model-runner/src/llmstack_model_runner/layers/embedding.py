@@ -13,7 +13,7 @@ from llmstack_kernels.linear import PackedLinear, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before
 from llmstack_model_runner.layers.sharding import sharding
-from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, skip_nothing
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, finite, skip_nothing
 
 
 class Embedding:
@@ -107,7 +107,9 @@ class Embedding:
 
     def _load(self, tensor: torch.Tensor) -> None:
         # A copy, since keeping one tensor would keep the whole mapped file.
-        self._weight = tensor[self._num_unused_rows :].to(self._device, self._dtype, copy=True)
+        weight = tensor[self._num_unused_rows :].to(self._device, self._dtype, copy=True)
+        # A step shows what is too large for the type only if it has that token.
+        self._weight = finite(weight) if self._dtype == torch.float16 != tensor.dtype else weight
 
 
 class OutputHead:

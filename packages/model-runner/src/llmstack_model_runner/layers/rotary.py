@@ -103,8 +103,11 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
         for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0))
     )
     rotary_dim = int(head_dim * share)
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise ValueError(f"config.json: the rotary embedding's {rotary_dim} dimensions of a head must be even.")
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise ValueError(
+            f"config.json: the rotary embedding has {rotary_dim} of a head's {head_dim} dimensions, and must have an "
+            "even number of them."
+        )
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
     for name in numbers.keys() & _POSITIVE:
         _positive(name, numbers[name])
@@ -117,7 +120,19 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
         numbers.setdefault("factor", max_positions / original)
     names = ("short_factor", "long_factor") if kind == "longrope" else ()
     factors = [_read_factors(found, name, rotary_dim // 2) for name in names]
-    return RopeParameters(theta, rotary_dim, max_positions, kind, numbers, *factors)
+    parameters = RopeParameters(theta, rotary_dim, max_positions, kind, numbers, *factors)
+    _check_frequencies(parameters)
+    return parameters
+
+
+def _check_frequencies(parameters: RopeParameters) -> None:
+    try:
+        frequencies, scale = rope_frequencies(parameters)
+        is_finite = math.isfinite(scale) and bool(frequencies.isfinite().all())
+    except (ArithmeticError, ValueError):  # a logarithm of what is not positive, or a division by zero
+        is_finite = False
+    if not is_finite:
+        raise ValueError(f"config.json: the numbers of the {parameters.kind} rotary embedding give no finite angles.")
 
 
 def _positive(name: str, value: object) -> float:

@@ -64,7 +64,7 @@ class WeightPart:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.dim)
 
 
-_CHECKED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PLAIN_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class WeightSlot:
         """Loads the slot's part of a tensor, or a quantized weight.
 
         Raises:
-            ValueError: It is quantized and must not be, or is not finite.
+            ValueError: It is quantized and must not be, has no plain floating type, or is not finite.
         """
         if isinstance(tensor, torch.Tensor):
-            self.load(finite(tensor if self.part is None else self.part.read(tensor)))
+            self.load(plain(tensor if self.part is None else self.part.read(tensor)))
         elif not isinstance(tensor, StoredWeight):
-            self.load(finite(tensor.read(self.part)))
+            self.load(plain(tensor.read(self.part)))
         elif self.load_stored is not None:
             self.load_stored(tensor)
         else:
@@ -134,10 +134,18 @@ def finite(tensor: torch.Tensor) -> torch.Tensor:
     The extremes show that in one pass without a copy, and are NaN if a number is. In bfloat16 a sum takes 19 times as
     long.
     """
-    is_read = tensor.device.type == "cpu" and tensor.dtype in _CHECKED_TYPES
+    is_read = tensor.device.type == "cpu" and tensor.dtype in _PLAIN_TYPES
     if is_read and tensor.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(tensor)):
         raise ValueError("has values that are NaN or infinite")
     return tensor
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; ValueError if it is no finite weight in full precision, such as the numbers of a quantized one."""
+    if tensor.dtype not in _PLAIN_TYPES:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"is stored as {kind} without the scales of a supported quantization")
+    return finite(tensor)
 
 
 def collect_slots(parts: Iterable[HasSlots | None]) -> dict[str, WeightSlot]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from llmstack_model_runner.architectures import is_supported
+from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.layers.rotary import UnsupportedVariantError
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import load_model_class
@@ -61,12 +62,14 @@ def make_model(
 
     Raises:
         ValueError: Neither supports the model.
+        EngineStartError: The model is too large even without its weights.
     """
 
     def make(model_class: type[Model]) -> Model:
         check(model_class)
         check_can_be_sharded(model_class, own, architecture, arguments[-1])
-        return model_class(*arguments)
+        with allocation("the sizes in config.json do not fit on the device", "use a smaller model"):
+            return model_class(*arguments)
 
     try:
         return make(choose_model_class(architecture, model_impl))

@@ -13,7 +13,7 @@ from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
-from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, WeightSlot, finite
+from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, WeightSlot, finite, plain
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
 from llmstack_model_runner.models.transformers_backend.head import OutputLines
@@ -154,7 +154,8 @@ def _in_full_precision(name: str, tensor: AnyWeight) -> torch.Tensor:
     if isinstance(tensor, StoredWeight | UnreadWeight):
         raise TypeError("quantized checkpoints are refused before they are read")
     try:
-        return finite(tensor if isinstance(tensor, torch.Tensor) else tensor.read(None))
+        found = tensor if isinstance(tensor, torch.Tensor) else tensor.read(None)
+        return plain(found) if name.endswith("weight") else finite(found)  # others may be masks or positions
     except ValueError as error:
         raise ValueError(f"The weights cannot be loaded: {name[:128]} {error}.") from None
 

@@ -79,9 +79,17 @@ def check_context(config: PreTrainedConfig, architecture: str, num_positions: in
 
 
 def build_on_meta(config: PreTrainedConfig, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
-    """The model on the meta device, from which names and shapes of weights are read."""
-    with torch.device("meta"):
-        model: PreTrainedModel = model_class._from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    """The model on the meta device, from which names and shapes of weights are read.
+
+    Raises:
+        UnsupportedByTransformersError: The configuration's values make no model.
+    """
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = model_class._from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    except Exception as error:  # each model has its own checks and exceptions
+        reason = f"its config.json makes no model, {type(error).__name__} {_first_line(error)}"
+        raise UnsupportedByTransformersError(model_class.__name__, reason) from error
     return model
 
 
