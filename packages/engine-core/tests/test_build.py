@@ -114,6 +114,9 @@ def test_a_length_the_user_asked_for_is_not_lowered() -> None:
     text = start_error(config(num_blocks=10, is_max_model_len_explicit=True))
     assert "--max-model-len to 160" in text
     assert "16 blocks" in text
+    assert text.endswith("raise --num-kv-blocks")
+    by_size = config(kv_cache_bytes=10 * BYTES_PER_BLOCK, is_max_model_len_explicit=True)
+    assert start_error(by_size).endswith("raise --kv-cache-memory-bytes")
 
 
 class NoMemory(EchoModelRunner):

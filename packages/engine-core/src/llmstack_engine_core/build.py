@@ -331,9 +331,10 @@ def choose_max_model_len(config: EngineConfig, cache: CacheConfig) -> int:
         return wanted
     num_needed_blocks = cache.num_blocks_needed(wanted, config.scheduler)
     if config.is_max_model_len_explicit:
+        flag = "--kv-cache-memory-bytes" if config.num_blocks is None else "--num-kv-blocks"
         raise EngineStartError(
             f"one request of max_model_len {wanted} needs {num_needed_blocks} blocks of KV cache, but "
-            f"there are {num_blocks}; lower --max-model-len to {possible} or raise --kv-cache-memory-bytes"
+            f"there are {num_blocks}; lower --max-model-len to {possible} or raise {flag}"
         )
     logger.warning("max_model_len lowered from %d to %d, which the KV cache of %d blocks can hold",
                    wanted, possible, num_blocks)  # fmt: skip
