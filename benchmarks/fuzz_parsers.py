@@ -9,6 +9,7 @@ bytes by its own error; anything else that it raises is a finding. `make fuzz` r
 
 from __future__ import annotations
 
+import collections
 import json
 import random
 import struct
@@ -17,11 +18,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from llmstack_engine_core import SchedulerConfig
+from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import AbortRequests, Hello
-from llmstack_engine_core.step_log.errors import StepLogError
-from llmstack_engine_core.step_log.reader import read_step_log
+from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, Hello
+from llmstack_engine_core.step_log import LogHeader, RingSink, StepLog, StepLogError, read_step_log
 from llmstack_gguf import GGUFError, read_header
 from llmstack_model_files import ModelFilesError
 from llmstack_model_files.folder import parse_json_object
@@ -30,7 +32,14 @@ from llmstack_output_parsers import REASONING_PARSERS, TOOL_PARSERS
 from llmstack_output_parsers.testing import check_output_parser
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_body import decode_object
-from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    FinishReason,
+    SamplingParams,
+)
 
 TOOLS = {"now": {}, "look": {"type": "object", "properties": {"at": {"type": "string"}}}}
 
@@ -82,14 +91,15 @@ def parse_gguf(data: bytes) -> None:
 
 
 def parse_step_log(data: bytes) -> None:
-    """Reads a log of steps."""
+    """Reads a log of steps, then all its events, up to the damage too."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        try:
-            read_step_log(file.name)
-        except StepLogError:
-            return
+        for up_to_damage in (False, True):
+            try:
+                collections.deque(read_step_log(file.name, up_to_damage=up_to_damage).events(), maxlen=0)
+            except StepLogError:
+                continue
 
 
 def parse_model_json(data: bytes) -> None:
@@ -131,6 +141,13 @@ def seeds(target: str) -> list[bytes]:
     if target == "client_frame":
         request = EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=3, seed=1))
         return [encode(message) for message in (Hello(), request, AbortRequests(["a"]))]
+    if target == "engine_frame":
+        output = EngineCoreOutput("a", [5], finish_reason=FinishReason.LENGTH, num_cached_tokens=3)
+        ready = EngineReady(num_blocks=8, block_size=16, max_model_len=64, vocab_size=97, dtype="float32", device="cpu")
+        messages = (ready, EngineCoreOutputs([output], 1.5), EngineFailed("a"))
+        return [encode(message, 7) for message in messages]
+    if target == "step_log":
+        return [_step_log()]
     if target == "safetensors":
         header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         return [len(header).to_bytes(8, "little") + header + bytes(4)]
@@ -148,6 +165,21 @@ def seeds(target: str) -> list[bytes]:
             b"\x03[now(), look(at='x')]",
         ]
     return [b'{"model": "a", "prompt": [1, 2.5, null, true, "\\u00e9"]}', b"{}"]
+
+
+def _step_log() -> bytes:
+    """A log of three requests, one of them aborted, over a few steps."""
+    sink = RingSink(1 << 16)
+    log = StepLog(LogHeader.of(SchedulerConfig(max_num_seqs=3), CacheConfig(8, 16), {}), sink)
+    for name in ("a", "b", "c"):
+        log.add_request(EngineCoreRequest(name, [1, 2, 3], SamplingParams(max_tokens=3, seed=1)))
+    log.abort_requests(["b"])
+    for number in range(4):
+        log.schedule(1000 * number)
+        log.update(1000 * number + 10, 0, [[number], [7]], {})
+    log.reset_prefix_cache()
+    log.close()
+    return sink.dump()
 
 
 def run_random(target: str, count: int, seed: int) -> None:
