@@ -202,6 +202,7 @@ async def test_a_pipelined_request_may_wait_for_the_answers_before_it(start: Sta
         ("GET /ping HTTP/1.1\r\n", 400, "invalid_host"),
         ("GET /ping HTTP/1.1\r\nHost: a\r\nHost: b\r\n", 400, "invalid_host"),
         ("GET /ping HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n", 417, "expectation_failed"),
+        ("POST /ping HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", 400, "invalid_http"),
     ],
 )
 async def test_a_request_names_one_host_and_expects_nothing_unknown(start: Start, head: str, status: int, code: str):
@@ -211,9 +212,24 @@ async def test_a_request_names_one_host_and_expects_nothing_unknown(start: Start
     assert headers["connection"] == "close"
 
 
-async def test_http_1_0_needs_no_host(start: Start):
+async def test_http_1_0_needs_no_host_and_gets_no_interim_answer(start: Start):
     running = await start()
     assert (await running.ask(b"GET /ping HTTP/1.0\r\n\r\n"))[0] == 200
+    for expectation in (b"100-continue", b"a-miracle"):
+        head = b"POST /tokenize HTTP/1.0\r\nExpect: %s\r\nContent-Type: application/json\r\n" % expectation
+        body = b'{"model": "fake", "prompt": "a"}'
+        assert (await running.ask(head + b"Content-Length: %d\r\n\r\n" % len(body) + body))[0] == 200
+
+
+async def test_blanks_behind_a_value_are_no_part_of_it(start: Start):
+    running = await start()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x \t\r\nExpect: 100-continue \r\n"
+    body = b'{"model": "fake", "prompt": "a", "max_tokens": 2}'
+    head += b"Content-Type: application/json\r\nConnection: close\r\nX-llmstack-deadline-ms: 5000\t \r\n"
+    head += b"Content-Length: %d \r\n\r\n" % len(body)
+    status, _, answer = await running.ask(head + body)
+    assert status == 100
+    assert b" 200 OK" in answer
 
 
 async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(start: Start):

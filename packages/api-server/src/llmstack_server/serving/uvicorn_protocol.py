@@ -37,6 +37,9 @@ MAX_FRAMING_PER_BODY_BYTE = 8
 """Bytes that are no part of a body: sizes and extensions of chunks, trailers. A chunk of one byte has a frame of 5."""
 
 
+_BLANKS = (b" ", b"\t")
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection with limits. uvicorn has such limits for h11 only; httptools accepts 20 MB of headers.
 
@@ -110,6 +113,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collects a header; what comes after the headers is a trailer, which is counted and dropped."""
         if self._is_in_headers:
+            if value[-1:] in _BLANKS:  # around a value they are no part of it
+                value = value.rstrip(b" \t")
             super().on_header(name, value)
             return
         self._num_trailer_bytes += len(name) + len(value) + 4
@@ -121,24 +126,35 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_headers = False
         self._num_header_bytes = self._num_trailer_bytes = 0
         self._num_framing_bytes = self._num_body_bytes = self._num_lingering_bytes = 0
-        num_bytes, num_hosts, is_expectation_known = len(self.url), 0, True
+        is_old = self.parser.get_http_version() == "1.0"
+        refusal = self._refusal_of_headers(is_old)
+        if refusal is not None:
+            self._refuse_while_parsing(refusal)
+        if is_old:
+            self.expect_100_continue = False  # such a client would take the interim answer for the answer
+        self._start_timer(self.request_timeout_s)
+        super().on_headers_complete()
+        if is_old:
+            _end_with_connection(self.cycle)
+        self._is_in_body = True
+
+    def _refusal_of_headers(self, is_old: bool) -> ErrorAnswer | None:
+        num_bytes, num_hosts, is_expectation_known, is_coding_known = len(self.url), 0, True, True
         for name, value in self.headers:
             num_bytes += len(name) + len(value) + 4
             if name == b"host":
                 num_hosts += 1
-            elif name == b"expect" and value.lower() != b"100-continue":
-                is_expectation_known = False
+            elif name == b"expect":
+                is_expectation_known = is_old or value.lower() == b"100-continue"
+            elif name == b"transfer-encoding":
+                is_coding_known = value.lower() == b"chunked"
         if num_bytes > self.max_header_bytes or len(self.headers) > self.max_num_headers:
-            self._refuse_while_parsing(headers_too_large())
-        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
-            self._refuse_while_parsing(invalid_host())
+            return headers_too_large()
+        if num_hosts != 1 and not (is_old and num_hosts == 0):
+            return invalid_host()
         if not is_expectation_known:
-            self._refuse_while_parsing(expectation_failed())
-        self._start_timer(self.request_timeout_s)
-        super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":
-            _end_with_connection(self.cycle)
-        self._is_in_body = True
+            return expectation_failed()
+        return None if is_coding_known else invalid_http()
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
