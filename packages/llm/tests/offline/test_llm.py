@@ -232,8 +232,21 @@ def test_a_model_sleeps_refuses_and_says_the_same_when_awake(folder: Path, multi
 def test_levels_and_tags_that_do_not_exist_are_refused(llm: LLM):
     with pytest.raises(EngineArgsError, match="level 3"):
         llm.sleep(3)
-    with pytest.raises(EngineArgsError, match="tags"):
-        llm.wake_up(tags=["weights"])
+    with pytest.raises(EngineArgsError, match="tags: expected kv_cache or weights"):
+        llm.wake_up(tags=["weight"])
+
+
+def test_parts_wake_one_after_the_other(folder: Path):
+    with LLM(str(folder), enable_sleep_mode=True, **ECHO) as llm:
+        assert llm.model_config.max_model_len == llm.llm_engine.model_config.max_model_len
+        before = texts(llm, ["abc", "de"])
+        for level, parts in ((2, ["weights", "kv_cache"]), (2, ["kv_cache", "weights"]), (1, ["kv_cache"])):
+            assert llm.sleep(level)
+            for part in parts:
+                with pytest.raises(InvalidRequestError, match="asleep"):
+                    llm.generate("abc", use_tqdm=False)
+                llm.wake_up(tags=[part])
+            assert texts(llm, ["abc", "de"]) == before
 
 
 def test_several_engine_cores_are_for_servers(folder: Path):
@@ -310,6 +323,7 @@ def test_prompts_have_the_adapters_they_name(folder: Path, tmp_path: Path, multi
         assert (adapted.outputs[0].text, plain.outputs[0].text) == ("bca", "abc")
         assert adapted.lora_request == LoRARequest("style", lora_path=style.lora_path)
         assert plain.lora_request is None
+        assert [one.outputs[0].lora_request for one in (adapted, plain)] == [adapted.lora_request, None]
         assert texts(llm, "abc", params, lora_request=LoRARequest("other", 2, style.lora_path)) == ["bca"]
         known = llm.llm_engine.adapters.find("style")
         assert texts(llm, "abc", params, lora_request=style) == ["bca"]

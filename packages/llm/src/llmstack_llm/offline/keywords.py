@@ -17,6 +17,8 @@ from llmstack_llm.options.value_type import as_text
 
 logger = logging.getLogger(__name__)
 
+# Options of a server, which ask for what is always there offline.
+_ALWAYS_ON = ("enable_sleep_mode",)
 _VARIABLES: Mapping[str, str] = {"download_dir": "HF_HUB_CACHE", "hf_token": "HF_TOKEN"}
 
 
@@ -31,7 +33,7 @@ def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
     given = _with_whole_objects(given)
     known = [field.name for field in fields(EngineArgs)]  # `llmstack verify` sets one that is no option
     own = {name: value for name, value in given.items() if name in known and value is not None}
-    others = {name: value for name, value in given.items() if name not in known and value is not None}
+    others = {name: value for name, value in given.items() if name not in (*known, *_ALWAYS_ON) and value is not None}
     flags = {**REFUSED_FLAGS, **ACCEPTED_FLAGS, **replaced_flags(options_of(EngineArgs))} if others else {}
     problems: list[str] = []
     unknown: list[str] = []

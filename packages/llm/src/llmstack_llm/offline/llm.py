@@ -33,6 +33,7 @@ from llmstack_types import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from llmstack_engine_core.protocols import EventHook
+    from llmstack_llm.model.config import ModelConfig
 
 Message = Mapping[str, Any]
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
@@ -67,6 +68,9 @@ class RenderOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
 
 
+_SLEEPING_PARTS = frozenset({"weights", "kv_cache"})
+
+
 class LLM(OfflinePooling):
     """One model for offline work. A context manager; `close` gives everything back.
 
@@ -98,6 +102,12 @@ class LLM(OfflinePooling):
             args, multiprocess=multiprocess, stat_loggers=stat_loggers, event_hooks=event_hooks
         )
         self._requests = OfflineRequests(self.llm_engine)
+        self._awake_parts = _SLEEPING_PARTS
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What is known of the model, such as `max_model_len`."""
+        return self.llm_engine.model_config
 
     def __getattr__(self, name: str) -> NoReturn:
         """Says why a method of vLLM's is not there; `hasattr` stays false."""
@@ -232,16 +242,23 @@ class LLM(OfflinePooling):
         """
         if level not in (1, 2):
             raise EngineArgsError(f"level {level}: expected 1 or 2")
-        return self.llm_engine.sleep(level)
+        is_asleep = self.llm_engine.sleep(level)
+        if is_asleep:  # level 1 keeps the weights
+            self._awake_parts = frozenset({"weights"} if level == 1 else ())
+        return is_asleep
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Allocates and loads again what `sleep` gave back.
 
-        `tags`: The parts to load; only all at once are offered: None, or both `weights` and `kv_cache`.
+        `tags`: The parts to load, `weights` or `kv_cache`; None for both. Parts that are named one after the other are
+          loaded with the last one.
         """
-        if tags is not None and set(tags) != {"weights", "kv_cache"}:
-            raise EngineArgsError("tags: weights and kv_cache can only be loaded together; omit tags")
-        self.llm_engine.wake_up()
+        named = _SLEEPING_PARTS if tags is None else frozenset(tags)
+        if not named <= _SLEEPING_PARTS:
+            raise EngineArgsError(f"tags: expected {' or '.join(sorted(_SLEEPING_PARTS))}")
+        self._awake_parts |= named
+        if self._awake_parts == _SLEEPING_PARTS:
+            self.llm_engine.wake_up()
 
     def start_profile(self) -> None:
         """Begins to record what the model runner computes; needs `profiler_config`."""

@@ -64,6 +64,7 @@ class CompletionOutput:
         logprobs: Per token the chosen one (first) and the most likely ones.
         finish_reason: `stop`, `length`, `abort` or `error`; None while it goes on.
         stop_reason: The stop string or stop token id that ended it; None for the end of sequence.
+        lora_request: The adapter that it was generated with, if any.
     """
 
     index: int
@@ -73,6 +74,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         """True once the completion has ended."""

@@ -289,7 +289,7 @@ class CompletionState:
             self._num_delivered_tokens = len(self.token_ids)
         return CompletionOutput(
             self.index, text, token_ids, self.cumulative_logprob, logprobs and list(logprobs),
-            self.finish_reason, self.stop_reason,
+            self.finish_reason, self.stop_reason, self.parent.lora_request,
         )  # fmt: skip
 
     def _join(self) -> None:
