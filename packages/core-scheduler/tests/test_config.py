@@ -44,6 +44,10 @@ def test_the_defaults_are_those_users_know():
     assert config.policy == "fcfs"
 
 
+def test_the_longest_ngram_may_be_looked_up():
+    assert SpeculativeConfig("ngram", 4, prompt_lookup_max=32, prompt_lookup_min=32).prompt_lookup_max == 32
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [

@@ -155,6 +155,16 @@ def test_two_long_prompts_do_not_keep_short_ones_waiting():
     assert step(scheduler)["second"] == 5
 
 
+def test_as_many_long_prompts_as_the_limit_are_computed_at_once():
+    limits = {"max_num_batched_tokens": 20, "long_prefill_token_threshold": 5, "max_model_len": 200}
+    scheduler = make_scheduler(100, max_num_partial_prefills=2, **limits)
+    for request_id in ("first", "second", "third"):
+        scheduler.add_request(request_of(request_id, 60, 2))
+    for _ in range(11):
+        assert step(scheduler) == {"first": 5, "second": 5}
+    assert step(scheduler) == {"first": 5, "second": 5, "third": 5}
+
+
 def test_short_prompts_do_not_keep_a_long_one_out_for_ever():
     limits = {"max_num_batched_tokens": 12, "long_prefill_token_threshold": 5, "max_model_len": 60}
     scheduler = make_scheduler(16, max_num_partial_prefills=1, **limits)

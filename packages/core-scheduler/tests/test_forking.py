@@ -147,6 +147,7 @@ def test_a_beam_goes_on_where_its_parent_is_and_the_parent_may_go_at_once():
     assert rows_of(scheduled) == {"left": (11, 1), "right": (11, 1)}
     assert len(scheduled.block_copies) == 2
     assert [request.request_id for request in scheduled.new_requests] == ["left", "right"]
+    assert rig.scheduler.stats().num_forks == 2
     rig.finish()
     assert rig.answers["left"] == continuation([*text[:-1], 7], 3)
     assert rig.answers["right"] == continuation([*text[:-1], 8], 3)

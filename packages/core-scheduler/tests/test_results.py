@@ -19,6 +19,7 @@ from llmstack_types import (
     InvalidRequestError,
     ModelRunnerOutput,
     SamplingParams,
+    StructuredOutputsParams,
     TokenLogprobs,
 )
 
@@ -53,6 +54,7 @@ def test_the_runner_is_notified_of_an_ended_row_by_one_more_step():
         (50, {"stop_token_ids": [50]}, FinishReason.STOP, None),
         (51, {"stop_token_ids": [51], "min_tokens": 2}, None, None),
         (50, {"min_tokens": 2}, None, None),
+        (50, {"min_tokens": 2, "structured_outputs": StructuredOutputsParams(regex="a*")}, FinishReason.STOP, None),
         (50, {"max_tokens": 1}, FinishReason.STOP, None),
         (7, {"max_tokens": 1}, FinishReason.LENGTH, None),
         (7, {"max_tokens": 1, "min_tokens": 1}, FinishReason.LENGTH, None),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
 from llmstack_core_scheduler.testing import FakeKVCacheManager, FakeModelRunner
-from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 
 def test_a_step_reports_its_rows_and_the_prompt_tokens_that_are_left():
@@ -42,3 +42,18 @@ def test_a_preempted_request_is_to_be_computed_again():
         scheduler.update_from_output(scheduled, runner.execute_model(scheduled), 0.0)
     assert (stats.num_running, stats.num_waiting) == (1, 1)
     assert stats.num_waiting_prefill_tokens > 8
+
+
+def test_forks_and_rows_with_drafts_are_counted():
+    speculative = SpeculativeConfig("ngram", 2, prompt_lookup_min=1)
+    scheduler = Scheduler(SchedulerConfig(4, 32, 64, speculative=speculative), FakeKVCacheManager(32, 4))
+    params = SamplingParams(max_tokens=6, seed=0)
+    scheduler.add_request(EngineCoreRequest("a", [7] * 8, params))
+    scheduler.add_request(EngineCoreRequest("b", [7] * 8, params, fork_of="a"))
+    while scheduler.has_unfinished_requests():
+        scheduled = scheduler.schedule(0.0)
+        rows = scheduled.scheduled_requests
+        output = ModelRunnerOutput([row.request_id for row in rows], [[*row.draft_token_ids, 7] for row in rows])
+        scheduler.update_from_output(scheduled, output, 0.0)
+    stats = scheduler.stats()
+    assert (stats.num_forks, stats.num_drafts, stats.num_draft_tokens) == (1, 4, 8)

@@ -119,3 +119,11 @@ def test_a_request_on_the_host_is_no_child_of_a_fork():
     manager.swap_out("child")
     with pytest.raises(DuplicateRequestError, match="child"):
         manager.fork("parent", "child", 4)
+
+
+def test_a_cache_keeps_more_than_its_reserved_blocks():
+    cache = KVCacheManager(8, 4, num_reserved_blocks=2)
+    with pytest.raises(ValueError, match="num_blocks must be more than the 2 reserved, got 2"):
+        cache.resize(2)
+    assert cache.resize(3)
+    assert cache.num_blocks == 1
