@@ -188,3 +188,18 @@ def workloads(draw):
 @given(workloads(), st.integers(1, 3))
 def test_no_output_depends_on_scheduling_ahead(workload, num_ahead):
     assert run(workload, num_ahead)[0] == run(workload, 0)[0]
+
+
+def test_prompt_logprobs_that_were_under_way_when_the_kv_cache_was_lost_come_with_their_token():
+    scheduler = make_scheduler(num_blocks=3)
+    scheduler.add_request(request_of("old", 4, 6))
+    params = SamplingParams(max_tokens=5, prompt_logprobs=0)
+    scheduler.add_request(EngineCoreRequest("young", [9, 8, 7], params))
+    steps = [scheduler.schedule(0.0) for _ in range(3)]
+    assert steps[2].removed_request_ids == ["young"]
+    entries = [TokenLogprobs((token,), (0.0,), 1) for token in (8, 7)]
+    ids = [row.request_id for row in steps[0].scheduled_requests]
+    output = ModelRunnerOutput(ids, [[7] for _ in ids], prompt_logprobs={"young": entries})
+    messages = scheduler.update_from_output(steps[0], output, 0.0).outputs
+    (young,) = [message for message in messages if message.request_id == "young"]
+    assert (young.new_token_ids, young.prompt_logprobs) == ([7], [None, *entries])

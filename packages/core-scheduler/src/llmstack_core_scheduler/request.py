@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llmstack_core_scheduler.repetition import RepetitionDetector
 from llmstack_types import EngineCoreRequest, RequestStatus, TokenLogprobs
@@ -167,8 +167,15 @@ class Request:
         self.num_slots = 0
         self.next_passed_token = 0
         self.recompute_step = step
+
+    def add_prompt_logprobs(self, num_computed_tokens: int, entries: Sequence[TokenLogprobs]) -> None:
+        """Collects those of one row. What is computed again adds none, after the KV cache was lost.
+
+        The row that completes the prompt may have been under way then: so what was collected before stays.
+        """
         if self.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]
+            num_known = len(self.prompt_logprobs) - 1 - num_computed_tokens
+            self.prompt_logprobs.extend(entries[max(0, num_known) :])
 
     def swap_out(self) -> None:
         """Back to the queue: what is computed waits on the host."""

@@ -353,8 +353,8 @@ class Scheduler(PrefixTransfer):
             num_hits = min(max(request.num_cached_tokens, 0), row.num_computed_tokens)  # the rest it wrote itself
             self._kv_cache_manager.forget_prefix(request.token_ids, num_hits, request.prefix_salt)
             return self._fail(request, error)
-        if request.prompt_logprobs is not None and step > request.recompute_step:  # what is computed again adds none
-            request.prompt_logprobs.extend(output.prompt_logprobs.get(request.request_id, ()))
+        if request.prompt_logprobs is not None:
+            request.add_prompt_logprobs(row.num_computed_tokens, output.prompt_logprobs.get(request.request_id, ()))
         draft_token_ids = row.draft_token_ids
         num_known_tokens = row.num_computed_tokens + row.num_scheduled_tokens - len(draft_token_ids)
         if num_known_tokens != len(request.token_ids):
