@@ -53,7 +53,7 @@ class Gemma4ToolParser(ToolParser):
             if key is None:
                 return False
             self.add_arguments(f"{separator}{json_text(key)}: ")
-            if not (yield from self._pass_value(max_depth)) or not (yield from self._take_comma("}")):
+            if not (yield from self._pass_value(max_depth)) or not (yield from self.reader.take_comma("}")):
                 return False
             separator = ", "
         self.reader.take(1)
@@ -66,7 +66,7 @@ class Gemma4ToolParser(ToolParser):
         separator = ""
         while (yield from self.reader.take_spaces()) != "]":
             self.add_arguments(separator)
-            if not (yield from self._pass_value(max_depth)) or not (yield from self._take_comma("]")):
+            if not (yield from self._pass_value(max_depth)) or not (yield from self.reader.take_comma("]")):
                 return False
             separator = ", "
         self.reader.take(1)
@@ -81,13 +81,6 @@ class Gemma4ToolParser(ToolParser):
             return None
         yield from self.reader.take_spaces()
         return key.strip() if key.strip() and (yield from self.reader.take_if(":")) else None
-
-    def _take_comma(self, closer: str) -> Steps[bool]:
-        """True if another entry may follow, or the closer does."""
-        character = yield from self.reader.take_spaces()
-        if character == ",":
-            self.reader.take(1)
-        return character in (",", closer)
 
     def _pass_value(self, max_depth: int) -> Steps[bool]:
         character = yield from self.reader.take_spaces()

@@ -132,7 +132,7 @@ class PythonicToolParser(ToolParser):
             if not character or not (yield from self._pass_value(max_depth)):
                 return False
             separator = ", "
-            if not (yield from self._take_comma(closer)):
+            if not (yield from self.reader.take_comma(closer)):
                 return False
         self.reader.take(1)
         self.add_arguments("]")
@@ -153,17 +153,10 @@ class PythonicToolParser(ToolParser):
             if not (yield from self._pass_value(max_depth)):
                 return False
             separator = ", "
-            if not (yield from self._take_comma("}")):
+            if not (yield from self.reader.take_comma("}")):
                 return False
         self.add_arguments(self.reader.take(1))
         return True
-
-    def _take_comma(self, closer: str) -> Steps[bool]:
-        """True if another entry may follow, or the closer does."""
-        character = yield from self.reader.take_spaces()
-        if character == ",":
-            self.reader.take(1)
-        return character in (",", closer)
 
     def _pass_string(self) -> Steps[bool]:
         quote = self.reader.take(1)

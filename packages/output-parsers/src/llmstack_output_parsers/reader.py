@@ -100,6 +100,13 @@ class Reader:
                 return character
             self.take(1)
 
+    def take_comma(self, closer: str) -> Steps[bool]:
+        """True if another entry of a list may follow, whose comma is taken, or the closer of the list follows."""
+        character = yield from self.take_spaces()
+        if character == ",":
+            self.take(1)
+        return character in (",", closer)
+
     def take_if(self, literal: str) -> Steps[bool]:
         """Takes `literal` if the text continues with it."""
         while True:

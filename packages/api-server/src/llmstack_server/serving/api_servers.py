@@ -21,7 +21,7 @@ from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving import process_channel
 from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
-from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
+from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory, settle
 from llmstack_server.serving.launcher import StageTimer
 from llmstack_server.serving.ready_panel import ReadySummary, log_ready
 from llmstack_server.serving.reload_supervisor import ReloadSupervisor
@@ -107,7 +107,7 @@ class ApiServers:
             task.add_done_callback(lambda done: _fail_with(done, outcome))
         is_stopped = signals.is_stop_requested
         if is_stopped:
-            _settle(outcome, 0)
+            settle(outcome, 0)
         # The loop delivers a signal from before it ran late, and must not count it as a second one.
         on_stop, on_hangup = partial(self._on_signal, outcome), partial(self._on_hangup, outcome)
         with contextlib.nullcontext() if is_stopped else handled_signals(on_stop, on_hangup):
@@ -202,12 +202,12 @@ class ApiServers:
             _fail(outcome, ServeError(worker.failure))
             return False
         if code == 1:  # its engine core has ended, and it has logged that
-            _settle(outcome, 1)
+            settle(outcome, 1)
             return False
         now_s = time.monotonic()
         if len(self._restarts) == MAX_RESTARTS and now_s - self._restarts[0] < RESTART_WINDOW_S:
             logger.error("API process %d has ended (%s) too often: the server stops", index, _described(code))
-            _settle(outcome, 1)
+            settle(outcome, 1)
             return False
         self._restarts.append(now_s)
         logger.error(
@@ -246,7 +246,7 @@ class ApiServers:
                 self._reloads.note_death(engines, line)
             elif self._has_served:
                 logger.error("%s", line)
-                loop.call_later(LAST_WORDS_S, _settle, outcome, 1)
+                loop.call_later(LAST_WORDS_S, settle, outcome, 1)
             else:
                 loop.call_later(0.0 if was_killed else START_LAST_WORDS_S, _fail, outcome, ServeError(line))
 
@@ -305,11 +305,6 @@ def shared_configuration(config: ServeConfig) -> process_channel.Message:
         "deployment_secret": config.deployment_secret.hex(),
         "operator_keys": [key.digest for key in config.http.operator_keys],
     }
-
-
-def _settle(outcome: asyncio.Future[int], code: int) -> None:
-    if not outcome.done():
-        outcome.set_result(code)
 
 
 def _fail(outcome: asyncio.Future[int], error: ServeError) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmstack_server.options.config import ServeConfig
+from llmstack_server.serving.event_loop import settle
 from llmstack_server.serving.launcher import StageTimer, resolve_engine_args, start_error
 from llmstack_types import LLMStackError
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from llmstack_server.serving.members import Members
 
 logger = logging.getLogger(__name__)
+
+# An engine core that has ended may still have to log why.
+LAST_WORDS_S = 0.5
 
 
 @dataclass(slots=True)
@@ -57,6 +62,16 @@ class EngineProcesses:
         """
         for index in range(len(self.processes)):
             self._watch(index, on_death)
+
+    def watch_until_end(self, outcome: asyncio.Future[int]) -> None:
+        """As `watch`; `outcome`, the exit code, is 1 soon after a process has ended that may not be replaced."""
+        loop = asyncio.get_running_loop()
+
+        def on_death(line: str, was_killed: bool) -> None:
+            logger.error("%s", line)
+            loop.call_later(LAST_WORDS_S, settle, outcome, 1)
+
+        self.watch(on_death)
 
     def _watch(self, index: int, on_death: Callable[[str, bool], None]) -> None:
         loop, process = asyncio.get_running_loop(), self.processes[index]
@@ -135,6 +150,12 @@ class EngineProcesses:
             await asyncio.to_thread(process.stop)
         if self.members is not None:
             await self.members.close()
+
+
+def stop_on_signal(outcome: asyncio.Future[int], number: int) -> None:
+    """Handles a signal that stops a process without HTTP: `outcome`, its exit code, is 0."""
+    logger.info("%s: stopping the engine cores", signal.Signals(number).name)
+    settle(outcome, 0)
 
 
 def start_engine_processes(config: ServeConfig, timer: StageTimer) -> EngineProcesses:

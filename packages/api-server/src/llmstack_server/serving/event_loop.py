@@ -66,6 +66,12 @@ class EarlySignals:
             self.is_stop_requested = True
 
 
+def settle(outcome: asyncio.Future[int], code: int) -> None:
+    """Sets the exit code of a process, unless it has one."""
+    if not outcome.done():
+        outcome.set_result(code)
+
+
 def is_hangup_ignored() -> bool:
     """Whether the process was started to survive its terminal, as by `nohup`."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

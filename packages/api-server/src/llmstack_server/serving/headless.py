@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from dataclasses import replace
@@ -15,7 +14,7 @@ from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_addr
 from llmstack_engine_core.ipc.keys import keys_for, make_key_file
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
-from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
+from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes, stop_on_signal
 from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
 from llmstack_server.serving.launcher import StageTimer, one_line
 from llmstack_types import EngineReady, LLMStackError
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 # The index of a client that sends no requests: it waits until the engine cores are ready, and detaches.
 _CLIENT_INDEX = 9999
 START_TIMEOUT_S = 600.0
-LAST_WORDS_S = 0.5
 
 
 def with_addresses(config: ServeConfig) -> ServeConfig:
@@ -70,7 +68,7 @@ def run_headless(config: ServeConfig) -> int:
 
 async def _run(config: ServeConfig, timer: StageTimer, signals: EarlySignals) -> int:
     outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    with handled_signals(partial(_on_signal, outcome), partial(_on_signal, outcome, signal.SIGHUP)):
+    with handled_signals(partial(stop_on_signal, outcome), partial(stop_on_signal, outcome, signal.SIGHUP)):
         return await _run_until_end(config, timer, signals, outcome)
 
 
@@ -100,12 +98,7 @@ async def _start(
     addresses = " ".join(engines.addresses)
     logger.info("loading %s for servers that attach to %s", config.model or "the embedded demo model", addresses)
 
-    def on_death(line: str, was_killed: bool) -> None:
-        logger.error("%s", line)
-        loop.call_later(LAST_WORDS_S, _settle, outcome, 1)  # leaves time to log why it could not start
-
-    loop = asyncio.get_running_loop()
-    engines.watch(on_death)
+    engines.watch_until_end(outcome)
     ready = await _wait_until_ready(engines, config.engine.engine_key_file)
     logger.info(
         "engine cores are ready after %.1f s (%s on %s, up to %d tokens); serve them with: "
@@ -125,13 +118,3 @@ async def _wait_until_ready(engines: EngineProcesses, key_file: str | None) -> E
         raise ServeError(one_line(error)) from error
     finally:
         await client.shutdown()
-
-
-def _on_signal(outcome: asyncio.Future[int], number: int) -> None:
-    logger.info("%s: stopping the engine cores", signal.Signals(number).name)
-    _settle(outcome, 0)
-
-
-def _settle(outcome: asyncio.Future[int], code: int) -> None:
-    with contextlib.suppress(asyncio.InvalidStateError):
-        outcome.set_result(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from llmstack_engine_core.hosts.joining import Joining, JoinRefusedError
 from llmstack_engine_core.hosts.messages import Join, own_version
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
-from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
+from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes, stop_on_signal
 from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
 from llmstack_server.serving.launcher import StageTimer
 from llmstack_types import EngineStartError
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from llmstack_engine_core.config import EngineConfig
 
 logger = logging.getLogger(__name__)
-
-LAST_WORDS_S = 0.5
 
 
 def run_joined(config: ServeConfig, timer: StageTimer, signals: EarlySignals) -> int:
@@ -44,7 +41,7 @@ async def _run(config: ServeConfig, timer: StageTimer, signals: EarlySignals) ->
         return 0
     opening = in_daemon_thread(lambda: start_engine_processes(config, timer), "start-engines")
     joining = asyncio.create_task(_join(opening, outcome))
-    on_signal = partial(_on_signal, outcome)
+    on_signal = partial(stop_on_signal, outcome)
     with handled_signals(on_signal, partial(on_signal, signal.SIGHUP)):
         try:
             await asyncio.wait((joining, outcome), return_when=asyncio.FIRST_COMPLETED)
@@ -63,13 +60,7 @@ async def _join(opening: asyncio.Future[EngineProcesses], outcome: asyncio.Futur
         ServeError: The engine cores could not start, or the first machine refuses this one.
     """
     engines = await asyncio.shield(opening)
-    loop = asyncio.get_running_loop()
-
-    def on_death(line: str, was_killed: bool) -> None:
-        logger.error("%s", line)
-        loop.call_later(LAST_WORDS_S, _settle, outcome, 1)  # leaves time to log why it could not start
-
-    engines.watch(on_death)
+    engines.watch_until_end(outcome)
     config: EngineConfig = engines.configs[0]
     hosts = config.hosts
     if hosts is None:
@@ -90,13 +81,3 @@ async def _join(opening: asyncio.Future[EngineProcesses], outcome: asyncio.Futur
 def _own_name() -> str:
     """This machine, for messages: its name, and the process."""
     return f"{socket.gethostname()[:128] or 'a machine'} (process {os.getpid()})"
-
-
-def _on_signal(outcome: asyncio.Future[int], number: int) -> None:
-    logger.info("%s: stopping the engine cores", signal.Signals(number).name)
-    _settle(outcome, 0)
-
-
-def _settle(outcome: asyncio.Future[int], code: int) -> None:
-    with contextlib.suppress(asyncio.InvalidStateError):
-        outcome.set_result(code)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmstack_engine_core.commands.arguments import above_zero, positive
 from llmstack_types.vocabulary import RoutingPolicyName, SchedulingPolicyName, words_of
 
 if TYPE_CHECKING:
@@ -28,18 +29,18 @@ class SimulateCommand:
         add = parser.add_argument
         add("--trace", type=Path, required=True, metavar="FILE", help="the trace")
         add("--format", choices=("mooncake", "azure"), required=True, help="whose trace it is")
-        add("--limit", type=_positive, metavar="N", help="only the first N requests")
+        add("--limit", type=positive, metavar="N", help="only the first N requests")
         add(
             "--arrivals",
             choices=("trace", "sequential"),
             default="trace",
             help="'trace' follows its clock, 'sequential' runs one request after the other (default: trace)",
         )
-        add("--num-blocks", type=_positive, metavar="N", help="blocks of the KV cache (default: as many as needed)")
-        add("--block-size", type=_positive, default=16, metavar="B", help="tokens per block (default: 16)")
+        add("--num-blocks", type=positive, metavar="N", help="blocks of the KV cache (default: as many as needed)")
+        add("--block-size", type=positive, default=16, metavar="B", help="tokens per block (default: 16)")
         add(
             "--ttft-target",
-            type=_seconds,
+            type=above_zero,
             default=2.0,
             metavar="S",
             help="a request is good output if its first token comes within S seconds (default: 2)",
@@ -52,7 +53,7 @@ class SimulateCommand:
             "prefill_token_s, decode_row_s and context_token_s, or with steps to fit, each of them "
             "[prefill tokens, decode rows, context tokens, seconds] (default: an 8B model on a large GPU)",
         )
-        add("--replicas", type=_positive, default=1, metavar="N", help="engine cores, each with a cache (default: 1)")
+        add("--replicas", type=positive, default=1, metavar="N", help="engine cores, each with a cache (default: 1)")
         add(
             "--routing",
             choices=words_of(RoutingPolicyName),
@@ -62,7 +63,7 @@ class SimulateCommand:
         )
         add(
             "--load",
-            type=_seconds,
+            type=above_zero,
             metavar="F",
             help="move the arrivals so that they take this share of the capacity, such as 0.8; takes a second run",
         )
@@ -91,8 +92,8 @@ class SimulateCommand:
 
 def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("scheduler").add_argument
-    add("--max-num-seqs", type=_positive, default=256, metavar="N", help="requests per step at most (default: 256)")
-    add("--max-num-batched-tokens", type=_positive, default=2048, metavar="N",
+    add("--max-num-seqs", type=positive, default=256, metavar="N", help="requests per step at most (default: 256)")
+    add("--max-num-batched-tokens", type=positive, default=2048, metavar="N",
         help="tokens per step at most (default: 2048)")  # fmt: skip
     add(
         "--scheduling-policy",
@@ -140,17 +141,3 @@ def _config(namespace: argparse.Namespace) -> SimulationConfig:
         namespace.load,
         namespace.predict,
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below the minimum of 1")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return number

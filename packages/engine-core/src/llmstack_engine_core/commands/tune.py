@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmstack_engine_core.commands.arguments import above_zero, positive
+
 if TYPE_CHECKING:
     from llmstack_engine_core.prediction.cost_model import LinearCostModel
     from llmstack_engine_core.rerun import ControlPlane, RecordedRequest, RecordedRequests
@@ -47,16 +49,16 @@ class TuneCommand:
             f"{DEFAULT_LINE})")  # fmt: skip
         add("--cost-model", type=Path, metavar="FILE", help="how long steps take, as in `llmstack simulate` (default: "
             "fitted to the log)")  # fmt: skip
-        add("--max-num-blocks", type=_positive, metavar="N",
+        add("--max-num-blocks", type=positive, metavar="N",
             help="try more blocks of the KV cache, up to N (default: as many as recorded)")  # fmt: skip
         add("--policy", action="append", default=[], metavar="NAME",
             help="a further scheduling policy to try (default: those between which the requests differ)")  # fmt: skip
-        add("--speed", type=_above_zero, default=1.0, metavar="X",
+        add("--speed", type=above_zero, default=1.0, metavar="X",
             help="let the requests arrive X times as fast (default: 1)")  # fmt: skip
-        add("--max-requests", type=_positive, default=20_000, metavar="N",
+        add("--max-requests", type=positive, default=20_000, metavar="N",
             help="only the first N requests (default: 20000)")  # fmt: skip
-        add("--max-runs", type=_positive, default=40, metavar="N", help="settings to try at most (default: 40)")
-        add("--time-limit", type=_above_zero, default=120.0, metavar="S",
+        add("--max-runs", type=positive, default=40, metavar="N", help="settings to try at most (default: 40)")
+        add("--time-limit", type=above_zero, default=120.0, metavar="S",
             help="try no further settings after S seconds (default: 120)")  # fmt: skip
         _add_check_arguments(parser)
         add("--json", action="store_true", help="print one JSON object")
@@ -88,9 +90,9 @@ def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("check on a real server, with `llmstack bench`").add_argument
     add("--check", action="store_true", help="start --serve-cmd with the found settings and measure it")
     add("--check-url", metavar="URL", help="measure this running server, which has the found settings already")
-    add("--check-requests", type=_positive, default=200, metavar="N",
+    add("--check-requests", type=positive, default=200, metavar="N",
         help="send the first N requests of the log, at their times (default: 200)")  # fmt: skip
-    add("--check-timeout", type=_above_zero, default=3600.0, metavar="S", help="for the check (default: 3600)")
+    add("--check-timeout", type=above_zero, default=3600.0, metavar="S", help="for the check (default: 3600)")
 
 
 def _fail(message: str, code: int) -> int:
@@ -185,17 +187,3 @@ def _checked(
     else:
         measured = measure(sent, serve=report.command, timeout_s=namespace.check_timeout)
     return replace(report, measured=measured, expected=expected)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below the minimum of 1")
-    return number
-
-
-def _above_zero(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from llmstack_llm.text.token_bytes import TokenBytes, token_bytes_of
-from llmstack_llm.text.word_piece import is_word_piece, word_piece_tokenizer
+from llmstack_llm.text.word_piece import content_of, is_word_piece, word_piece_tokenizer
 from llmstack_types import LLMStackError
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def _byte_level_bpe(folder: Path, config: Mapping[str, Any]) -> tokenizers.Token
         raise TokenizerError(f"{folder.name}: vocab.json or merges.txt is damaged") from error
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space")))
     backend.decoder = tokenizers.decoders.ByteLevel()
-    bos = _content(config.get("bos_token"))
+    bos = content_of(config.get("bos_token"))
     if config.get("add_bos_token") and bos is not None and bos in vocab:
         backend.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, vocab[bos])]
@@ -231,22 +231,15 @@ def _merge(line: str) -> tuple[str, str]:
     return left, right
 
 
-def _content(token: object) -> str | None:
-    """A token's text: configurations write it as a string or as an object with `content`."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    contents = {name: _content(config.get(name)) for name in _NAMED_TOKENS}
+    contents = {name: content_of(config.get(name)) for name in _NAMED_TOKENS}
     return {name: content for name, content in contents.items() if content is not None}
 
 
 def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Any) -> None:
     """Tokens of `tokenizer_config.json` that `tokenizer.json` lacks, and named ones it does not mark as special."""
     for _, entry in sorted(dict(config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
-        content = _content(entry)
+        content = content_of(entry)
         if content and backend.token_to_id(content) is None:
             token = AddedToken(content, normalized=False, special=bool(entry.get("special")))
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])

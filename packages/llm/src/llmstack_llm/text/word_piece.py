@@ -31,7 +31,7 @@ def word_piece_tokenizer(pieces: str, config: Mapping[str, Any]) -> Tokenizer:
     # Not `splitlines`: a piece may be one of Unicode's other ends of lines.
     lines = pieces.removesuffix("\n").split("\n")
     vocab = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
-    names = {name: _content(config.get(name)) or default for name, default in _DEFAULTS.items()}
+    names = {name: content_of(config.get(name)) or default for name, default in _DEFAULTS.items()}
     cls, sep, unk = names["cls_token"], names["sep_token"], names["unk_token"]
     missing = [token for token in (cls, sep, unk) if token not in vocab]
     if missing:
@@ -54,7 +54,8 @@ def word_piece_tokenizer(pieces: str, config: Mapping[str, Any]) -> Tokenizer:
     return backend
 
 
-def _content(token: object) -> str | None:
+def content_of(token: object) -> str | None:
+    """A token's text: configurations write it as a string or as an object with `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
