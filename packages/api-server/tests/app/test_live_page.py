@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from llmstack_engine_core.prediction import FirstToken
 from llmstack_server.app import build_app, explain_routes, live_page
 from llmstack_server.app.steps import core_name
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.options.secret import Secret
+from llmstack_server.state.first_tokens import PendingRequest
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.peers import Peers
 from llmstack_server.state.server_state import ServerState
@@ -189,13 +191,19 @@ async def test_a_reader_that_fell_behind_gets_the_numbers_of_missing_steps() -> 
     assert part["gap"] == {"reason": "steps_forgotten", "after": 1, "next": 3}
 
 
+def predicted(tenant: str, ttft_s: float) -> PendingRequest:
+    """A request that is submitted now."""
+    return PendingRequest(1, tenant, None, submitted_s=time.monotonic(), prediction=FirstToken(0.0, ttft_s))
+
+
 async def test_first_tokens_are_predicted_and_real_for_the_key_that_asked() -> None:
     for key, ids in ((None, ["mine", "other"]), ("first-key", ["mine"])):
         state = ready_state(FakeEngineClient(), HTTPConfig(api_keys=KEYS if key else ()))
         tenants = [client.tenant for client in clients_of(state.config)] if key else ["", ""]
-        kept = state.predictions.note("mine", tenants[0], 0.25)
-        state.predictions.note("other", tenants[1], 0.5)
-        state.predictions.note_real(kept, 0.3)
+        mine = predicted(tenants[0], 0.25)
+        state.predictions.note("mine", mine)
+        state.predictions.note("other", predicted(tenants[1], 0.5))
+        state.queue.first_tokens.note_first(mine, 0.3)
         part = await read_once(state, key=key)
         expected = [["mine", 250.0, 300.0], ["other", 500.0, None]]
         assert part["predictions"] == [row for row in expected if row[0] in ids]
@@ -216,7 +224,7 @@ async def test_the_api_processes_of_a_server_are_one_page(tmp_path: Path) -> Non
         state = ready_state(Reloaded())
         state.config = replace(state.config, reload=ReloadOptions(reload_models=("next=/models/next",)))
         state.peers = Peers(tmp_path, index, 2)
-        state.predictions.note(f"of {index}", "", 0.25)
+        state.predictions.note(f"of {index}", predicted("", 0.25))
         states.append(state)
     async with states[0].peers, states[1].peers:  # type: ignore[union-attr]
         build_app(states[1])

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmstack_engine_core.prediction import FirstToken
 from llmstack_server.state import recent_predictions
+from llmstack_server.state.first_tokens import PendingRequest
 from llmstack_server.state.recent_predictions import RecentPredictions
 from llmstack_server.state.shared_table import SharedTable
 from llmstack_server.state.slow_readers import SlowReaders
@@ -42,7 +44,8 @@ def test_predictions_and_slow_readers_of_one_key_do_not_end_those_of_another(mon
     monkeypatch.setattr("llmstack_server.state.slow_readers.MAX_STREAMS", 4)
     predictions, readers = RecentPredictions(clock=lambda: 1.0), SlowReaders()
     for tenant, number in [("quiet", 0), ("quiet", 1), *(("loud", number) for number in range(9))]:
-        predictions.note(f"{tenant}{number}", tenant, 0.5)
+        request = PendingRequest(1, tenant, None, submitted_s=1.0, prediction=FirstToken(0.0, 0.5))
+        predictions.note(f"{tenant}{number}", request)
         readers.note(f"{tenant}{number}", tenant, 1.0)
     assert [row[1] for row in predictions.rows(9.0)] == ["quiet0", "quiet1", "loud7", "loud8"]
     assert [readers.waited_s(name) for name in ("quiet0", "loud6", "loud8")] == [1.0, None, 1.0]

@@ -31,6 +31,7 @@ class PendingRequest:
         submitted_s: When it was submitted to the engine; None before.
         wanted_s: By when its client wants it, on the monitor's clock; None without a deadline.
         wait_s: How long it was predicted to wait when it came; None before anything was measured.
+        first_s: How long after its submission its first token was there; None before.
         prediction: The last prediction of its first token; None before anything was measured.
     """
 
@@ -41,6 +42,7 @@ class PendingRequest:
     submitted_s: float | None = None
     wanted_s: float | None = None
     wait_s: float | None = None
+    first_s: float | None = None
     prediction: FirstToken | None = None
 
 
@@ -126,6 +128,7 @@ class FirstTokens:
     def note_first(self, request: PendingRequest, real_s: float) -> None:
         """The first token of a request is there, so long after it was submitted."""
         self.queued.pop(id(request), None)
+        request.first_s = real_s
         if request.prediction is not None:
             error_s = real_s - request.prediction.ttft_s
             correction_s = min(max(error_s, -_MAX_CORRECTION_S), _MAX_CORRECTION_S)

@@ -4,48 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from llmstack_server.state.first_tokens import PendingRequest
 from llmstack_server.state.shared_table import SharedTable
 
 MAX_KEPT = 2048
-
-
-@dataclass(slots=True, eq=False)
-class KeptPrediction:
-    """One request; times in seconds, `changed_s` by the clock of the table."""
-
-    tenant: str
-    predicted_s: float
-    changed_s: float
-    real_s: float | None = None
 
 
 class RecentPredictions:
     """The last requests of this process that had a predicted first token."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: The one by which requests are submitted."""
         self._clock = clock
-        self._predictions: SharedTable[KeptPrediction] = SharedTable(MAX_KEPT)
+        self._requests: SharedTable[PendingRequest] = SharedTable(MAX_KEPT)
 
-    def note(self, request_id: str, tenant: str, predicted_s: float) -> KeptPrediction:
-        """A request is submitted now."""
-        made = KeptPrediction(tenant, predicted_s, self._clock())
-        self._predictions.put(request_id, tenant, made)
-        return made
-
-    def note_real(self, prediction: KeptPrediction, real_s: float) -> None:
-        """Its first token is there, so long after it was submitted."""
-        prediction.real_s, prediction.changed_s = real_s, self._clock()
+    def note(self, request_id: str, request: PendingRequest) -> None:
+        """A request with a prediction is submitted; its first token is noted in it."""
+        self._requests.put(request_id, request.tenant, request)
 
     def rows(self, max_age_s: float) -> list[list[Any]]:
-        """Predictions of the last seconds: tenant, request id, predicted and real milliseconds."""
+        """Tenant, request id, predicted and real milliseconds of what was submitted or answered in the last seconds."""
         since_s = self._clock() - max_age_s
         return [
-            [one.tenant, request_id, _ms(one.predicted_s), None if one.real_s is None else _ms(one.real_s)]
-            for request_id, one in self._predictions.items()
-            if one.changed_s >= since_s
+            [one.tenant, request_id, _ms(one.prediction.ttft_s), None if one.first_s is None else _ms(one.first_s)]
+            for request_id, one in self._requests.items()
+            if one.prediction is not None and (one.submitted_s or 0.0) + (one.first_s or 0.0) >= since_s
         ]
 
 

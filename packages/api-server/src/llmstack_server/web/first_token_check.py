@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from llmstack_server.protocols import AdmittedPrompt
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable
 
@@ -49,14 +48,12 @@ def check_first_token(
         raise HTTPError(deadline_unreachable(prediction.ttft_s, deadline.limit_s, retry_s))
 
     queue.note_submitted(sum(num_prompt_tokens) * num_generated, sum(num_output_tokens) * num_generated)
-    kept = None
     if prediction is not None:
-        kept = state.predictions.note(request_id, current_client.get().tenant, prediction.ttft_s)
+        state.predictions.note(request_id, request)
 
     def note_first_token(real_s: float) -> None:
         queue.first_tokens.note_first(request, real_s)
-        if prediction is not None and kept is not None:
-            state.predictions.note_real(kept, real_s)
+        if prediction is not None:
             state.metrics.observe_prediction(prediction.ttft_s, real_s)
 
     return note_first_token
