@@ -244,7 +244,6 @@ class AsyncLLM(EngineFrontEnd):
         if len(requests) * num_generated > 1:
             check_fan_out(len(requests), num_generated, self.input_processor.limits)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
-        self._check_alive()
         num_prompt_tokens = sum([len(one.prompt_token_ids) for one in admitted])
         self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
         on_first = None

@@ -306,6 +306,8 @@ class EngineFrontEnd:
             self._start_output_loop()
         is_sent = False
         try:
+            if self._death is not None:  # the client may live on where the output loop has failed
+                raise EngineDeadError(str(self._death))
             for request in requests:
                 await self._client.add_request(request)
             is_sent = True
