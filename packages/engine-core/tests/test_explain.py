@@ -244,6 +244,34 @@ def test_requests_of_others_are_not_named() -> None:
     assert "other," not in text.replace(FOREIGN, "")
 
 
+@pytest.mark.parametrize(("num_tokens", "shown"), [(40, 64), (64, 64), (65, 128), (90, 128)])
+def test_lengths_of_others_are_shown_in_powers_of_two(num_tokens: int, shown: int) -> None:
+    core = build(max_num_batched_tokens=128)
+    core.step()
+    for name, length in (("foreign", num_tokens), ("r", 8)):
+        add(core, name, length, first=ord(name[0]))
+    run(core)
+    log, limits = core.recent_steps(0), Limits(4, 128)
+    own, all_ = (explain(log, "r", limits, is_shown) for is_shown in (lambda name: name == "r", None))
+    assert f"beside {shown} tokens of other prompts" in " ".join(own.sentences)
+    assert f"beside {num_tokens} tokens of other prompts" in " ".join(all_.sentences)
+
+
+def test_what_a_waiting_request_sees_of_others_has_no_length_or_count_of_theirs() -> None:
+    core = build(num_blocks=25)
+    add(core, "foreign", 87, max_tokens=10)
+    core.step()
+    add(core, "r", 30, first=99)
+    run(core)
+    log, limits = core.recent_steps(0), Limits(LIMITS["max_num_seqs"], LIMITS["max_num_batched_tokens"])
+    own, all_ = (explain(log, "r", limits, is_shown) for is_shown in (lambda name: name == "r", None))
+    assert all_.facts["queued_behind_tokens"] == 71  # 16 were computed before
+    assert own.facts["queued_behind_tokens"] == 128
+    assert "71" not in " ".join(own.sentences)
+    assert own.facts["queue_cause"] == all_.facts["queue_cause"] == "blocks"
+    assert "needed and fewer were free" in " ".join(own.sentences)
+
+
 def test_a_request_that_is_not_there_is_unknown() -> None:
     with pytest.raises(UnknownRequestError):
         explain(StepRecording(0.0, (), ()), "r")

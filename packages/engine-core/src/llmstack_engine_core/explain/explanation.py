@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from llmstack_engine_core.explain.history import (
+    FOREIGN,
     PREEMPTIONS,
     History,
     UnknownRequestError,
@@ -21,7 +22,6 @@ from llmstack_engine_core.prediction.cost_model import LinearCostModel, fit_cost
 from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_types import RequestStatus, ScheduledRequest, StepRecord, StepRecording
 
-FOREIGN = "another key's request"
 # A cost model that is further off than this is no estimate.
 MAX_ERROR = 0.5
 MIN_STEPS_TO_FIT = 8
@@ -151,10 +151,11 @@ def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: S
     if len(steps) == 1:
         return "step", f"it came during step {steps[0].stats.step}, which took {to_text(duration_of(steps[0]))}"
     places, budget, need = limits.max_num_seqs, limits.max_num_batched_tokens, len(row.new_block_ids)
-    free = min(one.stats.num_free_blocks for one in steps)
+    is_shown = not history.is_foreign(one.request_id for record in steps for one in history.others(record))
+    free = f"{min(one.stats.num_free_blocks for one in steps)} were" if is_shown else "fewer were"
     cause_to_sentence = {
         "places": f"all {places} places of a step were taken",
-        "blocks": f"{to_count(need, 'block')} of the KV cache were needed and {free} were free",
+        "blocks": f"{to_count(need, 'block')} of the KV cache were needed and {free} free",
         "token budget": f"others used all {budget} tokens of each step",
         "others": "others were ahead of it",
     }
@@ -188,7 +189,7 @@ def _heaviest(history: History, steps: Sequence[StepRecord]) -> tuple[str, int] 
         for row in history.others(record):
             tokens[row.request_id] += num_prefill_tokens([row])
     request_id, num_tokens = max(tokens.items(), key=lambda pair: pair[1], default=("", 0))
-    return (history.name_of(request_id), num_tokens) if num_tokens else None
+    return (history.name_of(request_id), history.shown_tokens(num_tokens, [request_id])) if num_tokens else None
 
 
 def _prefix_cache(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -210,7 +211,8 @@ def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
     seconds = end_s - history.prefill[0][0].start_s
     facts["prefill_steps"], facts["prefill_ms"] = len(history.prefill), to_ms(seconds)
     facts["ttft_ms"] = to_ms(end_s - history.start_s)
-    num_others = sum(num_prefill_tokens(history.others(record)) for record, _ in history.prefill)
+    others = [row for record, _ in history.prefill for row in history.others(record)]
+    num_others = history.shown_tokens(num_prefill_tokens(others), (row.request_id for row in others))
     beside = f", beside {num_others} tokens of other prompts" if num_others else ""
     steps = "one step" if len(history.prefill) == 1 else f"{len(history.prefill)} steps"
     yield f"The rest of its prompt was computed in {steps} of {to_text(seconds)}{beside}."

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, StepRecord, StepRecording
 
+FOREIGN = "another key's request"
+# Tokens of another key are shown as a power of two, and at least this: a length would tell one prompt from others.
+LEAST_FOREIGN_TOKENS = 64
 PREEMPTIONS = (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
 
 
@@ -107,6 +110,16 @@ class History:
     def steps_between(self, start_s: float, end_s: float) -> list[StepRecord]:
         """Steps that were computed in a span of time, at least in part."""
         return [record for record in self.steps if record.start_s < end_s and end_of(record) > start_s]
+
+    def is_foreign(self, request_ids: Iterable[str]) -> bool:
+        """Whether one of other requests is another key's."""
+        return any(self.name_of(request_id) == FOREIGN for request_id in request_ids)
+
+    def shown_tokens(self, num_tokens: int, request_ids: Iterable[str]) -> int:
+        """A number of other requests' tokens, rounded up where one of them is another key's."""
+        if not num_tokens or not self.is_foreign(request_ids):
+            return num_tokens
+        return max(LEAST_FOREIGN_TOKENS, 1 << (num_tokens - 1).bit_length())
 
     def others(self, record: StepRecord) -> list[ScheduledRequest]:
         """The rows of a step that are not its own."""
