@@ -161,3 +161,53 @@ def test_events_of_the_same_form_cost_little_more_than_their_text():
     for number in range(100):
         parts.append(b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","text":"%d"}\n\n' % number)
     assert parts.num_bytes < 100 * (EVENT_OVERHEAD + 8) + 200
+
+
+async def test_a_reader_that_waits_takes_a_part_where_it_is_appended():
+    record = new_record(StreamTable())
+    reader = record.open(0)
+    taken: list[tuple[int, bytes]] = []
+    is_free = True
+
+    async def take(number: int, part: bytes) -> bool:
+        if is_free:
+            taken.append((number, part))
+        return is_free
+
+    reader.follow(take)
+    await record.append(b"before it waits")
+    assert (await reader.read()).parts == [b"before it waits"]
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    for part in (b"second", b"third"):
+        await record.append(part)
+    assert taken == [(2, b"second"), (3, b"third")]
+    is_free = False
+    await record.append(b"fourth")
+    is_free = True
+    await record.append(b"fifth")  # not before the fourth
+    batch = await reading
+    assert (batch.first, batch.parts) == (4, [b"fourth", b"fifth"])
+    assert len(taken) == 2
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    record.finish()
+    assert (await reading).is_last
+    assert record.open(0).position == 0  # later readers get all
+
+
+async def test_a_reader_of_what_is_not_kept_makes_room_by_itself():
+    table = StreamTable()
+    record = new_record(table)
+    reader = record.open(0)
+
+    async def take(number: int, part: bytes) -> bool:
+        raise AssertionError("parts are dropped as they are read")
+
+    reader.follow(take)
+    assert not (await reader.read()).parts
+    table.remove(record)
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    await record.append(b"x")
+    assert (await reading).parts == [b"x"]

@@ -21,6 +21,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_table import MAX_PER_OWNER
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_server.web import resumable
+from llmstack_server.web.keep_alive import FLOW
 from llmstack_types import NumericalError
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -190,6 +191,30 @@ async def test_a_second_reader_replaces_the_first_which_ends_with_an_error():
     events = [match[2] for match in EVENT.findall((await second).body)]
     assert text_of(events, CHATS) == "Hello" * 4
     assert events[-1] == b"[DONE]"
+
+
+class OddFlow:
+    """A connection that takes bytes at once, or not, at random."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    @property
+    def write_paused(self) -> bool:
+        return self._random.random() < 0.4
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_events_come_in_order_over_a_connection_that_stops_at_random(seed: int):
+    app, _ = server()
+    body = CHAT | {"stream": True, "max_tokens": 60}
+    first = await post(app, body, state={FLOW: OddFlow(seed)})
+    found = EVENT.findall(first.body)
+    assert [int(number) for _, number, _ in found] == list(range(1, len(found) + 1))
+    assert found[-1][2] == b"[DONE]"
+    assert b"".join(b"id: %b.%b\ndata: %b\n\n" % event for event in found) == first.body
+    assert len(first.parts) > 4
+    assert (await post(app, body)).body == first.body
 
 
 async def test_only_requests_with_the_headers_outlive_their_connection():

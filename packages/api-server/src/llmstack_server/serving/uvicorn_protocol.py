@@ -20,6 +20,7 @@ from llmstack_server.web.errors import (
     invalid_http,
     request_timeout,
 )
+from llmstack_server.web.keep_alive import FLOW
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_NUM_HEADERS = 128
@@ -133,6 +134,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if is_old:
             self.expect_100_continue = False  # such a client would take the interim answer for the answer
         self._start_timer(self.request_timeout_s)
+        self.scope["state"][FLOW] = self.flow
         super().on_headers_complete()
         if is_old:
             _end_with_connection(self.cycle)

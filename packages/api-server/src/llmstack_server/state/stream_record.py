@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ MAX_STREAM_BYTES = 1 << 20
 MAX_READ_BYTES = 256 << 10
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
+Take = Callable[[int, bytes], Awaitable[bool]]
 
 
 class UnknownStreamError(Exception):
@@ -161,12 +162,18 @@ class StreamRecord:
             self._parts.append(part)
 
     async def append(self, part: bytes) -> None:
-        """Adds a part. Without later readers it waits until the reader has room for it."""
+        """Adds a part. Without later readers it waits until the reader has room for it.
+
+        A reader that has read all before may take it here: a turn of the reader's task costs more than all else.
+        """
         while not self.is_resumable and self.num_bytes > MAX_STREAM_BYTES and not self.abandoned.is_set():
             await self._news.wait()
         self._parts.append(part)
         self._on_change(self)
-        self._tell()
+        reader = self._latest
+        can_take = reader is not None and self.is_resumable and self._num_saved is None
+        if reader is None or not can_take or not await reader.take(self.num_parts, part):
+            self._tell()
 
     def fail(self, fields: Mapping[str, Any]) -> None:
         """Ends an answer with an error after the parts that there are."""
@@ -214,6 +221,7 @@ class StreamRecord:
                 raise FailedError(self._failure)
             if reader not in self._readers or (self.is_stream and reader is not self._latest):
                 raise ReplacedError
+            position = max(position, reader.position)
             head, visible = self._head, self.num_visible
             if head is not None and visible >= 0:
                 start = position if head.is_stream else max(position, self._parts.num_dropped)
@@ -241,12 +249,17 @@ class StreamRecord:
 
 
 class StreamReader:
-    """One reader of a record in this process."""
+    """One reader of a record in this process.
+
+    Attributes:
+        position: The parts that it has read.
+    """
 
     def __init__(self, record: StreamRecord, position: int) -> None:
         self.record = record
-        self._position = position
-        self._knows_head = False
+        self.position = position
+        self._knows_head = self._is_waiting = False
+        self._take: Take | None = None
 
     @property
     def stream_id(self) -> str:
@@ -255,10 +268,27 @@ class StreamReader:
 
     async def read(self) -> Batch:
         """The next parts; raises as `StreamRecord.read`."""
-        batch = await self.read_from(self._position, knows_head=self._knows_head)
-        self._position = batch.first - 1 + len(batch.parts)
+        self._is_waiting = True
+        try:
+            batch = await self.read_from(self.position, knows_head=self._knows_head)
+        finally:
+            self._is_waiting = False
+        self.position = batch.first - 1 + len(batch.parts)
         self._knows_head = True
         return batch
+
+    def follow(self, take: Take) -> None:
+        """From now on `take` gets each new part and its number while `read` waits; it says whether it has taken it."""
+        self._take = take
+
+    async def take(self, number: int, part: bytes) -> bool:
+        """Whether it takes a new part, since it has read all before and waits for it."""
+        if self._take is None or not self._is_waiting or self.position != number - 1:
+            return False
+        if not await self._take(number, part):
+            return False
+        self.position = number
+        return True
 
     async def read_from(self, position: int, *, knows_head: bool) -> Batch:
         """The parts after `position`, for a reader that has read so far and may ask twice."""
@@ -268,6 +298,7 @@ class StreamReader:
 
     def close(self) -> None:
         """Takes the reader away from its record. Idempotent."""
+        self._take = None
         self.record.close_reader(self)
 
     async def aclose(self) -> None:

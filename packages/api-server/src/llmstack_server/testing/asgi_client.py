@@ -40,13 +40,14 @@ async def call(
     *,
     disconnect_after_parts: int | None = None,
     disconnect_after_bytes: int | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Calls an ASGI application without a socket; `body` is sent as JSON unless it is bytes.
 
     `path` may end with a query.
 
     The client stays until the answer is complete, or disconnects after `disconnect_after_parts` parts of it, or
-    after `disconnect_after_bytes` bytes, where later ones are lost.
+    after `disconnect_after_bytes` bytes, where later ones are lost. `state` is what a server adds to the scope.
     """
     content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     all_headers = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
@@ -55,6 +56,7 @@ async def call(
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "client": ("test", 1),
         "server": ("test", 80), "headers": [(k.lower().encode(), v.encode()) for k, v in all_headers.items()],
+        "state": dict(state or {}),
     }  # fmt: skip
     answer = Answer()
     has_left = asyncio.Event()

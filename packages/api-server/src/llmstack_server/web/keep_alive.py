@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from starlette.types import Send
 
@@ -14,7 +15,20 @@ INTERVAL_S = 5.0
 """Proxies and clients close connections on which nothing comes for about a minute; some after ten seconds."""
 COMMENT = b": keep-alive\n\n"
 
+FLOW = "flow"
+"""The name of the `Flow` of a connection, in the state of a request's scope."""
+
 RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+class Flow(Protocol):
+    """The flow of what is sent on a connection.
+
+    Attributes:
+        write_paused: Whether sending waits until the client has read.
+    """
+
+    write_paused: bool
 
 
 class EventSender:
@@ -37,6 +51,11 @@ class EventSender:
         self._last_s = self._loop.time()
         self._timer = self._loop.call_later(INTERVAL_S, self._on_timer)
         self._comment: asyncio.Task[None] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is being sent."""
+        return not self._is_sending and self._comment is None
 
     async def event(self, data: bytes) -> None:
         """Sends an event that is not the last one; not while another one is being sent."""

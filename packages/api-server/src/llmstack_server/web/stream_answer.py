@@ -12,7 +12,13 @@ from starlette.types import Receive, Scope, Send
 from llmstack_server.state.remote_streams import Reader
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.shared_streams import KeyReusedError
-from llmstack_server.state.stream_record import Batch, FailedError, ReplacedError, UnknownStreamError
+from llmstack_server.state.stream_record import (
+    Batch,
+    FailedError,
+    ReplacedError,
+    StreamReader,
+    UnknownStreamError,
+)
 from llmstack_server.web.answers import run_while_connected
 from llmstack_server.web.body import ClientDisconnected
 from llmstack_server.web.errors import (
@@ -24,7 +30,7 @@ from llmstack_server.web.errors import (
     stream_not_found,
     stream_reader_replaced,
 )
-from llmstack_server.web.keep_alive import COMMENT, EventSender
+from llmstack_server.web.keep_alive import COMMENT, FLOW, EventSender, Flow
 from llmstack_server.web.sse import encode_json, frame
 
 RESUMABLE_HEADER = "x-llmstack-resumable"
@@ -43,9 +49,12 @@ class StreamAnswer(Response):
         self._reader = reader
         self._is_first = is_first
         self._sender: EventSender | None = None
+        self._flow: Flow | None = None
+        self._id_line = b"id: %b." % reader.stream_id.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; its errors before the first byte are raised."""
+        self._flow = scope["state"].get(FLOW)
         try:
             with self._state.in_flight.track_reader() as cut:
                 await self._send_beside_client(scope["state"], receive, send, cut)
@@ -87,15 +96,27 @@ class StreamAnswer(Response):
         try:
             while not batch.is_last:
                 await sender.event(self._events(batch) or COMMENT)
+                if self._flow is not None and isinstance(self._reader, StreamReader):
+                    self._reader.follow(self._take)
                 batch = await self._reader.read()
         finally:
             await sender.stop()
         await sender.end(self._events(batch))
 
+    async def _take(self, number: int, part: bytes) -> bool:
+        """Sends an event where that waits for nothing, in the task that generates it."""
+        sender, flow = self._sender, self._flow
+        if sender is None or not sender.is_free or flow is None or flow.write_paused:
+            return False
+        try:
+            await sender.event(b"%b%d\n%b" % (self._id_line, number, part))
+        except Exception:  # noqa: BLE001 (the answer's own task meets the same one, and the generation goes on)
+            return False
+        return True
+
     def _events(self, batch: Batch) -> bytes:
-        stream_id = self._reader.stream_id
         parts = enumerate(batch.parts, start=batch.first)
-        return b"".join([b"id: %b.%d\n%b" % (stream_id.encode(), number, part) for number, part in parts])
+        return b"".join([b"%b%d\n%b" % (self._id_line, number, part) for number, part in parts])
 
     def _headers_for(self, batch: Batch) -> list[tuple[bytes, bytes]]:
         headers = [pair for pair in batch.head.headers if self._is_first or pair[0].lower() in _LASTING_HEADERS]
