@@ -82,7 +82,7 @@ def test_queries_are_rotated_and_keys_and_values_arrive_in_their_slots(
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @pytest.mark.parametrize("weight_dtype", [None, torch.float32], ids=str)
 @pytest.mark.parametrize("module", [composed, triton], ids=["composed", "triton"])
-def test_heads_are_normed_before_they_are_turned(
+def test_heads_are_normed_before_rope(
     module: ModuleType,
     weight_dtype: torch.dtype | None,
     shape: tuple[int, int, int, int],

@@ -142,13 +142,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 3 with vision": ("Gemma3", {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4}),
     "phi 3": ("Phi3", PHI3),
     "phi 3 with sliding window": ("Phi3", PHI3 | {"sliding_window": 7}),
-    "phi 3 with a part of each head turned": (
+    "phi 3 with rope on a part of each head": (
         "Phi3",
         PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}},
     ),
     "phi 3 with long rope": ("Phi3", PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
     "gpt neox": ("GPTNeoX", NEOX),
-    "gpt neox one after the other, without biases, turned whole": (
+    "gpt neox with sequential blocks, without biases, with rope on whole heads": (
         "GPTNeoX",
         NEOX
         | {"use_parallel_residual": False, "attention_bias": False}
@@ -167,7 +167,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Falcon",
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
     ),
-    "falcon with alibi and biases, one after the other": (
+    "falcon with alibi, biases and sequential blocks": (
         "Falcon",
         FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
     ),
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt oss": ("GptOss", GPT_OSS | {"num_hidden_layers": 3, "swiglu_limit": 0.5}),
     "gpt j": ("GPTJ", GPT2 | {"rotary_dim": 4}),
-    "gpt j turned whole": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
+    "gpt j with rope on whole heads": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
 }
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",
