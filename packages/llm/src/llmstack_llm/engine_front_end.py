@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.engine_clients import check_model
 from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.loop_guard import LoopGuard
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.observers import RequestObserver
@@ -70,6 +71,7 @@ class EngineFrontEnd:
         self._background: set[asyncio.Task[None]] = set()
         self._death: EngineDeadError | None = None
         self._is_shut_down = False
+        self._loop_guard = LoopGuard()
         self._last_step_s = time.monotonic()
 
     def add_observer(self, observer: RequestObserver) -> None:
@@ -78,6 +80,7 @@ class EngineFrontEnd:
 
     async def abort(self, request_ids: str | Sequence[str]) -> None:
         """Ends requests; their streams end with finish reason `abort`. Unknown ids are ignored."""
+        self._loop_guard.check()
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         aborted = self.output_processor.abort_requests(ids)
         if aborted:
@@ -95,6 +98,7 @@ class EngineFrontEnd:
             EngineStartError: It could not start; the text says why.
             EngineDeadError: It is gone.
         """
+        self._loop_guard.check()
         if self.ready is not None:
             self._check_alive()
             return self.ready
@@ -286,6 +290,7 @@ class EngineFrontEnd:
         """Ends every stream, the output loop and the engine core. Idempotent."""
         if self._is_shut_down:
             return
+        self._loop_guard.check()
         self._is_shut_down = True
         self._die(EngineDeadError("the engine is shut down"))
         tasks = [task for task in (self._output_loop, self._starting, *self._background) if task is not None]

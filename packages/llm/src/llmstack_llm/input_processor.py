@@ -193,8 +193,9 @@ class InputProcessor:
         Raises:
             InvalidRequestError: Names the field at fault.
         """
-        limits = self.limits
-        field_name = param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        if not isinstance(pooling_params, PoolingParams):
+            raise request_errors.invalid_type("pooling_params", "PoolingParams", pooling_params)
+        limits, field_name = self.limits, param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
         check_truncation_side("truncation_side", pooling_params.truncation_side)
         max_tokens = check_truncation(field_name, pooling_params.truncate_prompt_tokens, limits.max_request_tokens)
         side = pooling_params.truncation_side

@@ -96,10 +96,13 @@ async def test_of_prompts_with_a_bad_id_among_them_none_is_submitted(llm: AsyncL
     assert not client.added
 
 
-async def test_sampling_parameters_of_another_type_are_refused(llm: AsyncLLM):
+async def test_parameters_of_another_type_are_refused(llm: AsyncLLM):
     with pytest.raises(InvalidRequestError) as caught:
         await anext(llm.generate("ab", {"temperature": 0}, "r"))  # type: ignore[arg-type]
     assert caught.value.param == "sampling_params"
+    with pytest.raises(InvalidRequestError) as caught:
+        await anext(llm.encode("ab", {"task": "embed"}, "r"))  # type: ignore[arg-type]
+    assert caught.value.param == "pooling_params"
 
 
 async def test_requests_with_sampling_fields_of_their_own_are_not_submitted_together(llm: AsyncLLM):
@@ -342,6 +345,25 @@ async def test_a_stat_logger_receives_every_step_although_another_one_fails(fold
     assert len(keeper.engines) == 1
     assert sum(step.num_generation_tokens for step in keeper.steps) == 4
     assert sum(len(step.finished_requests) for step in keeper.steps) == 1
+
+
+def test_another_loop_than_that_of_the_first_call_is_refused(folder: Path):
+    llm = make(folder, FakeEngineCoreClient())
+
+    async def run(name: str) -> int:
+        return len(await asyncio.wait_for(collect(llm, "ab", name, max_tokens=2), 5))
+
+    async def submit() -> None:
+        await llm.submit(GenerationRequest("c", "ab", GivenSampling({})))
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        assert first.run(run("a")) > 0
+        for call in (lambda: run("b"), submit, lambda: llm.abort("a"), llm.shutdown):
+            with pytest.raises(RuntimeError, match="event loop of its first call"):
+                second.run(call())
+        assert first.run(run("b")) > 0
+        first.run(llm.shutdown())
+        second.run(llm.shutdown())  # there is nothing left to do
 
 
 def test_it_can_be_constructed_outside_of_a_loop(folder: Path):
