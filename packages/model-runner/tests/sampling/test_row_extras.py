@@ -38,6 +38,14 @@ def masked_by_sampler(
 REQUEST = st.tuples(SEQUENCES, TOKENS, TOKENS, st.integers(0, 6))
 
 
+def test_a_row_that_may_have_only_tokens_of_no_vocabulary_gets_none() -> None:
+    params = [SamplingParams(temperature=0.0, allowed_token_ids=ids) for ids in ([VOCAB_SIZE], [2, VOCAB_SIZE])]
+    rows = make_sampling_rows(params, [[1], [1]], VOCAB_SIZE, num_prompt_tokens=1, eos_token_ids=(EOS,))
+    sampled = Sampler().sample(torch.zeros(2, VOCAB_SIZE), rows.metadata(np.array([0, 1]), np.array([0, 0])))
+    assert sampled.is_good.tolist() == [False, True]
+    assert sampled.token_ids.tolist()[1] == 2
+
+
 @settings(deadline=None)
 @given(st.lists(REQUEST, min_size=1, max_size=4))
 def test_bad_words_and_min_tokens_mask_what_a_loop_over_requests_masks(

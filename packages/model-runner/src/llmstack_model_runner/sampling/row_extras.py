@@ -42,15 +42,18 @@ class RowExtras:
         if is_plain:
             return None
         bad = [one for one in params.bad_words_token_ids if all(0 <= token_id < vocab_size for token_id in one)]
-        allowed = params.allowed_token_ids
+        allowed = _in_vocabulary(set(params.allowed_token_ids), vocab_size) if params.allowed_token_ids else None
+        bad_token_ids = _in_vocabulary({one[0] for one in bad if len(one) == 1}, vocab_size)
+        if allowed is not None and not len(allowed):  # no entry could say that none is allowed
+            allowed, bad_token_ids = None, np.arange(vocab_size)
         return RowExtras(
             num_logprobs=params.logprobs,
             logprob_token_ids=_distinct(wanted, vocab_size) if wanted else None,
             min_tokens=min_tokens,
             ending_token_ids=_in_vocabulary({*eos_token_ids, *(params.stop_token_ids or ())}, vocab_size),
-            allowed_token_ids=_in_vocabulary(set(allowed), vocab_size) if allowed else None,
+            allowed_token_ids=allowed,
             bias=_bias(params.logit_bias, vocab_size) if params.logit_bias else None,
-            bad_token_ids=_in_vocabulary({one[0] for one in bad if len(one) == 1}, vocab_size),
+            bad_token_ids=bad_token_ids,
             bad_sequences=[one for one in bad if len(one) > 1],
             thinking=thinking,
         )
