@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 class AsyncLLM(EngineFrontEnd):
     """One model behind one or several engine cores, for many callers on one event loop.
 
-    May be constructed outside of a loop. The loop of the first call is its own; calls in others raise RuntimeError.
+    May be constructed outside of a loop. The loop of the first call is its own; `generate`, `encode` and `shutdown`
+    raise RuntimeError in others.
 
     Attributes:
         tokenizer: None where token ids go in and out.
@@ -234,7 +235,6 @@ class AsyncLLM(EngineFrontEnd):
             ServerOverloadedError: Too many completions are in flight.
             EngineStartError, EngineDeadError: The engine core is not there.
         """
-        self._loop_guard.check()
         if self.ready is None:
             await self.wait_until_ready()
         given = requests[0].sampling

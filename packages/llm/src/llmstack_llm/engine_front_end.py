@@ -80,7 +80,6 @@ class EngineFrontEnd:
 
     async def abort(self, request_ids: str | Sequence[str]) -> None:
         """Ends requests; their streams end with finish reason `abort`. Unknown ids are ignored."""
-        self._loop_guard.check()
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         aborted = self.output_processor.abort_requests(ids)
         if aborted:
@@ -209,7 +208,6 @@ class EngineFrontEnd:
         await self.wait_until_ready()
         self.adapters.check(name, path)
         adapter = await asyncio.to_thread(self.adapters.identify, name, path, base_model_name)
-
         await self.adapters.wait_until_loaded(adapter, self.load_adapter_files)
         before = self.adapters.add(adapter)
         if on_change is not None:

@@ -353,12 +353,9 @@ def test_another_loop_than_that_of_the_first_call_is_refused(folder: Path):
     async def run(name: str) -> int:
         return len(await asyncio.wait_for(collect(llm, "ab", name, max_tokens=2), 5))
 
-    async def submit() -> None:
-        await llm.submit(GenerationRequest("c", "ab", GivenSampling({})))
-
     with asyncio.Runner() as first, asyncio.Runner() as second:
         assert first.run(run("a")) > 0
-        for call in (lambda: run("b"), submit, lambda: llm.abort("a"), llm.shutdown):
+        for call in (lambda: run("b"), llm.wait_until_ready, llm.shutdown):
             with pytest.raises(RuntimeError, match="event loop of its first call"):
                 second.run(call())
         assert first.run(run("b")) > 0
