@@ -56,6 +56,10 @@ class Target:
     def resident_mib(self) -> float:
         return sum(float(process.memory_info().rss) for process in self.family()) / 2**20
 
+    def processor_s(self) -> float:
+        """Processor time that all processes of the server have used."""
+        return sum(times.user + times.system for times in (process.cpu_times() for process in self.family()))
+
     def metric(self, name: str) -> float:
         """The sum of a metric's samples over its labels; 0 where the server does not have it."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=60) as response:

@@ -7,18 +7,23 @@ import random
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any
 
+import good_client as good_client_program
 import pytest
 
 BODY = {"model": "model", "prompt": "abc", "temperature": 0, "stream": True, "ignore_eos": True}
 MAX_LEFT_MIB = 48.0
 CLIENTS_AT_ONCE = 10
+NUM_GOOD_STREAMS = 100
 
 
 def request_bytes(max_tokens: int, **fields: Any) -> bytes:
@@ -29,17 +34,14 @@ def request_bytes(max_tokens: int, **fields: Any) -> bytes:
     return f"{head}\r\nConnection: close\r\n\r\n".encode() + content
 
 
-def read_stream(target: Any, max_tokens: int = 20) -> tuple[float, bytes]:
-    """The seconds until the first event of a stream, and everything that came."""
+def read_stream(target: Any, max_tokens: int = 20) -> bytes:
+    """Everything that comes of a stream."""
     with target.connect() as client:
-        start_s = time.monotonic()
         client.sendall(request_bytes(max_tokens))
-        received, first_s = b"", 0.0
+        received = b""
         while piece := client.recv(65536):
             received += piece
-            if not first_s and b"data: " in received:
-                first_s = time.monotonic() - start_s
-        return first_s, received
+        return received
 
 
 def is_whole(answer: bytes) -> bool:
@@ -62,32 +64,39 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 100.
 @contextmanager
 def nothing_is_left(target: Any) -> Iterator[None]:
     """Requests, blocks, descriptors and memory are what they were, once all clients have gone."""
-    assert is_whole(read_stream(target)[1])  # what the first request loads is there
+    assert is_whole(read_stream(target))  # what the first request loads is there
     num_files, memory_mib = target.num_files(), target.resident_mib()
     yield
     wait_until(target.is_idle, "idle server")
     wait_until(lambda: not target.metric("vllm:kv_cache_usage_perc"), "freed blocks")
     wait_until(lambda: target.num_files() <= num_files + 8, f"closed descriptors, {num_files} before")
     assert target.resident_mib() < memory_mib + MAX_LEFT_MIB
-    assert is_whole(read_stream(target)[1])
+    assert is_whole(read_stream(target))
 
 
-def good_clients(target: Any, count: int) -> list[float]:
-    """The times to first token of streams one after the other, each of which ends as it should."""
-    times = []
-    for _ in range(count):
-        first_s, answer = read_stream(target)
-        assert is_whole(answer)
-        times.append(first_s)
-    return times
+@dataclass
+class GoodClient:
+    """The times of a client that behaves, in seconds: to each first token, and of the server's processor."""
+
+    first_token_s: list[float]
+    processor_s: float
+
+    def __str__(self) -> str:
+        p99_ms = quantiles(self.first_token_s, n=100)[98] * 1e3
+        return f"p99 TTFT {p99_ms:.0f} ms, {self.processor_s / len(self.first_token_s) * 1e3:.1f} ms of processor time"
 
 
-def p99_ms(times: list[float]) -> float:
-    return quantiles(times, n=100)[98] * 1e3
+def good_client(target: Any, count: int) -> GoodClient:
+    """Streams one after the other from another process; each of them ends as it should."""
+    body = json.dumps({**BODY, "max_tokens": 20})
+    before_s = target.processor_s()
+    command = [sys.executable, good_client_program.__file__, *map(str, target.address), str(count), body]
+    times = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return GoodClient(times, target.processor_s() - before_s)
 
 
 def test_connections_that_send_a_byte_now_and_then(target: Any, scale: float) -> None:
-    alone = good_clients(target, 40)
+    alone = good_client(target, NUM_GOOD_STREAMS)
     with nothing_is_left(target), ExitStack() as stack:
         clients = [stack.enter_context(target.connect()) for _ in range(round(1000 * scale))]
         message, is_over = request_bytes(5), threading.Event()
@@ -103,14 +112,14 @@ def test_connections_that_send_a_byte_now_and_then(target: Any, scale: float) ->
 
         dripping = threading.Thread(target=drip)
         dripping.start()
-        beside = good_clients(target, 40)
+        beside = good_client(target, NUM_GOOD_STREAMS)
         is_over.set()
         dripping.join()
-    print(f"p99 TTFT {p99_ms(alone):.0f} ms alone, {p99_ms(beside):.0f} ms beside them")
+    print(f"alone: {alone}; beside them: {beside}")
 
 
 def test_readers_that_stop(target: Any, scale: float) -> None:
-    alone = good_clients(target, 20)
+    alone = good_client(target, NUM_GOOD_STREAMS)
     with nothing_is_left(target), ExitStack() as stack:
         for _ in range(round(500 * scale)):
             client = stack.enter_context(socket.socket())
@@ -119,8 +128,8 @@ def test_readers_that_stop(target: Any, scale: float) -> None:
             client.connect(target.address)
             client.sendall(request_bytes(100, logprobs=5))
         wait_until(target.is_idle, "end of the generation")
-        beside = good_clients(target, 20)
-    print(f"p99 TTFT {p99_ms(alone):.0f} ms alone, {p99_ms(beside):.0f} ms beside them")
+        beside = good_client(target, NUM_GOOD_STREAMS)
+    print(f"alone: {alone}; beside them: {beside}")
 
 
 def test_connections_that_are_cut_at_random_bytes(target: Any, scale: float) -> None:
@@ -128,7 +137,7 @@ def test_connections_that_are_cut_at_random_bytes(target: Any, scale: float) -> 
     print("seed", seed)
     draw = random.Random(seed)
     message = request_bytes(40)
-    text = text_of(read_stream(target)[1])
+    text = text_of(read_stream(target))
     assert text
     with nothing_is_left(target):
         for index in range(round(10_000 * scale)):
@@ -140,7 +149,7 @@ def test_connections_that_are_cut_at_random_bytes(target: Any, scale: float) -> 
                     client.sendall(message)
                     client.recv(draw.randrange(1, 400))
             if index % 200 == 0:
-                answer = read_stream(target)[1]
+                answer = read_stream(target)
                 assert is_whole(answer)
                 assert text_of(answer) == text
 
