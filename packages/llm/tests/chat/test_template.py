@@ -202,10 +202,37 @@ def test_template_kwargs_are_scalars_under_names_of_their_own(kwargs: dict[str, 
 @pytest.mark.parametrize("source", [
     "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ messages[0].missing.deeper }}", "{{ 1 / 0 }}",
     "{% for i in range(10 ** 9) %}x{% endfor %}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{{ '{:>9999999999}'.format(1) }}", "{{ '{:>{}}'.format(1, 9999999999) }}", "{{ '%9999999999d' % 1 }}",
+    "{{ '%*d' % (9999999999, 1) }}", "{{ '%9999999999d' | format(1) }}", "{{ 'x'.center(10 ** 10) }}",
+    "{{ 'x' | center(10 ** 10) }}", "{{ 'x' | indent(10 ** 10, true) }}", "{{ 'x' | indent(width=10 ** 10) }}",
+    "{{ ('a' * 10 ** 5).replace('a', 'b' * 10 ** 5) }}", "{{ ('a' * 10 ** 5) | replace('a', 'b' * 10 ** 5) }}",
+    "{{ ('a' * 10 ** 6).join(['b'] * 10 ** 6) }}", "{{ (['b'] * 10 ** 6) | join('a' * 10 ** 6) }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set s = namespace(x={}) %}{% for i in range(60) %}{% set s.x = {1: s.x, 2: s.x} %}{% endfor %}{{ s.x }}",
+    "{{ (['a' * 10 ** 7] * 10) | string | length }}", "{{ '%s' % ([['a' * 10 ** 7] * 10],) }}",
 ])  # fmt: skip
 def test_a_template_cannot_leave_the_sandbox_nor_end_the_server(source: str):
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError, match="does not accept"):  # and not that the result is too long
         rendered(renderer(source), [{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ nothing | default(128000) }}", "128000"),
+        ("{{ '{} of {:>4}'.format(128000, 7) }}", "128000 of    7"),
+        ("{{ 'since 20250101: %s' % 128000 }}", "since 20250101: 128000"),
+        ("{{ ['a', 'b'] | join(', ') ~ 1 ~ none }}", "a, b1None"),
+        ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
+        ("{{ 'a b'.replace(' ', '  ') | replace('a', 'c') }}", "c  b"),
+        ("{{ 100000 + 1 }}", "100001"),
+    ],
+)
+def test_ordinary_sizes_pass(source: str, expected: str):
+    assert rendered(renderer(source), [{"role": "user", "content": "x"}])[0] == expected
 
 
 class JumpingClock:

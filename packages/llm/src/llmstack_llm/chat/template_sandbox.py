@@ -1,11 +1,12 @@
-"""The jinja2 environment of chat templates, in a sandbox with a time limit.
+"""The jinja2 environment of chat templates, with limits of time and memory.
 
-A template is a program of the model's author. Each round of a loop, each call and each product looks at the clock, so a
-template that would go on for ever ends; what lies between two of them is bounded by the template's own length.
+A template is a program of the model's author. Each round of a loop, each call, filter and operator looks at the clock,
+so a template that would go on for ever ends. What makes a text longer says first by how much (`template_sizes`).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,9 +23,9 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.visitor
 
+from llmstack_llm.chat.template_sizes import check_call, check_filter, check_operator, check_text
+
 MAX_RENDER_S = 5.0
-MAX_PRODUCT_SIZE = 32 * 2**20
-MAX_INTEGER_BITS = 4096
 
 _deadline_s: ContextVar[float] = ContextVar("_deadline_s")
 
@@ -40,12 +41,14 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         clock: Seconds that only grow.
     """
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        extensions = [_GenerationTag, jinja2.ext.loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_written)
         self.clock = clock
         self.filters["tojson"] = _to_json
+        self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -67,16 +70,36 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Every call of a template goes through here."""
         self._check_time()
+        check_call(obj, args, kwargs)
         if isinstance(obj, jinja2.runtime.LoopContext) and args:  # the next level of a recursive loop
             args = (self.timed(args[0]), *args[1:])
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Products and powers, whose operands say how large they would be."""
+        """Operators whose operands say how large the result would be."""
         self._check_time()
-        if _is_too_large(operator, left, right):
-            raise jinja2.TemplateRuntimeError("the product is too large")
+        check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def joined(self, *values: Any) -> Any:
+        """`a ~ b`, which jinja2 would join without asking for the sizes."""
+        self._check_time()
+        for value in values:
+            check_text(value)
+        texts = [*map(str, values)]
+        check_operator("+", "".join(texts[:-1]), texts[-1])
+        return "".join(texts)
+
+    def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that looks at the clock, and at the sizes that it is given."""
+
+        @functools.wraps(function)  # with the mark of what jinja2 passes first
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            self._check_time()
+            check_filter(name, args, kwargs)
+            return function(*args, **kwargs)
+
+        return limited
 
     def _check_time(self) -> None:
         if self.clock() > _deadline_s.get():
@@ -84,29 +107,23 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         template = super()._parse(source, name, filename)
-        _TimedLoops().visit(template)
+        _Limits().visit(template)
         return template.set_environment(self)  # type: ignore[return-value]  # it returns what it was called on
 
 
-class _TimedLoops(jinja2.visitor.NodeTransformer):
-    """Lets every loop go over `environment.timed(items)`."""
+class _Limits(jinja2.visitor.NodeTransformer):
+    """Lets every loop go over `environment.timed(items)`, and `~` call `environment.joined`."""
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Call:
+        self.generic_visit(node)
+        joined = jinja2.nodes.EnvironmentAttribute("joined", lineno=node.lineno)
+        return jinja2.nodes.Call(joined, node.nodes, [], None, None, lineno=node.lineno)
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.For:
         self.generic_visit(node)
         timed = jinja2.nodes.EnvironmentAttribute("timed", lineno=node.lineno)
         node.iter = jinja2.nodes.Call(timed, [node.iter], [], None, None, lineno=node.lineno)
         return node
-
-
-def _is_too_large(operator: str, left: Any, right: Any) -> bool:
-    """Whether a product of integers would have too many bits, or a text or list repeated too many items."""
-    if isinstance(left, int) and isinstance(right, int):
-        num_bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        return num_bits > MAX_INTEGER_BITS
-    for items, times in ((left, right), (right, left)):
-        if isinstance(items, str | bytes | list | tuple) and isinstance(times, int):
-            return len(items) * times > MAX_PRODUCT_SIZE
-    return False
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -122,6 +139,12 @@ class _GenerationTag(jinja2.ext.Extension):
 
     def _same(self, caller: Any) -> str:
         return str(caller())
+
+
+def _written(value: Any) -> Any:
+    """A value that a template writes out."""
+    check_text(value)
+    return value
 
 
 def _to_json(
