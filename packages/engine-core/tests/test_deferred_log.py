@@ -97,6 +97,18 @@ def test_it_writes_the_same_bytes(seed: int) -> None:
     verify(RecordedRun(sinks[1].dump()))
 
 
+def test_the_thread_lets_go_of_the_interpreter_within_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(deferred_log, "MAX_HOLD_S", -1.0)
+    monkeypatch.setattr(deferred_log, "sleep", pauses.append)
+    log = DeferredLog(StepLog(HEADER, RingSink(1 << 20)))
+    for number in range(deferred_log.CALLS_PER_BATCH - 1):
+        log.decide(b"%d" % number)
+    log.flush()
+    log.close()
+    assert pauses == [deferred_log.PAUSE_S] * deferred_log.CALLS_PER_BATCH
+
+
 def test_its_snapshots_are_of_the_step_that_they_name(tmp_path: Path) -> None:
     path = str(tmp_path / "run.steps")
     header = LogHeader.of(LIMITS, CACHE, {}, make_marker())
