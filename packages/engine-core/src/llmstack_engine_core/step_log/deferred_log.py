@@ -18,7 +18,7 @@ from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SchedulerOutput
 
 # Those of eight steps: a batch costs the thread of the steps some microseconds, and the writing one 0.8 ms at 256 rows.
 CALLS_PER_BATCH: Final = 32
-# The thread lets go of the interpreter after so long: a step that comes back from the model waits for it.
+# The thread lets go of the interpreter after so long: a step whose model is done waits for it.
 MAX_HOLD_S: Final = 1e-4
 PAUSE_S: Final = 5e-5
 # Beyond that the steps wait for the thread, as for a disk that stands still.
