@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil  # type: ignore[import-untyped]  # it ships no types
 import torch
 
 from llmstack_llm import LLM, SamplingParams
@@ -26,6 +27,11 @@ MODEL = {
 }  # fmt: skip
 NUM_REQUESTS = 64
 NUM_REPEATS = 3
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy", "dtype": "float32", "enable_prefix_caching": False, "skip_tokenizer_init": True,
+    "max_num_batched_tokens": 512,
+}  # fmt: skip
+PROMPTS = ((64, 32), (16, 448), (64, 448))
 
 
 class Rates(NamedTuple):
@@ -39,19 +45,59 @@ def measure_throughput(**sizes: int) -> Rates:
     """Two stages share the running requests, so each of their micro-batches has 32 rows."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        options: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "enable_prefix_caching": False}
-        with LLM(folder, skip_tokenizer_init=True, max_num_batched_tokens=512, **options, **sizes) as llm:
+        options: dict[str, Any] = {**OPTIONS, **sizes}
+        with LLM(folder, **options) as llm:
 
             def run(num_prompt_tokens: int, num_tokens: int) -> float:
-                prompts = [{"prompt_token_ids": [1 + index] * num_prompt_tokens} for index in range(NUM_REQUESTS)]
-                params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-                start = time.perf_counter()
-                llm.generate(prompts, params, use_tqdm=False)
-                return time.perf_counter() - start
+                return generate(llm, NUM_REQUESTS, num_prompt_tokens, num_tokens)
 
             run(4, 4)
             prefills = [NUM_REQUESTS * 32 / run(32, 1) for _ in range(NUM_REPEATS)]
             return Rates(statistics.median(prefills), statistics.median(_decodes(run)))
+
+
+def generate(llm: LLM, num_requests: int, num_prompt_tokens: int, num_tokens: int = 1) -> float:
+    """Seconds for some requests of one length."""
+    prompts = [{"prompt_token_ids": [1 + index] * num_prompt_tokens} for index in range(num_requests)]
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+    start = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - start
+
+
+def processor_times() -> list[float]:
+    """Seconds of processor time of this process, and of each rank that it has started."""
+    this = psutil.Process()
+    ranks = [child for child in this.children(recursive=True) if "llmstack_parallel.rank" in child.cmdline()]
+    return [sum(process.cpu_times()[:2]) for process in (this, *ranks)]
+
+
+def compare_stages() -> None:
+    """The prefill of two stages and of one process, in turns, by processor time: it counts on a busy machine, too.
+
+    Two stages on free processors need the time of the slower one, and one step more. One process of two threads needs
+    half of its processor time at best.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+        with LLM(folder, **OPTIONS) as alone, LLM(folder, **OPTIONS, pipeline_parallel_size=2) as staged:
+
+            def spent(llm: LLM, num_requests: int, num_prompt_tokens: int) -> list[float]:
+                before = processor_times()
+                generate(llm, num_requests, num_prompt_tokens)
+                return [after - start for after, start in zip(processor_times(), before, strict=True)]
+
+            for llm in (alone, staged):
+                spent(llm, 4, 4)
+            for shape in PROMPTS:
+                turns = [(spent(alone, *shape)[0], spent(staged, *shape)) for _ in range(NUM_REPEATS)]
+                half = statistics.median(one for one, _ in turns) / 2
+                slower = max(statistics.median(two[stage] for _, two in turns) for stage in (0, 1))
+                num_steps = max(16, shape[0] * shape[1] // OPTIONS["max_num_batched_tokens"])
+                print(
+                    f"{shape[0]} prompts of {shape[1]} tokens: half of one process {half:.2f} s, a stage {slower:.2f} s"
+                )
+                say("PP 2 to one process: prefill, by processor time", half / slower / (1 + 1 / num_steps), 0.95)
 
 
 def _decodes(run: Any) -> list[float]:
@@ -83,6 +129,7 @@ def main() -> None:
     say("PP 2 to one process: prefill", stages.prefill / alone.prefill, 0.95)
     say("TP 2 to one process: decode", shards.decode / alone.decode, 0.9)
     say("TP 2 to one process: prefill", shards.prefill / alone.prefill, 0.9)
+    compare_stages()
     torch.set_num_threads(1)
     ranks = runpy.run_path(str(ROOT / "packages/parallel/benchmarks/bench_ranks.py"))
     say("control of a step at two ranks", ranks["measure_control"](), 150.0, " us", is_most=True)

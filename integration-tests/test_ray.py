@@ -43,7 +43,7 @@ def read_all(server: Any, meanwhile: Callable[[], None] | None = None) -> list[s
 
     def read(number: int) -> None:
         stream = server.client.completions.create(
-            model="llmstack-demo", prompt=f"Stream {number} goes on", max_tokens=150, stream=True,
+            model="llmstack-demo", prompt=f"Stream {number} goes on", max_tokens=250, stream=True,
             temperature=0.0, extra_body={"ignore_eos": True},
         )  # fmt: skip
         for chunk in stream:
@@ -76,7 +76,8 @@ def test_streams_go_on_when_a_node_is_killed(
         assert len(set(expected)) == 4
         assert read_all(server, lambda: ray.kill(1)) == expected
         assert server.get_status("/ready") == 200
-        assert server.stop() == 0
+        assert read_all(server, server.process.terminate) == expected  # Ray would abort it after three seconds
+        assert server.process.wait(60) == 0
         assert "Traceback" not in server.log
 
 

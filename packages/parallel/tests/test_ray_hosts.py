@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import sys
+import threading
 
 import pytest
 
@@ -11,6 +15,7 @@ from llmstack_engine_core.client.hosts import make_launcher
 from llmstack_engine_core.config import HostsConfig
 from llmstack_parallel.ray_hosts import bundle, cluster_address
 from llmstack_parallel.ray_ranks import bundles_for
+from llmstack_parallel.ray_signals import own_signal_handlers
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 
@@ -50,3 +55,26 @@ def test_the_ranks_of_a_stage_are_on_one_node_where_it_is_large_enough(
 ) -> None:
     config = ModelRunnerConfig("model", tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
     assert bundles_for(config, nodes) == (share, bundles)
+
+
+@pytest.mark.parametrize("is_main", [True, False], ids=["main thread", "another thread"])
+def test_the_signal_handlers_of_a_process_that_joins_a_cluster_stay(is_main: bool) -> None:
+    """Ray replaces them below Python; its handler of SIGTERM aborts the process after three seconds."""
+    received: list[int] = []
+
+    def join() -> None:
+        with own_signal_handlers():
+            ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))  # SIG_IGN
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        if is_main:
+            join()
+        else:
+            thread = threading.Thread(target=join)
+            thread.start()
+            thread.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -15,6 +15,7 @@ from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.config import HostsConfig
 from llmstack_parallel import ray_probe
 from llmstack_parallel.ray_host import RayHost, pack_order
+from llmstack_parallel.ray_signals import own_signal_handlers
 from llmstack_types import EngineStartError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ class RayHosts:
         if not hosts.allow_ray_without_token:
             check_token(address)
         try:
-            ray.init(address=address, namespace="llmstack", log_to_driver=False, configure_logging=False)
+            with own_signal_handlers():
+                ray.init(address=address, namespace="llmstack", log_to_driver=False, configure_logging=False)
         except Exception as error:  # Ray has many kinds
             raise EngineStartError(f"the Ray cluster at {address} cannot be joined: {type(error).__name__}") from error
         try:

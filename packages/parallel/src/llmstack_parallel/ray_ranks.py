@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from llmstack_parallel.hosts.meeting import placement_of
 from llmstack_parallel.ray_host import RayRank, pack_rank_order
 from llmstack_parallel.ray_hosts import PLACEMENT_TIMEOUT_S, bundle, check_token, cluster_address, import_ray
+from llmstack_parallel.ray_signals import own_signal_handlers
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
@@ -31,7 +30,7 @@ class RayRanks:
         if not placement_of(config).allow_ray_without_token:
             check_token(cluster)
         try:
-            with _own_signal_handlers():
+            with own_signal_handlers():
                 ray.init(address=cluster, namespace="llmstack", log_to_driver=False, configure_logging=False)
         except Exception as error:  # Ray has many kinds
             raise EngineStartError(f"the Ray cluster at {cluster} cannot be joined: {type(error).__name__}") from error
@@ -111,18 +110,3 @@ def bundles_for(
     if not any(all(node.get(name, 0.0) >= largest * count for name, count in share.items()) for node in nodes):
         return share, [(rank,) for rank in topology.peers]
     return share, [tuple(ranks) for ranks in stages.values()]
-
-
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Keeps the handlers of this process, which Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
