@@ -29,12 +29,19 @@ ONE_CALL = {
     "deepseek_v4": f'<{DSML}tool_calls>\n<{DSML}invoke name="get_weather">\n'
     f'<{DSML}parameter name="city">{CITY}</{DSML}parameter>\n'
     f'<{DSML}parameter name="days" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n',
+    "ernie45": f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}\n</tool_call>',
+    "functiongemma": f"<start_function_call>call:get_weather{{city:<escape>{CITY}<escape>,days:3}}<end_function_call>",
     "gemma4": f'<|tool_call>call:get_weather{{city:<|"|>{CITY}<|"|>,days:3}}<tool_call|>',
     "glm45": f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{CITY}</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
     "glm47": f"<tool_call>get_weather<arg_key>city</arg_key><arg_value>{CITY}</arg_value>"
     "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
     "granite": f'<|tool_call|> [{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}]',
+    "granite-20b-fc": f'<function_call> {{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}',
+    "jamba": f'<tool_calls>[\n{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}\n]</tool_calls>',
+    "longcat": f'<longcat_tool_call>{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}</longcat_tool_call>',
+    "minimax": f'<tool_calls>\n{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}\n</tool_calls>',
+    "olmo3": f"<function_calls>\nget_weather(city={CITY!r}, days=3)\n</function_calls>",
     "hunyuan": f'<tool_calls>\n[{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}]\n</tool_calls>',
     "hy_v3": f"<tool_calls><tool_call>get_weather<tool_sep><arg_key>city</arg_key><arg_value>{CITY}</arg_value>"
     "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call></tool_calls>",
@@ -70,6 +77,11 @@ NO_CALLS = {
     "deepseek_v32": f"<{DSML}function_calls> nothing",
     "gemma4": "<|tool_call>call: {}",
     "glm45": "<tool_call>get weather",
+    "functiongemma": "<start_function_call>call: {}",
+    "granite-20b-fc": "<function_call> nothing",
+    "longcat": "<longcat_tool_call> nothing",
+    "minimax": "<tool_calls>none",
+    "olmo3": "<function_calls>\nunknown()",
     "granite": "<tool_call> tool",
     "hunyuan": "<tool_calls>none",
     "internlm": "<|action_start|><|plugin|> nothing",
@@ -86,6 +98,7 @@ NO_CALLS = {
 REASONED = {
     "deepseek_r1": "why\nnot</think>Yes",
     "deepseek_v3": "<think>why\nnot</think>Yes",
+    "ernie45": "why\nnot\n</think>\n\n<response>\nYes\n</response>\n",
     "gemma4": "<|channel>thought\nwhy\nnot<channel|>Yes",
     "glm45": "<think>why\nnot</think>\nYes",
     "granite": "Here is my thought process: why\nnot Here's my response: Yes",
@@ -96,6 +109,7 @@ REASONED = {
     "minimax_m3": "<mm:think>why\nnot</mm:think>Yes",
     "muse_glimmer": " to=self<|message|>why\nnot<|eom|><|start|>assistant to=user<|message|>Yes<|eot|>",
     "nemotron_v3": "<think>\nwhy\nnot\n</think>\nYes",
+    "olmo3": "<think>why\nnot</think>Yes",
     "openai": "<|channel|>analysis<|message|>why\nnot<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
     "seed_oss": "<seed:think>why\nnot</seed:think>Yes",
     "step3": "why\nnot</think>Yes",
@@ -131,6 +145,40 @@ def test_markers_without_a_call_are_content_to_the_last_character(name: str):
 def test_reasoning_of_each_format_is_separated(name: str):
     found = check_output_parser(lambda: REASONING_PARSERS[name](is_open=None), REASONED[name], range(0, 100, 3))
     assert (found.reasoning.strip(), found.content.strip(), found.calls) == ("why\nnot", "Yes", [])
+
+
+def test_an_array_at_the_start_is_calls_where_it_names_a_function():
+    array = f'[{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}, {{"name": "now", "arguments": {{}}}}]'
+    for text in (array, f"\n{array}\n"):
+        found = check_output_parser(lambda: tool_parser_of("xlam"), text, range(0, 200, 7))
+        assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [
+            ("get_weather", PARIS),
+            ("now", {}),
+        ]
+        assert found.content.strip() == ""
+    for text in ('[{"name": "Ann", "arguments": {}}]', "[1, 2] and", " [", f"So {array}", ""):
+        found = check_output_parser(lambda: tool_parser_of("xlam"), text)
+        assert (found.content, found.calls) == (text, [])
+
+
+def test_calls_of_one_block_follow_each_other_without_separators():
+    call = f'{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}'
+    blocks = {
+        "minimax": f"<tool_calls>\n{call}\n{call}\n</tool_calls>",
+        "olmo3": ONE_CALL["olmo3"].replace("\n</", f"\nget_weather(city={CITY!r}, days=3)\n</"),
+    }
+    for name, text in blocks.items():
+        found = check_output_parser(lambda: tool_parser_of(name), text, range(0, 300, 7))  # noqa: B023
+        assert [json.loads(arguments) for _, arguments in found.calls] == [PARIS, PARIS]
+        assert found.content.strip() == ""
+
+
+def test_reasoning_that_models_expect_back_stays_in_the_content_with_its_tag():
+    make = lambda is_open: REASONING_PARSERS["minimax_m2_append_think"](is_open=is_open)  # noqa: E731
+    text = "why\n</think>\n\nYes"
+    for is_open, before in ((None, "<think>"), (True, "<think>"), (False, "")):
+        found = check_output_parser(lambda: make(is_open), text)  # noqa: B023
+        assert (found.content, found.reasoning) == (before + text, "")
 
 
 @pytest.mark.parametrize("name", ["glm45", "kimi_k2", "muse_glimmer", "openai"])

@@ -51,7 +51,7 @@ def test_what_cannot_be_loaded_is_refused_by_name(plugin: str):
 
 def test_strict_tags_are_the_text_around_a_call_of_that_parser() -> None:
     tagged = {name: make.strict_tags for name, make in TOOL_PARSERS.items() if getattr(make, "strict_tags", None)}
-    assert set(tagged) == {"granite4", "hermes", "qwen3"}
+    assert set(tagged) == {"ernie45", "granite4", "hermes", "qwen3"}
     for name, (begin, end) in tagged.items():
         parser = TOOL_PARSERS[name]({"f": {"type": "object"}})
         deltas = [parser.feed(f'{begin}{{"name": "f", "arguments": {{}}}}{end}'), parser.finish()]

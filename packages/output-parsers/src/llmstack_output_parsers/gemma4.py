@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
+from typing import ClassVar
 
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
 from llmstack_output_parsers.parser import ToolParser
@@ -22,13 +24,18 @@ class Gemma4ToolParser(ToolParser):
     """`<|tool_call>call:NAME{key:<|"|>text<|"|>,other:42}<tool_call|>`.
 
     Strings are passed on while they arrive. Malformed arguments end at the error, and the rest is content.
+
+    Attributes:
+        call, call_end: The tokens around a call.
+        quote: The token on both sides of a string.
     """
 
-    kept_tokens = (CALL, CALL_END, QUOTE)
+    call, call_end, quote = CALL, CALL_END, QUOTE
+    kept_tokens: ClassVar[Sequence[str]] = (call, call_end, quote)
 
     def run(self) -> Steps[None]:
         """Parses content and calls, alternating."""
-        while before := (yield from self.say_until((CALL,))):
+        while before := (yield from self.say_until((self.call,))):
             self.reader.hold()
             yield from self.reader.take_spaces()
             yield from self.reader.take_if("call:")
@@ -41,7 +48,7 @@ class Gemma4ToolParser(ToolParser):
             self.begin_call(name)
             if (yield from self._pass_object(MAX_DEPTH)):
                 yield from self.reader.take_spaces()
-                yield from self.reader.take_if(CALL_END)
+                yield from self.reader.take_if(self.call_end)
 
     def _pass_object(self, max_depth: int) -> Steps[bool]:
         """Writes an object as JSON; False if it is malformed or incomplete."""
@@ -75,9 +82,9 @@ class Gemma4ToolParser(ToolParser):
 
     def _read_key(self) -> Steps[str | None]:
         """The next key, its colon taken; None if there is none."""
-        is_quoted = yield from self.reader.take_if(QUOTE)
+        is_quoted = yield from self.reader.take_if(self.quote)
         key = yield from self.reader.take_while(_KEY_CHARACTERS, MAX_NAME_CHARS)
-        if is_quoted and not (yield from self.reader.take_if(QUOTE)):
+        if is_quoted and not (yield from self.reader.take_if(self.quote)):
             return None
         yield from self.reader.take_spaces()
         return key.strip() if key.strip() and (yield from self.reader.take_if(":")) else None
@@ -97,11 +104,11 @@ class Gemma4ToolParser(ToolParser):
         return True
 
     def _pass_string(self) -> Steps[bool]:
-        if not (yield from self.reader.take_if(QUOTE)):
+        if not (yield from self.reader.take_if(self.quote)):
             return False
         self.add_arguments('"')
         while True:
-            text, marker = self.reader.take_until((QUOTE,))
+            text, marker = self.reader.take_until((self.quote,))
             self.add_arguments(json_text(text)[1:-1])
             if marker:
                 self.add_arguments('"')
@@ -109,3 +116,10 @@ class Gemma4ToolParser(ToolParser):
             if self.reader.is_ended:
                 return False
             yield
+
+
+class FunctionGemmaToolParser(Gemma4ToolParser):
+    """Calls of FunctionGemma, as `<start_function_call>call:NAME{key:<escape>text<escape>}<end_function_call>`."""
+
+    call, call_end, quote = "<start_function_call>", "<end_function_call>", "<escape>"
+    kept_tokens = (call, call_end, quote)

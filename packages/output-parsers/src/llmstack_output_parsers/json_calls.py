@@ -55,11 +55,11 @@ class JsonCallParser(ToolParser):
             self.say(before + held)
         return has_begun
 
-    def read_array(self, before: str = "") -> Steps[None]:
-        """Parses the next array of calls; all other text is content."""
+    def read_array(self, before: str = "", *, is_certain: bool = True) -> Steps[None]:
+        """Parses the next array of calls; all other text is content. `is_certain` as in `read_call`."""
         before += self.reader.take(1)
         num_read = 0
-        while (yield from self.read_call(before, is_certain=True)):
+        while (yield from self.read_call(before, is_certain=is_certain)):
             num_read += 1
             if (yield from self.reader.take_spaces()) != ",":
                 break

@@ -69,6 +69,29 @@ class Llama3JsonToolParser(JsonCallParser):
                 return
 
 
+class XlamToolParser(JsonCallParser):
+    """Calls of xLAM, as an array `[{"name": ..., "arguments": {...}}, ...]` at the start of the message.
+
+    An array that does not name a known function is content.
+    """
+
+    kept_tokens = ()
+
+    def run(self) -> Steps[None]:
+        """Parses calls first, then content."""
+        self.reader.hold()
+        character = yield from self.reader.take_spaces()
+        spaces = self.reader.release()
+        if character == "[":
+            yield from self.read_array(spaces, is_certain=False)
+        else:
+            self.say(spaces)
+        while not self.reader.is_ended:
+            self.say(self.reader.take_rest())
+            yield
+        self.say(self.reader.take_rest())
+
+
 class MistralToolParser(JsonCallParser):
     """Calls of Mistral's models, as any of their tokenizers formats them.
 

@@ -63,6 +63,36 @@ class HunyuanToolParser(MarkedJsonToolParser):
     closings = ("</tool_calls>",)
 
 
+class MiniMaxToolParser(MarkedJsonToolParser):
+    """Calls of MiniMax M1, as objects between `<tool_calls>` and `</tool_calls>`."""
+
+    kept_tokens = ("<tool_calls>", "</tool_calls>")
+    markers = ("<tool_calls>",)
+    closings = ("</tool_calls>",)
+
+    def read_after(self, before: str) -> Steps[bool]:
+        """Parses one object after the other."""
+        is_read = yield from super().read_after(before)
+        while is_read and (yield from self.reader.take_spaces()) == "{":
+            is_read = yield from self.read_call(is_certain=True)
+        return is_read
+
+
+class LongCatToolParser(MarkedJsonToolParser):
+    """Calls of LongCat, as `<longcat_tool_call>{"name": ..., "arguments": {...}}</longcat_tool_call>`."""
+
+    kept_tokens = ("<longcat_tool_call>", "</longcat_tool_call>")
+    markers = ("<longcat_tool_call>",)
+    closings = ("</longcat_tool_call>",)
+
+
+class Granite20bToolParser(MarkedJsonToolParser):
+    """Calls of Granite 20B Function Calling, as `<function_call> {"name": ..., "arguments": {...}}` for each."""
+
+    kept_tokens = ("<function_call>",)
+    markers = ("<function_call>",)
+
+
 class GraniteToolParser(MarkedJsonToolParser):
     """Calls of Granite 3 and 4, as an array or an object after `<|tool_call|>` or `<tool_call>`."""
 

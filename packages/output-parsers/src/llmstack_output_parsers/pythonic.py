@@ -203,6 +203,27 @@ class Lfm2ToolParser(PythonicToolParser):
                 yield from self.reader.take_if("<|tool_call_end|>")
 
 
+class Olmo3ToolParser(PythonicToolParser):
+    """Calls of Olmo 3, one in each line between `<function_calls>` and `</function_calls>`."""
+
+    kept_tokens = ("<function_calls>", "</function_calls>")
+
+    def run(self) -> Steps[None]:
+        """Parses content and calls, alternating."""
+        while before := (yield from self.say_until(("<function_calls>",))):
+            self.reader.hold()
+            num_read = 0
+            while (yield from self._read_call()):
+                num_read += 1
+                if (yield from self.reader.take_spaces()) in ("", "<"):
+                    break
+                self.reader.hold()
+            held = self.reader.release()
+            self.say(held if num_read else before + held)
+            if num_read:
+                yield from self.reader.take_if("</function_calls>")
+
+
 _HEX_DIGITS = frozenset(string.hexdigits)
 
 

@@ -192,6 +192,24 @@ class HunyuanParser(ThinkParser):
         yield from super()._read_answer()
 
 
+class Ernie45Parser(HunyuanParser):
+    """Reasoning of ERNIE 4.5, whose prompt opens it and whose answer has tags."""
+
+    is_open_by_default = True
+    _answer, _answer_end = "<response>", "</response>"
+    kept_tokens = (*ThinkParser.kept_tokens, _answer, _answer_end)
+
+
+class KeptThinkParser(ThinkParser):
+    """Reasoning that stays in the content, as MiniMax M2 expects it back, with the tag that the prompt has opened."""
+
+    def run(self) -> Steps[None]:
+        """The tag, and all text."""
+        if self._is_open is not False:
+            self.say(self.start)
+        yield from self._read_answer()
+
+
 class ChainedParser:
     """Two parsers in sequence: the second parses the content that the first returns."""
 

@@ -6,31 +6,41 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from llmstack_output_parsers.gemma4 import Gemma4ToolParser
+from llmstack_output_parsers.gemma4 import FunctionGemmaToolParser, Gemma4ToolParser
 from llmstack_output_parsers.harmony import HarmonyReasoningParser, HarmonyToolParser
-from llmstack_output_parsers.json_formats import HermesToolParser, Llama3JsonToolParser, MistralToolParser
+from llmstack_output_parsers.json_formats import (
+    HermesToolParser,
+    Llama3JsonToolParser,
+    MistralToolParser,
+    XlamToolParser,
+)
 from llmstack_output_parsers.marked_json import (
     DeepSeekV3ToolParser,
     DeepSeekV31ToolParser,
+    Granite20bToolParser,
     GraniteToolParser,
     HunyuanToolParser,
     InklingToolParser,
     InternLMToolParser,
     KimiK2ToolParser,
+    LongCatToolParser,
+    MiniMaxToolParser,
     Phi4MiniToolParser,
 )
 from llmstack_output_parsers.minimax_m3 import MiniMaxM3ToolParser
 from llmstack_output_parsers.muse import MuseReasoningParser, MuseToolParser
 from llmstack_output_parsers.parser import ToolSchemas
 from llmstack_output_parsers.protocols import OutputParser
-from llmstack_output_parsers.pythonic import Lfm2ToolParser, PythonicToolParser
+from llmstack_output_parsers.pythonic import Lfm2ToolParser, Olmo3ToolParser, PythonicToolParser
 from llmstack_output_parsers.reasoning import (
     DeepSeekR1Parser,
+    Ernie45Parser,
     Gemma4Parser,
     GlmParser,
     GraniteParser,
     HunyuanParser,
     InklingParser,
+    KeptThinkParser,
     KimiK2Parser,
     MiniMaxM3Parser,
     MistralReasoningParser,
@@ -102,10 +112,13 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "deepseek_v31": DeepSeekV31ToolParser,
     "deepseek_v32": DeepSeekV32ToolParser,
     "deepseek_v4": DeepSeekV4ToolParser,
+    "ernie45": HermesToolParser,
+    "functiongemma": FunctionGemmaToolParser,
     "gemma4": Gemma4ToolParser,
     "glm45": GlmToolParser,
     "glm47": GlmToolParser,
     "granite": GraniteToolParser,
+    "granite-20b-fc": Granite20bToolParser,
     "granite4": HermesToolParser,
     "hermes": HermesToolParser,
     "hunyuan": HunyuanToolParser,
@@ -113,17 +126,21 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "hy_v3": HunyuanV3ToolParser,
     "inkling": InklingToolParser,
     "internlm": InternLMToolParser,
+    "jamba": HunyuanToolParser,
     "kimi_k2": KimiK2ToolParser,
     "lfm2": Lfm2ToolParser,
     "ling3": GlmToolParser,
     "llama3_json": Llama3JsonToolParser,
     "llama4_json": Llama3JsonToolParser,
     "llama4_pythonic": PythonicToolParser,
+    "longcat": LongCatToolParser,
     "mimo": MiMoToolParser,
+    "minimax": MiniMaxToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "minimax_m3": MiniMaxM3ToolParser,
     "mistral": MistralToolParser,
     "muse_glimmer": MuseToolParser,
+    "olmo3": Olmo3ToolParser,
     "openai": HarmonyToolParser,
     "phi4_mini": Phi4MiniToolParser,
     "phi4_mini_json": Phi4MiniToolParser,
@@ -135,12 +152,14 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "seed_oss": SeedOssToolParser,
     "step3": Step3ToolParser,
     "step3p5": Qwen3CoderToolParser,
+    "xlam": XlamToolParser,
 }
 REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
     "deepseek_r1": DeepSeekR1Parser,
     "deepseek_v3": ThinkParser,
     "deepseek_v31": ThinkParser,
     "deepseek_v4": ThinkParser,
+    "ernie45": Ernie45Parser,
     "gemma4": Gemma4Parser,
     "glm45": GlmParser,
     "glm47": GlmParser,
@@ -153,10 +172,12 @@ REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
     "ling3": GlmParser,
     "mimo": ThinkParser,
     "minimax_m2": DeepSeekR1Parser,
+    "minimax_m2_append_think": KeptThinkParser,
     "minimax_m3": MiniMaxM3Parser,
     "mistral": MistralReasoningParser,
     "muse_glimmer": MuseReasoningParser,
     "nemotron_v3": ThinkParser,
+    "olmo3": ThinkParser,
     "openai": HarmonyReasoningParser,
     "openai_gptoss": HarmonyReasoningParser,
     "poolside_v1": ThinkParser,
