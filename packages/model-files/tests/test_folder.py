@@ -11,6 +11,7 @@ import pytest
 
 from llmstack_model_files import (
     ModelFilesError,
+    adapter_digest,
     artifact_path,
     check_safetensors,
     open_artifact,
@@ -94,6 +95,12 @@ def test_json_that_is_wrong_is_one_line_of_error(tmp_path: Path, text: bytes) ->
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ModelFilesError, match=r"^config\.json [^\n]*\.$"):
         read_json(tmp_path, "config.json")
+
+
+@pytest.mark.parametrize("name", ["absent", "x" * 5000])
+def test_a_path_that_is_no_folder_has_no_adapter(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFilesError, match=rf"^{name[:64]} is no folder of an adapter\.$"):
+        adapter_digest(tmp_path / name, 1000)
 
 
 def test_an_array_is_read_where_one_is_expected(tmp_path: Path) -> None:

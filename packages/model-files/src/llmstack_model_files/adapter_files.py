@@ -60,7 +60,11 @@ def adapter_digest(folder: Path, max_bytes: int) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
+    try:
+        is_folder = folder.is_dir()
+    except OSError:  # a name of thousands of characters
+        is_folder = False
+    if not is_folder:
         raise ModelFilesError(f"{folder.name[:64] or 'the path'} is no folder of an adapter.")
     if artifact_path(folder, WEIGHTS_NAME) is None:
         raise ModelFilesError(_why_none(folder))

@@ -70,6 +70,8 @@ def loaded(tmp_path: Path) -> Loaded:
         ({"r": 0}, "rank of at least 1"),
         ({"r": True}, "rank of at least 1"),
         ({"lora_alpha": "8"}, "finite number"),
+        ({"lora_alpha": 10**400}, "finite number"),
+        ({"use_newer_lora": True}, "the field 'use_newer_lora', which is not known here"),
         ({"r": 9}, "--max-lora-rank is 8"),
         ({"r": 3}, r"shape \[4, 32\] instead of \[3, 32\]"),
         ({"rank_pattern": {"q_proj": 2}}, r"instead of \[2, 32\]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,14 @@ _REFUSED: Mapping[str, str] = {
     "velora_config": "VeLoRA",
     "monteclora_config": "MonteCLoRA",
 }
+# Fields that peft writes and that change nothing that is computed here, or that are read below.
+_KNOWN = frozenset(
+    {"alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+     "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config",
+     "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+     "runtime_config", "target_modules", "task_type", "use_rslora"}
+)  # fmt: skip
 # Initialisations that change the weights of the base model.
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -85,6 +94,11 @@ def read_adapter_config(values: Mapping[str, Any]) -> AdapterConfig:
     for name, what in _REFUSED.items():
         if values.get(name):
             raise AdapterError(f"The adapter uses {what}, which is not supported.")
+    unknown = next((name for name, value in values.items() if value and name not in _KNOWN), None)
+    if unknown is not None:
+        raise AdapterError(
+            f"adapter_config.json has the field {unknown[:64]!r}, which is not known here and may change the adapter."
+        )
     if values.get("bias") not in (None, "none"):
         raise AdapterError("The adapter has biases (bias), which are not supported.")
     start = str(values.get("init_lora_weights") or "").lower()
@@ -111,9 +125,9 @@ def _rank(value: object, name: str) -> int:
 
 
 def _alpha(value: object, name: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]  # its type is checked
-        raise AdapterError(f"adapter_config.json: {name[:64]} must be a finite number, got {str(value)[:32]!r}.")
-    return float(value)  # type: ignore[arg-type]  # the same
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise AdapterError(f"adapter_config.json: {name[:64]} must be a finite number, got {str(value)[:32]!r}.")
 
 
 def _patterns(values: Mapping[str, Any], field: str) -> list[tuple[str, Matches, object]]:
