@@ -143,7 +143,8 @@ class _GenerationTag(jinja2.ext.Extension):
 
 def _written(value: Any) -> Any:
     """A value that a template writes out."""
-    check_text(value)
+    if not isinstance(value, str):
+        check_text(value)
     return value
 
 

@@ -67,7 +67,7 @@ def check_filter(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     if not values:
         return
     value, *rest = values
-    if name not in _OF_ITEMS:
+    if name not in _OF_ITEMS and not isinstance(value, str):
         check_text(value)
     if name in _WIDTH_FILTERS:
         _check_widths(rest, kwargs)
