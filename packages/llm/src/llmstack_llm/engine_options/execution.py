@@ -105,7 +105,6 @@ class SchedulingOptions(OptionGroup):
         flag="--max-num-partial-prefills",
         at_least=0,
         metavar="N",
-        replaces={"--max-long-partial-prefills": ()},
         help="maximum requests with partly computed prompts; 0 for no limit",
     )
     async_scheduling: bool | None = option(

@@ -56,6 +56,7 @@ _REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
     "prompts are computed beside the running streams in every step": (
         "--prefill-schedule-interval", "--scheduler-delay-factor",
     ),
+    "--max-num-partial-prefills bounds partly computed prompts of any length": ("--max-long-partial-prefills",),
     "memory is allocated by torch": ("--enable-cumem-allocator",),
     "conversations are rendered in the API processes, whose number is --api-server-count": (
         "--renderer-num-workers", "--tokenizer-pool-extra-config", "--tokenizer-pool-size", "--tokenizer-pool-type",
