@@ -186,13 +186,17 @@ def test_a_node_that_differs_is_refused_on_both_sides_with_one_sentence(
     assert node.join() == str(refusal.value)
 
 
-def test_nodes_with_different_keys_do_not_talk(folder: Path, tmp_path: Path) -> None:
+def test_nodes_with_different_keys_do_not_talk_and_both_say_so(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = placed(folder, pipeline_parallel_size=2)
     assert config.placement is not None
     make_key_file(tmp_path / "other.key")
     node = Node(replace(config, placement=replace(config.placement, key_file=str(tmp_path / "other.key"))))
     threading.Thread(target=HostPeers, args=(config,), daemon=True).start()  # it waits for a node with its keys
     assert node.join() == f"node 0 at {config.placement.address} and this node have different keys"
+    address = config.placement.address
+    assert f"a machine with different keys, or none, has tried to join node 0 at {address}" in caplog.text
 
 
 def test_sums_between_nodes_need_an_interface_that_is_trusted_and_there(folder: Path) -> None:

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -24,7 +23,7 @@ from llmstack_parallel.hosts.facts import facts_of, own_name
 from llmstack_parallel.hosts.local_ranks import LocalRanks
 from llmstack_parallel.hosts.meeting import is_group_local, placement_of
 from llmstack_parallel.hosts.messages import Join, Kind, NodeMessage, Note, Orders, own_version, pack, unpack
-from llmstack_parallel.hosts.network import Network
+from llmstack_parallel.hosts.network import FailedHandshakes, Network
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -38,10 +37,6 @@ MAX_QUEUED: Final = 8  # while node 0 is away: later messages would be repetitio
 NUM_SIGNS: Final = 4  # of life, within the time without which a node counts as lost
 NUM_REFUSALS: Final = 4  # of that time, until a node that cannot join now gives up
 NUM_FAILED_HANDSHAKES: Final = 5
-_FAILED_HANDSHAKES: Final = int(
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
-_EVENT: Final = struct.Struct("=HI")
 
 
 class NodeAgent:
@@ -66,7 +61,7 @@ class NodeAgent:
         self._join = Join(own_version(), placement.node, own_name(), facts)
         self._network = Network(placement)
         self._socket = self._network.connect(zmq.DEALER, placement.address, MAX_QUEUED)
-        self._monitor = self._socket.get_monitor_socket(_FAILED_HANDSHAKES)
+        self._failures = FailedHandshakes(self._socket)
         self._wake_fd = wake_fd
         self._patience_s = patience_s
         self.ranks: LocalRanks | None = None
@@ -93,13 +88,12 @@ class NodeAgent:
         finally:
             self._end_ranks()
             self._send(Note(Kind.LEAVE))
-            self._socket.disable_monitor()
-            self._monitor.close(0)
+            self._failures.close()
             self._network.close()
 
     def _wait(self, timeout_s: float) -> None:
         poller = zmq.Poller()
-        for watched in (self._socket, self._monitor):
+        for watched in (self._socket, self._failures.events):
             poller.register(watched, zmq.POLLIN)
         fds = [] if self.ranks is None else self.ranks.fds
         for fd in [*fds, *([] if self._wake_fd is None else [self._wake_fd])]:
@@ -108,7 +102,7 @@ class NodeAgent:
         if self._wake_fd in ready:
             self._is_over = True
             return
-        if self._monitor in ready:
+        if self._failures.events in ready:
             self._note_failures()
         ended = next((fd for fd in fds if fd in ready), None)
         if ended is not None and self.ranks is not None:
@@ -181,9 +175,7 @@ class NodeAgent:
 
     def _note_failures(self) -> None:
         """Counts handshakes that fail one after the other: the keys do not fit."""
-        while self._monitor.poll(0):
-            frames = self._monitor.recv_multipart()
-            self._num_failures += bool(_EVENT.unpack_from(frames[0])[0] & _FAILED_HANDSHAKES)
+        self._num_failures += self._failures.take()
         if self._num_failures > NUM_FAILED_HANDSHAKES:
             raise EngineStartError(f"{self._where} and this node have different keys")
 

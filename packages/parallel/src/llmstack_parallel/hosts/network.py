@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+from typing import Final
 
 import zmq
 
@@ -12,6 +14,36 @@ from llmstack_engine_core.ipc.keys import Keys, read_keys
 from llmstack_engine_core.ipc.sockets import use_keys
 from llmstack_parallel.channel import set_limits
 from llmstack_types import EngineStartError, RankPlacement
+
+_FAILED: Final = int(
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_EVENT: Final = struct.Struct("=HI")
+
+
+class FailedHandshakes:
+    """Notes connections of one socket that fail because the other side has different keys.
+
+    Attributes:
+        events: Becomes readable with the next one.
+    """
+
+    def __init__(self, watched: zmq.Socket[bytes]) -> None:
+        self._watched = watched
+        self.events: zmq.Socket[bytes] = watched.get_monitor_socket(_FAILED)
+
+    def take(self) -> int:
+        """How many there were since the last call; does not wait."""
+        num_failures = 0
+        while self.events.poll(0):
+            frames = self.events.recv_multipart()
+            num_failures += bool(_EVENT.unpack_from(frames[0])[0] & _FAILED)
+        return num_failures
+
+    def close(self) -> None:
+        """Ends the notes."""
+        self._watched.disable_monitor()
+        self.events.close(0)
 
 
 class Network:

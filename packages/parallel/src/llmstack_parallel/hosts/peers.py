@@ -19,7 +19,7 @@ from llmstack_parallel.hosts.facts import facts_of, own_name
 from llmstack_parallel.hosts.local_ranks import LocalRanks
 from llmstack_parallel.hosts.meeting import Meeting, make_store, placement_of
 from llmstack_parallel.hosts.messages import MAX_EPOCH, Join, Kind, Note, Orders, own_version
-from llmstack_parallel.hosts.network import Network, free_address, listening_address
+from llmstack_parallel.hosts.network import FailedHandshakes, Network, free_address, listening_address
 from llmstack_parallel.hosts.nodes import Nodes
 from llmstack_parallel.messages import MeetMessage, decode, encode
 from llmstack_parallel.protocols import Channel, Exchange
@@ -83,8 +83,18 @@ class HostPeers:
             raise
 
     def _wait_for_nodes(self) -> None:
-        began_s, has_hinted = monotonic(), False
+        failures = FailedHandshakes(self._socket)
+        try:
+            self._admit_nodes(failures)
+        finally:
+            failures.close()
+
+    def _admit_nodes(self, failures: FailedHandshakes) -> None:
+        began_s, has_hinted, has_failed = monotonic(), False, False
         while self._nodes.missing:
+            if failures.take() and not has_failed:  # no reason to end: anyone who reaches the port can cause it
+                has_failed = True
+                logger.error("a machine with different keys, or none, has tried to join node 0 at %s", self.address)
             waited_s = monotonic() - began_s
             missing = ", ".join(map(str, self._nodes.missing))
             if waited_s > START_TIMEOUT_S:
