@@ -31,12 +31,12 @@ def parsed(line: list[str]) -> ServeConfig:
     return config_from(settings_from(parser.parse_args(line), {}))
 
 
-def options(key_file: Path, *sizes: str, address: str = FIRST) -> list[str]:
+def options(key_file: Path, *sizes: str, address: str = FIRST, interface: str = "cable") -> list[str]:
     if not key_file.exists():
         subprocess.run([sys.executable, "-m", "llmstack_command", "cluster-key", str(key_file)], check=True)
     return [
         *sizes, "--distributed-executor-backend", "external_launcher", "--nnodes", "2", "--master-addr", address,
-        "--master-port", str(PORT), "--cluster-key-file", str(key_file), "--trust-cluster-network", "cable",
+        "--master-port", str(PORT), "--cluster-key-file", str(key_file), "--trust-cluster-network", interface,
         "--max-model-len", "512", "--cluster-timeout", "2",
     ]  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_a_machine_with_another_model_is_refused_on_both_with_one_sentence(
 def test_replicas_of_several_machines_have_ranks_on_several_machines(
     launch: Callable[..., Any], tmp_path: Path
 ) -> None:
-    line = options(tmp_path / "cluster.key", "-pp", "2", address="127.0.0.1")
+    line = options(tmp_path / "cluster.key", "-pp", "2", address="127.0.0.1", interface="lo")
     line += ["-dp", "2", "-dpl", "1", "-dpa", "127.0.0.1", "-dpp", str(PORT + 1)]
     other = [*line, "--headless", "-dpr", "1", "--master-port", str(PORT + 2)]
     first = launch(*line, "--node-rank", "0")

@@ -41,7 +41,7 @@ class FailedHandshakes:
         return num_failures
 
     def close(self) -> None:
-        """Ends the notes."""
+        """Ends the notes; the socket itself stays open."""
         self._watched.disable_monitor()
         self.events.close(0)
 
