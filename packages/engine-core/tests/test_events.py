@@ -225,7 +225,7 @@ def test_without_a_trace_nothing_is_printed_and_its_module_is_not_loaded(capsys:
 def test_the_recorder_knows_the_tenants_of_what_it_keeps_within_a_bound() -> None:
     recorder = StepRecorder(max_steps=1, max_tenants=2)
     for name in ("a", "b", "c"):
-        recorder.note_tenant(name, f"tenant of {name}")
+        recorder.note_request(EngineCoreRequest(name, [1], SamplingParams(), tenant=f"tenant of {name}"))
         recorder.on_status(RequestEvent(name, RequestStatus.WAITING, 0.0))
     recorder.on_status(RequestEvent("c/beam-1", RequestStatus.RUNNING, 0.0))
     recorder.on_status(RequestEvent("unknown", RequestStatus.RUNNING, 0.0))

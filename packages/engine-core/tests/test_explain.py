@@ -16,9 +16,11 @@ from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_engine_core.commands.explain import ExplainCommand
 from llmstack_engine_core.explain import Explanation, Limits, UnknownRequestError, explain
 from llmstack_engine_core.explain.explanation import FOREIGN
+from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
 from llmstack_engine_core.step_log import RecordedRun
 from llmstack_engine_core.step_log.decisions import DecisionHash
 from llmstack_engine_core.step_log.encoding import encode_header, put_checkpoint
+from llmstack_engine_core.step_log.packing import pack, unpack
 from llmstack_engine_core.step_log.records import Checkpoint
 from llmstack_types import (
     EngineCoreRequest,
@@ -313,6 +315,26 @@ def test_a_log_has_the_step_during_which_a_request_came(tmp_path: Path, capsys: 
     facts = json.loads(capsys.readouterr().out)["facts"]
     assert (facts["queue_cause"], facts["queued_behind"]) == ("step", "long")
     assert facts["queue_ms"] == pytest.approx(1000 * waited_s, abs=0.2)
+
+
+def test_what_another_engine_core_had_generated_is_no_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    add(core, "r", 8, max_tokens=9, output_token_ids=(5, 6, 7))
+    add(core, "other", 8, first=99)
+    run(core)
+    decoded = decode_recent_steps(unpack(pack(encode_recent_steps(core.recent_steps(0))), list))
+    assert decoded.resumed_tokens == {"r": 3}
+    found = explain(decoded, "r")
+    assert (found.facts["prompt_tokens"], found.facts["resumed_tokens"]) == (8, 3)
+    text = " ".join(found.sentences)
+    assert "Another engine core had generated 3 tokens of its answer before: what follows is of the time since." in text
+    assert "The prefix cache held nothing of its prompt and these of 11 tokens. What it did not hold was" in text
+    assert "resumed_tokens" not in explain(decoded, "other").facts
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["resumed_tokens"] == 3
 
 
 def test_a_log_explains_the_last_of_several_completions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

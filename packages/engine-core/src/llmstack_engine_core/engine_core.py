@@ -163,8 +163,8 @@ class EngineCore:
             self._request_ids.add(request_id)
             if self._transfers is not None:
                 self._transfers.note(request)
-            if self.recorder is not None and request.tenant:
-                self.recorder.note_tenant(request_id, request.tenant)
+            if self.recorder is not None:
+                self.recorder.note_request(request)
         finally:
             self._events.end_arrival()
 

@@ -6,13 +6,14 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from llmstack_engine_core.admission import BEAM_MARK
 from llmstack_engine_core.protocols import EventHook
 from llmstack_engine_core.row_columns import RowColumns
 from llmstack_types import (
     EngineCoreOutputs,
+    EngineCoreRequest,
     RequestEvent,
     RequestStatus,
     SchedulerOutput,
@@ -21,6 +22,8 @@ from llmstack_types import (
 )
 
 logger = logging.getLogger(__name__)
+
+ValueT = TypeVar("ValueT")
 
 # The states that the front end receives: a request that ends has an output that says so.
 _REPORTED_STATES = frozenset(
@@ -119,12 +122,19 @@ class StepRecorder(EventHook):
         self._events: deque[RequestEvent] = deque(maxlen=max_events)
         self._max_tenants = max_tenants
         self._id_to_tenant: dict[str, str] = {}
+        self._id_to_resumed: dict[str, int] = {}
 
-    def note_tenant(self, request_id: str, tenant: str) -> None:
-        """A request of this tenant arrives; the oldest one over the bound is forgotten."""
-        self._id_to_tenant[request_id] = tenant
-        if len(self._id_to_tenant) > self._max_tenants:
-            del self._id_to_tenant[next(iter(self._id_to_tenant))]
+    def note_request(self, request: EngineCoreRequest) -> None:
+        """Notes the tenant and the earlier tokens of a request; the oldest one over the bound is forgotten."""
+        if request.tenant:
+            self._keep(self._id_to_tenant, request.request_id, request.tenant)
+        if request.output_token_ids:
+            self._keep(self._id_to_resumed, request.request_id, len(request.output_token_ids))
+
+    def _keep(self, id_to_value: dict[str, ValueT], request_id: str, value: ValueT) -> None:
+        id_to_value[request_id] = value
+        if len(id_to_value) > self._max_tenants:
+            del id_to_value[next(iter(id_to_value))]
 
     def on_status(self, event: RequestEvent) -> None:
         """Keeps the event, within the bound."""
@@ -147,8 +157,9 @@ class StepRecorder(EventHook):
         events = [event for event in self._events if event.time_s >= since_s]
         request_ids = {event.request_id for event in events}.union(*[rows.request_ids for _, rows in kept])
         tenants = {request_id: self._tenant_of(request_id) for request_id in request_ids} if self._id_to_tenant else {}
+        resumed = {one: self._id_to_resumed[one] for one in self._id_to_resumed.keys() & request_ids}
         steps = [step for step, _ in kept]
-        return StepRecording(now_s, steps, events, {one: found for one, found in tenants.items() if found})
+        return StepRecording(now_s, steps, events, {one: found for one, found in tenants.items() if found}, resumed)
 
     def _tenant_of(self, request_id: str) -> str:
         """The tenant of a request, or of the beam search that it is a row of; empty where it is not known."""

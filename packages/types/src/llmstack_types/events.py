@@ -90,9 +90,11 @@ class StepRecording(NamedTuple):
         steps: The last steps.
         events: The last states that requests entered.
         tenants: Request id to tenant, of the requests that have one and are not too old.
+        resumed_tokens: Request id to the number of tokens of its answer that another engine core had generated.
     """
 
     now_s: float
     steps: Sequence[StepRecord]
     events: Sequence[RequestEvent]
     tenants: Mapping[str, str] = MappingProxyType({})
+    resumed_tokens: Mapping[str, int] = MappingProxyType({})

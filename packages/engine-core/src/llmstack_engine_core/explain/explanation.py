@@ -100,7 +100,12 @@ def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     total_s = history.end_s - history.start_s
     facts["total_ms"] = to_ms(total_s)
     state = f"It ended ({status.value.replace('_', ' ')})" if status and history.is_over else "It is not over"
-    yield f"{state}, {to_text(total_s)} after it came, with {to_count(len(history.own), 'step')}."
+    came = "came here" if history.num_resumed_tokens else "came"
+    yield f"{state}, {to_text(total_s)} after it {came}, with {to_count(len(history.own), 'step')}."
+    if history.num_resumed_tokens:
+        facts["resumed_tokens"] = history.num_resumed_tokens
+        tokens = to_count(history.num_resumed_tokens, "token")
+        yield f"Another engine core had generated {tokens} of its answer before: what follows is of the time since."
 
 
 def _preparation(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -197,11 +202,12 @@ def _prefix_cache(history: History, limits: Limits, facts: dict[str, Any]) -> It
         return
     num_cached = history.num_cached_tokens
     num_prompt = num_cached + sum(row.num_scheduled_tokens for _, row in history.prefill)
-    facts["prompt_tokens"], facts["cached_tokens"] = num_prompt, num_cached
+    facts["prompt_tokens"], facts["cached_tokens"] = num_prompt - history.num_resumed_tokens, num_cached
+    what = "its prompt and these" if history.num_resumed_tokens else "its prompt"
     if num_cached:
-        yield f"The prefix cache held {num_cached} of the {num_prompt} tokens of its prompt."
+        yield f"The prefix cache held {num_cached} of the {num_prompt} tokens of {what}."
     else:
-        yield f"The prefix cache held nothing of its prompt of {num_prompt} tokens."
+        yield f"The prefix cache held nothing of {what} of {to_count(num_prompt, 'token')}."
 
 
 def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -215,7 +221,8 @@ def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
     num_others = history.shown_tokens(num_prefill_tokens(others), (row.request_id for row in others))
     beside = f", beside {num_others} tokens of other prompts" if num_others else ""
     steps = "one step" if len(history.prefill) == 1 else f"{len(history.prefill)} steps"
-    yield f"The rest of its prompt was computed in {steps} of {to_text(seconds)}{beside}."
+    rest = "What it did not hold" if history.num_resumed_tokens else "The rest of its prompt"
+    yield f"{rest} was computed in {steps} of {to_text(seconds)}{beside}."
 
 
 def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:

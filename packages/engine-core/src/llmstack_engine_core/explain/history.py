@@ -27,6 +27,7 @@ class History:
         steps: All steps, oldest first.
         own: The steps that the request took part in, with its row.
         events: The states that it entered, oldest first.
+        num_resumed_tokens: Tokens of its answer that another engine core had generated.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class History:
     steps: Sequence[StepRecord]
     own: Sequence[tuple[StepRecord, ScheduledRequest]]
     events: Sequence[RequestEvent]
+    num_resumed_tokens: int
 
     @classmethod
     def of(cls, log: StepRecording, request_id: str, name_of: Callable[[str], str]) -> History:
@@ -46,7 +48,7 @@ class History:
         events = [event for event in log.events if event.request_id == request_id]
         if not own and not events:
             raise UnknownRequestError(request_id)
-        return cls(request_id, name_of, log.steps, own, events)
+        return cls(request_id, name_of, log.steps, own, events, log.resumed_tokens.get(request_id, 0))
 
     @property
     def queued_s(self) -> float | None:

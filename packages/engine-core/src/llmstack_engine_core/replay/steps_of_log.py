@@ -71,6 +71,7 @@ class _Reading:
         self._under_way: deque[int | None] = deque([None] * num_under_way)
         self._now_s = self._last_result_s = 0.0
         self._arrivals_s: dict[str, float] = {}
+        self._resumed_tokens: dict[str, int] = {}
         self._received_s: float | None = None  # messages were read last; None: there was nothing else to do
         self._come: dict[str, int] = {}
         self._open: set[str] = set()
@@ -79,8 +80,12 @@ class _Reading:
     def arrivals(self, events: Iterator[Event]) -> Iterator[Event]:
         """Notes on the way when requests came, on the clock of their senders."""
         for event in events:
-            if isinstance(event, RequestAdded) and event.request.arrival_time_s:
-                self._arrivals_s[event.request.request_id] = event.request.arrival_time_s
+            if isinstance(event, RequestAdded):
+                request = event.request
+                if request.arrival_time_s:
+                    self._arrivals_s[request.request_id] = request.arrival_time_s
+                if request.output_token_ids:
+                    self._resumed_tokens[request.request_id] = len(request.output_token_ids)
             yield event
 
     def note_status(self, request_id: str, status: RequestStatus) -> None:
@@ -148,4 +153,5 @@ class _Reading:
         """The steps and events so far, without the events before the first step."""
         steps = list(self._steps)
         first_s = steps[0].start_s if steps else 0.0
-        return StepRecording(self._now_s, steps, [event for event in self._events if event.time_s >= first_s])
+        events = [event for event in self._events if event.time_s >= first_s]
+        return StepRecording(self._now_s, steps, events, resumed_tokens=self._resumed_tokens)
