@@ -10,12 +10,16 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def commands_of(page: str, section: str | None = None) -> list[list[str]]:
-    """The words of each line of the page's fenced blocks, or of those under one heading; variables are left out."""
+    """The words of each line of the page's blocks without a language, or of those under one heading, less variables."""
     text = (DOCS / page).read_text()
     if section is not None:
         level, _, text = re.split(rf"^(#+) ({re.escape(section)})$", text, maxsplit=1, flags=re.MULTILINE)[1:]
         text = re.split(rf"^#{{2,{len(level)}}} ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    blocks = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = [
+        block
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        if not language
+    ]
     words = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     return [line[next(i for i, word in enumerate(line) if not re.match(r"[A-Z_]+=", word)) :] for line in words if line]
 
