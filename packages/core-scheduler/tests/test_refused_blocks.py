@@ -6,6 +6,7 @@ from llmstack_core_scheduler import AlwaysSwap, CheapestPreemption, RequestStatu
 from llmstack_core_scheduler.allocation_plan import plan_allocation
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.drafting import Drafting
+from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
 from llmstack_core_scheduler.step_plan import StepPlan
 from llmstack_core_scheduler.testing import FakeKVCacheManager, FakeModelRunner, next_token
@@ -147,6 +148,28 @@ def test_a_request_is_not_swapped_in_in_a_step_that_copies_blocks():
     assert (plan.swap_ins, rig.manager.num_free_blocks) == ([], num_free_blocks)
     assert plan.num_tokens_before(swapped) == swapped.num_computed_tokens, "it has no row"
     rig.finish()
+
+
+def test_a_swapped_request_gives_up_what_its_windows_have_passed_before_it_takes_more():
+    kv_cache = pytest.importorskip("llmstack_kv_cache")
+    groups = [kv_cache.KVCacheGroup("full"), kv_cache.KVCacheGroup("window", sliding_window=1)]
+    manager = kv_cache.HybridKVCacheManager(groups, 9, 1, num_host_blocks=8)  # one of them is the null block
+    request = Request(EngineCoreRequest("a", [1, 2, 3, 4], SamplingParams(max_tokens=4)), (0,), 8)
+    manager.allocate_slots("a", 4)
+    request.num_computed_tokens = 4  # by a step that is under way when the request is swapped out
+    manager.swap_out("a")
+    request.swap_out()
+    request.token_ids.append(5)
+    request.num_tokens = 5
+    config = SchedulerConfig(max_num_batched_tokens=4, max_model_len=8)
+    plan = StepPlan(config, 0)
+    allocation = plan_allocation(request, manager, BlockNeeds(config, manager), plan)
+    assert allocation.num_needed_blocks <= manager.num_free_blocks == 8
+    block_ids = allocation.allocate(5, plan)
+    assert len(plan.swap_ins) == 8
+    assert len(block_ids) == 5 * len(groups)
+    assert manager.block_tables("a")[1][:3] == [0, 0, 0]
+    manager.check_integrity()
 
 
 def test_without_a_source_there_are_no_drafts():

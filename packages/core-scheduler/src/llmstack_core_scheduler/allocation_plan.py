@@ -92,6 +92,9 @@ class _FromHost:
         swap_ins = self._manager.swap_in(self._request_id)
         if swap_ins is None:
             return None
+        if self._manager.has_windows:
+            # It was swapped out while a step was under way, and may hold what its windows have passed in that step.
+            self._manager.advance(self._request_id, self.num_computed_tokens)
         # All needed blocks were free, the table's among them, so the rest of them still is.
         self._manager.allocate_slots(self._request_id, num_tokens)
         plan.swap_ins += swap_ins
