@@ -123,6 +123,16 @@ def test_json_of_an_accepted_flag_is_read_and_what_would_change_answers_is_refus
     assert config("--attention-config", '{"use_prefill_query_quantization": false}').settings.accepted
 
 
+def test_the_name_of_the_demo_model_in_the_api_is_one_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    named = config("llmstack-demo")
+    assert (named.model, named.served_model_names) == (None, ("llmstack-demo",))
+    (tmp_path / "llmstack-demo").mkdir()
+    assert config("llmstack-demo").model == "llmstack-demo"
+
+
 def test_the_older_form_of_a_flag_without_refused_keys_is_accepted():
     [accepted] = config("--limit-mm-per-prompt", "image=5,video=1").settings.accepted
     assert accepted.value == "image=5,video=1"

@@ -119,6 +119,8 @@ def config_from(settings: Settings) -> ServeConfig:
     Raises:
         ServeError: Options are at fault; the text has a line for each.
     """
+    if settings["model"] == DEMO_MODEL_NAME and not os.path.isdir(DEMO_MODEL_NAME):
+        settings = settings.replaced(model=None)  # its name in the API, which answers and clients show
     operator_keys = _keys_in_file(settings, "operator_key_file")
     keys = tuple(dict.fromkeys((*_api_keys(settings), *operator_keys)))
     max_num_reqs = _max_num_queued_reqs(settings)
