@@ -67,6 +67,21 @@ def test_completions_added_together_share_the_full_blocks_in_the_first_step():
     assert rig.answers["a"] == rig.answers["b"] == continuation(PROMPT, 6)
 
 
+def test_a_completion_copies_no_block_that_its_parent_has_found_in_the_same_step():
+    rig = Rig(manager=FakeKVCacheManager)
+    output = continuation(PROMPT, 4)
+    rig.add("before", output_token_ids=tuple(output))
+    rig.add("a", output_token_ids=tuple(output))
+    rig.add("b", fork_of="a")
+    scheduled = rig.step()
+    # The block of positions 8 to 11 is filled by the first row, after all copies.
+    assert rows_of(scheduled) == {"before": (0, 14), "a": (12, 2), "b": (8, 2)}
+    assert scheduled.block_copies == []
+    rig.finish()
+    assert rig.answers["a"] == continuation(PROMPT, 6)[4:]
+    assert rig.answers["b"] == continuation(PROMPT, 6)
+
+
 def test_a_completion_that_begins_later_copies_the_block_that_is_begun():
     rig = Rig(max_num_batched_tokens=10)
     rig.add("a")

@@ -99,10 +99,14 @@ class StepPlan:
         self.budget -= len(draft_token_ids)
 
     def num_tokens_before(self, request: Request) -> int:
-        """Tokens of a request whose KV exists before this step; O(rows)."""
+        """Tokens of a request whose KV is sure to exist before this step; O(rows).
+
+        None of a request that begins in it: what it has found may be what another row of the step computes.
+        """
         for row, other in zip(self.rows, self.requests, strict=True):
             if other is request:
-                return row.num_computed_tokens
+                is_new = any(new.request_id == request.request_id for new in self.new_requests)
+                return 0 if is_new else row.num_computed_tokens
         return request.num_computed_tokens
 
     def introduce(self, request: Request) -> None:
