@@ -41,6 +41,21 @@ def test_a_request_that_has_ended_leaves_nothing():
     assert run(lengths, is_right=True)[0] == 3
 
 
+def test_a_scheduler_forgets_the_drafts_of_requests_that_have_ended():
+    config = SchedulerConfig(max_num_batched_tokens=64, max_model_len=64, speculative=CONFIG)
+    scheduler = Scheduler(config, FakeKVCacheManager(40, 4))
+    scheduler.add_request(EngineCoreRequest("a", [7] * 8, SamplingParams(max_tokens=12)))
+    seen = set()
+    while scheduler.has_unfinished_requests():
+        scheduled = scheduler.schedule(0.0)
+        seen |= scheduler._drafting._lengths._rates.keys()
+        sampled = [[*row.draft_token_ids, 7] for row in scheduled.scheduled_requests]
+        output = ModelRunnerOutput([row.request_id for row in scheduled.scheduled_requests], sampled)
+        scheduler.update_from_output(scheduled, output, 0.0)
+    assert seen == {"a"}
+    assert not scheduler._drafting._lengths._rates
+
+
 def test_after_a_long_failure_a_repetition_is_found_again():
     lengths = DraftLengths(CONFIG)
     run(lengths, is_right=False)

@@ -67,3 +67,4 @@ def test_output_that_it_cannot_have_is_refused(output: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         make_scheduler().add_request(resumed(output))
     assert caught.value.param == "output_token_ids"
+    assert str(caught.value).startswith("A request of up to 5 tokens cannot go on from ")

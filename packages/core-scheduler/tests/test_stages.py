@@ -36,6 +36,23 @@ def test_small_steps_have_a_least_size_and_at_most_the_budget():
     assert [rows["a"] for rows in sizes_of_steps(most)] == [10] * 32
 
 
+def test_prompts_that_wait_make_small_steps_larger():
+    scheduler = make_scheduler(pipeline_parallel_size=2, min_stage_tokens=8, max_num_seqs=1)
+    for name in ("a", "b"):
+        scheduler.add_request(make_request(name, 320, max_tokens=1))
+    assert sizes_of_steps(scheduler)[:2] == [{"a": 40}, {"a": 41}]
+
+
+def test_each_stage_has_its_share_of_the_running_requests():
+    scheduler = make_scheduler(pipeline_parallel_size=2)
+    for name in "abcde":
+        scheduler.add_request(make_request(name, 4, max_tokens=8))
+    rows = sizes_of_steps(scheduler)
+    assert set(rows[0]) == set("abcde")
+    assert all(len(one) <= 3 for one in rows[1:])
+    assert sum(len(one) for one in rows) == 5 * 8
+
+
 @pytest.mark.parametrize("changes", [{"pipeline_parallel_size": 1}, {"min_stage_tokens": 0}])
 def test_steps_are_large_where_nothing_is_won_by_small_ones(changes):
     scheduler = make_scheduler(**{"pipeline_parallel_size": 2, "min_stage_tokens": 8} | changes)

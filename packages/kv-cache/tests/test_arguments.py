@@ -127,3 +127,18 @@ def test_a_cache_keeps_more_than_its_reserved_blocks():
         cache.resize(2)
     assert cache.resize(3)
     assert cache.num_blocks == 1
+
+
+def test_the_least_request_has_one_token_and_forks_are_counted():
+    for cache in (KVCacheManager(8, 4), HybridKVCacheManager([KVCacheGroup("full")], 9, 4)):
+        assert len(cache.allocate_slots("a", 1)) == 1
+        for name in ("b", "c"):
+            assert len(cache.fork("a", name, 1)) == 1
+        assert cache.stats().num_forks == 2
+
+
+def test_groups_with_unequal_numbers_of_blocks_are_refused_in_a_sentence():
+    cache = HybridKVCacheManager([KVCacheGroup("full"), KVCacheGroup("other")], 16, 4)
+    found = cached_blocks(cache, list(range(8)))
+    with pytest.raises(ValueError, match=r"^computed_block_ids must have as many blocks for each group$"):
+        cache.allocate_slots("next", 9, found[:3])
