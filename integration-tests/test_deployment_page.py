@@ -77,7 +77,7 @@ def test_every_long_option_of_the_page_is_one_of_a_command_that_it_names() -> No
         parser = argparse.ArgumentParser()
         add(parser)
         known |= set(parser._option_string_actions)
-    text = re.sub(r"^```\n.*?^```$", "", (ROOT / "docs" / PAGE).read_text(), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```\w*\n.*?^```$", "", (ROOT / "docs" / PAGE).read_text(), flags=re.DOTALL | re.MULTILINE)
     assert {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if flag not in known} == set()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from llmstack_command.completion.tree import describe_commands
 from llmstack_command.discovery import find_commands
-from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS
+from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, KEY_FLAGS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
@@ -23,7 +23,8 @@ OTHERS = {"--flag", "--no", "--no-flag", "--nproc-per-node", "--sample", "--star
 @cache
 def known_flags() -> frozenset[str]:
     levels = describe_commands(find_commands())
-    return frozenset(name for level in levels for flag in level.flags for name in flag.names) | set(ALL_FOREIGN_FLAGS)
+    own = frozenset(name for level in levels for flag in level.flags for name in flag.names)
+    return own | set(ALL_FOREIGN_FLAGS) | set(KEY_FLAGS)
 
 
 def flags_of(text: str) -> set[str]:
