@@ -279,6 +279,22 @@ async def test_one_of_several_completions_is_found_by_the_id_of_all() -> None:
     assert (await call(app, "GET", path, headers={"authorization": "Bearer second-key"})).status == 404
 
 
+async def test_a_slow_client_of_another_api_process_is_explained(tmp_path: Path) -> None:
+    states = []
+    for index in range(2):
+        state = ready_state(engine := FakeEngineClient())
+        engine.last_steps = kept_steps()
+        state.peers = Peers(tmp_path, index, 2)
+        states.append(state)
+    states[1].slow_readers.note("mine", "", 2.5)
+    async with states[0].peers, states[1].peers:  # type: ignore[union-attr]
+        build_app(states[1])
+        app = build_app(states[0])
+        mine, other = [await call(app, "GET", f"/v1/requests/{name}/explanation") for name in ("mine", "other")]
+    assert mine.json()["facts"]["slow_client_ms"] == 2500.0
+    assert "slow_client_ms" not in other.json()["facts"]
+
+
 def behind_a_long_prompt(name: str) -> StepRecording:
     """A request of 8 tokens that waited for 16 tokens of another prompt in each of 12 steps."""
     steps, now_s = [], 10.0

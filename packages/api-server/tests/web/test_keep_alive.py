@@ -171,7 +171,7 @@ async def test_the_wait_for_a_slow_reader_is_measured_and_explained(monkeypatch:
     assert waited_s is not None
     assert waited_s >= 0.12
     found = Explanation(f"{slow}-0")
-    add_reader(found, state)
+    await add_reader(found, state)
     assert found.facts["slow_client_ms"] >= 120
     assert found.sentences[-1].endswith("until its client had read: a slow client.")
     monkeypatch.setattr("llmstack_server.web.answers.MIN_WAIT_S", waited_s + 60.0)

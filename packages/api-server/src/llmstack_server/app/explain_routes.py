@@ -6,11 +6,12 @@ import asyncio
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from llmstack_server.state.recent_prompts import RecentPrompts
+from llmstack_server.state.recent_prompts import MAX_ID_LENGTH, RecentPrompts
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, request_not_found, server_is_overloaded
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_ESTIMATES = 4
 MAX_CHARACTERS = 80
+# What API processes ask each other: how long a stream has waited for its client.
+READER_TOPIC: Final = "reader"
 _NUMBER: Final = re.compile(r"^\d+_")
 
 
@@ -30,6 +33,8 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
     """Adds the route, which needs the API key. Operators may ask for every request, others for their own."""
     estimating, num_estimates = asyncio.Lock(), 0
     prompts = _recent_prompts(state)
+    if state.peers is not None:
+        state.peers.add_topic(READER_TOPIC, lambda name: _reader_answer(state, name))
 
     @router.get("/v1/requests/{request_id}/explanation", responses=error_responses(404, 503))
     async def explanation(request_id: str, estimates: bool = False) -> Response:
@@ -44,7 +49,7 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
         if answer is None:
             raise HTTPError(request_not_found())
         found = await asyncio.to_thread(_explain, answer, tenant, state)
-        add_reader(found, state)
+        await add_reader(found, state)
         if prompts is not None:
             await _add_text(found, request_id, prompts, client.tenant, state)
         if estimates:
@@ -158,12 +163,19 @@ def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explana
     return explain(answer.log, answer.name, limits, None if tenant is None else is_shown)
 
 
-def add_reader(found: Explanation, state: ServerState) -> None:
+async def add_reader(found: Explanation, state: ServerState) -> None:
     """Adds how long the stream waited for its client, where that is known: it is no part of a step."""
     waited_s = state.slow_readers.waited_s(found.request_id)
+    if waited_s is None and len(found.request_id) <= MAX_ID_LENGTH:
+        answers = await state.ask_peers(f"{READER_TOPIC} {quote(found.request_id, safe='')}")
+        waited_s = max((answer for answer in answers if isinstance(answer, float)), default=None)
     if waited_s is not None:
         found.facts["slow_client_ms"] = round(1000 * waited_s, 1)
         found.sentences.append(f"Its stream waited {waited_s:.2f} s in all until its client had read: a slow client.")
+
+
+async def _reader_answer(state: ServerState, name: str) -> float | None:
+    return state.slow_readers.waited_s(unquote(name))
 
 
 def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
