@@ -24,7 +24,7 @@ pytestmark = [
 ]
 # In a process of its own: Ray and its loops do not end with a test.
 DRIVER = """
-import os, sys, threading, time
+import json, os, sys, threading, time
 import httpx, ray
 from ray import serve
 from deploy.ray_serve import app
@@ -38,10 +38,11 @@ is_over = threading.Event()
 
 def load(number):
     body = {"model": "llmstack-demo", "prompt": f"Stream {number}", "max_tokens": 60, "stream": True,
-            "ignore_eos": True}
+            "ignore_eos": True, "stream_options": {"include_usage": True}}
     while not is_over.is_set():
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=120) as answer:
-            texts.append((answer.status_code, sum(line.startswith("data: {") for line in answer.iter_lines())))
+            chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+            texts.append((answer.status_code, chunks[-1]["usage"]["completion_tokens"]))
 
 threads = [threading.Thread(target=load, args=(number,), daemon=True) for number in range(6)]
 for thread in threads:
@@ -56,7 +57,7 @@ is_over.set()
 for thread in threads:
     thread.join(120)
 print("replicas:", num_running)
-print("streams:", sorted(set(status for status, _ in texts)), min(count for _, count in texts) > 30)
+print("streams:", sorted(set(status for status, _ in texts)), set(count for _, count in texts) == {60})
 serve.shutdown()
 """
 
