@@ -137,6 +137,7 @@ def test_a_rank_chooses_a_gpu_where_the_model_is_on_one(
     found: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     config = ModelRunnerConfig("model", device=device, tensor_parallel_size=2)
     segments = RankSegments(-1, -1, -1, 0)
