@@ -22,13 +22,13 @@ from llmstack_llm.offline.keywords import own_options
 from llmstack_llm.offline.llm_engine import LLMEngine
 from llmstack_llm.offline.pooling import OfflinePooling
 from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, one_each, priority_list, prompt_list
+from llmstack_llm.offline.tokenizer import OfflineTokenizer
 from llmstack_llm.outputs.metrics import Metric, MetricsKeeper
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.outputs.stats import StatLogger
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, PromptInput, RenderedPrompt
-from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -220,11 +220,11 @@ class LLM(OfflinePooling):
             to_beam_search_output(output, self._prompt_text(output)) for output in self._complete(admitted, use_tqdm)
         ]
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer; raises InvalidRequestError where there is none."""
         if self.llm_engine.tokenizer is None:
             raise request_errors.unsupported_value("prompt", "there is no tokenizer (skip_tokenizer_init)")
-        return self.llm_engine.tokenizer
+        return OfflineTokenizer(self.llm_engine.tokenizer, self._render_all)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults (`generation_config.json`) over vLLM's."""
