@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import pytest
+from engine_core_helpers.small_cores import LIMITS, add, added_during_a_step, build, run
 
-from llmstack_core_scheduler import SchedulerConfig
-from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
-from llmstack_engine_core.commands.explain import ExplainCommand
+from llmstack_engine_core import EngineCore
 from llmstack_engine_core.explain import Explanation, Limits, UnknownRequestError, explain
 from llmstack_engine_core.explain.explanation import FOREIGN
-from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
-from llmstack_engine_core.step_log import RecordedRun
-from llmstack_engine_core.step_log.decisions import DecisionHash
-from llmstack_engine_core.step_log.encoding import encode_header, put_checkpoint
-from llmstack_engine_core.step_log.packing import pack, unpack
-from llmstack_engine_core.step_log.records import Checkpoint
 from llmstack_types import (
-    EngineCoreRequest,
-    ModelRunnerConfig,
     RequestEvent,
     RequestStatus,
-    SamplingParams,
     ScheduledRequest,
     SchedulerStats,
     StepPhases,
     StepRecord,
     StepRecording,
 )
-
-LIMITS: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 16}
-
-
-def build(num_blocks: int = 64, **changes: int) -> EngineCore:
-    limits = LIMITS | changes
-    config = EngineConfig(
-        ModelRunnerConfig("echo", block_size=4, **limits), runner="echo", scheduler=SchedulerConfig(**limits),
-        num_blocks=num_blocks,
-    )  # fmt: skip
-    return build_engine_core(config)
-
-
-def add(core: EngineCore, name: str, num_tokens: int, max_tokens: int = 4, first: int = 1, **values: Any) -> None:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    core.add_request(EngineCoreRequest(name, [first, *range(2, num_tokens + 1)], params, **values))
-
-
-def logged_core(path: Path) -> EngineCore:
-    config = EngineConfig(
-        ModelRunnerConfig("echo", block_size=4, **LIMITS), runner="echo", scheduler=SchedulerConfig(**LIMITS),
-        num_blocks=64, record_steps=str(path),
-    )  # fmt: skip
-    return build_engine_core(config)
-
-
-def run(core: EngineCore) -> None:
-    while core.has_unfinished_requests():
-        core.step()
 
 
 def explained(core: EngineCore, name: str, **changes: int) -> Explanation:
@@ -91,17 +45,6 @@ def test_a_long_prompt_ahead_is_named() -> None:
     found = explained(core, "r")
     assert (found.facts["queue_cause"], found.facts["queued_behind"]) == ("token budget", "long")
     assert "others used all 16 tokens of each step" in " ".join(found.sentences)
-
-
-def added_during_a_step(core: EngineCore, arrival_s: Callable[[StepRecord], float]) -> tuple[StepRecord, float]:
-    """Adds `r`, which came at `arrival_s` of the step that has just ended; returns that step and when `r` came."""
-    add(core, "long", 12)
-    core.step()
-    (step,) = core.recent_steps(0).steps
-    add(core, "r", 8, first=99, arrival_time_s=arrival_s(step))
-    (came_s,) = (one.time_s for one in core.recent_steps(0).events if one[:2] == ("r", RequestStatus.WAITING))
-    run(core)
-    return step, came_s
 
 
 def test_the_step_during_which_a_request_came_is_part_of_its_wait() -> None:
@@ -269,130 +212,23 @@ def test_what_a_waiting_request_sees_of_others_has_no_length_or_count_of_theirs(
     own, all_ = (explain(log, "r", limits, is_shown) for is_shown in (lambda name: name == "r", None))
     assert all_.facts["queued_behind_tokens"] == 71  # 16 were computed before
     assert own.facts["queued_behind_tokens"] == 128
-    assert "71" not in " ".join(own.sentences)
+    assert "71 prompt tokens" not in " ".join(own.sentences)
     assert own.facts["queue_cause"] == all_.facts["queue_cause"] == "blocks"
     assert "needed and fewer were free" in " ".join(own.sentences)
+
+
+def test_the_steps_of_another_keys_request_are_no_length_of_it() -> None:
+    core = build(max_num_seqs=1)
+    add(core, "foreign", 4, max_tokens=13)
+    core.step()
+    add(core, "r", 4, first=99)
+    run(core)
+    limits = Limits(1, LIMITS["max_num_batched_tokens"])
+    own, all_ = (explain(core.recent_steps(0), "r", limits, is_shown) for is_shown in (lambda name: name == "r", None))
+    assert "Meanwhile 1 other request had a part in the steps, most of all foreign in 12 steps." in all_.sentences
+    assert f"Meanwhile 1 other request had a part in the steps, most of all {FOREIGN}." in own.sentences
 
 
 def test_a_request_that_is_not_there_is_unknown() -> None:
     with pytest.raises(UnknownRequestError):
         explain(StepRecording(0.0, (), ()), "r")
-
-
-def command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    made = ExplainCommand()
-    made.add_arguments(parser)
-    return made.run(parser.parse_args(arguments))
-
-
-def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    core = logged_core(log := tmp_path / "steps.log")
-    add(core, "long", 90)
-    core.step()
-    add(core, "r-0", 8, first=99)
-    run(core)
-    core.shutdown()
-    assert command("r", "--log", str(log), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    facts = found["facts"]
-    assert (found["id"], facts["queue_cause"], facts["queued_behind"]) == ("r-0", "token budget", "long")
-    assert command("r", "--log", str(log)) == 0
-    assert "others used all 16 tokens of each step" in capsys.readouterr().out
-    assert command("missing", "--log", str(log)) == 1
-    assert "has no request 'missing'" in capsys.readouterr().err
-    log.write_bytes(b"no log")
-    assert command("r", "--log", str(log)) == 1
-    assert "is no log of steps" in capsys.readouterr().err
-
-
-def test_a_log_has_the_step_during_which_a_request_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    core = logged_core(log := tmp_path / "steps.log")
-    _, came_s = added_during_a_step(core, lambda step: step.start_s + 1e-5)
-    waited_s = next(one.start_s for one in core.recent_steps(0).steps if one.stats.step == 2) - came_s
-    core.shutdown()
-    assert command("r", "--log", str(log), "--json") == 0
-    facts = json.loads(capsys.readouterr().out)["facts"]
-    assert (facts["queue_cause"], facts["queued_behind"]) == ("step", "long")
-    assert facts["queue_ms"] == pytest.approx(1000 * waited_s, abs=0.2)
-
-
-def test_what_another_engine_core_had_generated_is_no_prompt(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    core = logged_core(log := tmp_path / "steps.log")
-    add(core, "r", 8, max_tokens=9, output_token_ids=(5, 6, 7))
-    add(core, "other", 8, first=99)
-    run(core)
-    decoded = decode_recent_steps(unpack(pack(encode_recent_steps(core.recent_steps(0))), list))
-    assert decoded.resumed_tokens == {"r": 3}
-    found = explain(decoded, "r")
-    assert (found.facts["prompt_tokens"], found.facts["resumed_tokens"]) == (8, 3)
-    text = " ".join(found.sentences)
-    assert "Another engine core had generated 3 tokens of its answer before: what follows is of the time since." in text
-    assert "The prefix cache held nothing of its prompt and these of 11 tokens. What it did not hold was" in text
-    assert "resumed_tokens" not in explain(decoded, "other").facts
-    core.shutdown()
-    assert command("r", "--log", str(log), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["facts"]["resumed_tokens"] == 3
-
-
-def test_a_log_explains_the_last_of_several_completions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    core = logged_core(log := tmp_path / "steps.log")
-    for index, max_tokens in enumerate((4, 9, 6)):
-        add(core, f"{index}_r-0", 8, max_tokens, fork_of="0_r-0" if index else "")
-    run(core)
-    core.shutdown()
-    assert command("r", "--log", str(log), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["id"], sorted(found["facts"]["parts"])) == ("1_r-0", ["0_r-0", "1_r-0", "2_r-0"])
-    assert found["sentences"][0].startswith("It was computed as 3 requests, ")
-
-
-@pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:1"])
-def test_a_server_that_is_not_there_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("r", "--url", url) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def recorded_log(path: Path) -> Path:
-    core = logged_core(path)
-    for number in range(8):
-        add(core, f"r{number}", 8, max_tokens=40, first=number + 50)
-        run(core)
-    core.shutdown()
-    return path
-
-
-def test_a_damaged_log_is_used_up_to_its_last_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = recorded_log(tmp_path / "steps.log")
-    data = bytearray(log.read_bytes())
-    data[data.index(b"r5") + 10] ^= 1
-    log.write_bytes(data)
-    assert command("r4", "--log", str(log), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert 0 < found["facts"]["damaged_at"] < len(data)
-    assert f"damaged after byte {found['facts']['damaged_at']}" in " ".join(found["sentences"])
-    assert command("r7", "--log", str(log)) == 1
-    assert f"damaged after byte {found['facts']['damaged_at']}, and does not prove what" in capsys.readouterr().err
-    assert command("r0", "--log", str(log)) == 0
-    assert "damaged" not in capsys.readouterr().out
-
-
-def test_a_log_that_other_packages_decided_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = recorded_log(tmp_path / "steps.log")
-    data = log.read_bytes()
-    run = RecordedRun(data)
-    header = encode_header(replace(run.header, scheduler={**run.header.scheduler, "max_num_batched_tokens": 7}))
-    old_header = encode_header(run.header)
-    assert data.startswith(bytes(old_header))
-    first = Checkpoint(0, DecisionHash().digest())
-    put_checkpoint(old_header, first)
-    put_checkpoint(header, first)
-    assert data.startswith(bytes(old_header))
-    log.write_bytes(bytes(header) + data[len(old_header) :])
-    assert command("r0", "--log", str(log)) == 1
-    error = capsys.readouterr().err
-    assert "step" in error
-    assert "; it was made by " in error
-    assert f"llmstack-engine-core {run.header.versions['llmstack-engine-core']}" in error

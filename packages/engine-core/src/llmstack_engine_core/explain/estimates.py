@@ -76,7 +76,7 @@ def _estimate(
     try:
         model = model_of_steps(log.steps)
     except SimulationError:
-        return "the steps are too few for a cost model"
+        return "too few steps were measured"
     measured, num_left = _measured(log, workload), work.num_left
     try:
         unchanged = run_again(workload, scheduler, cache, model, work)

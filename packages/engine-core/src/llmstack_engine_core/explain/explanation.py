@@ -147,7 +147,8 @@ def _queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     elif others:
         name, num_steps = _longest(history, steps)
         facts["queued_behind"] = name
-        most = f"{name} in {to_count(num_steps, 'step')}"
+        # A decode gets a token in each step, so that their number is a length.
+        most = name if name == FOREIGN else f"{name} in {to_count(num_steps, 'step')}"
         yield f"Meanwhile {to_count(len(others), 'other request')} had a part in the steps, most of all {most}."
 
 

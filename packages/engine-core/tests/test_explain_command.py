@@ -1,0 +1,139 @@
+"""`llmstack explain`, from a log and from a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine_core_helpers.small_cores import add, added_during_a_step, logged_core, run
+
+from llmstack_engine_core.commands.explain import ExplainCommand
+from llmstack_engine_core.explain import explain
+from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
+from llmstack_engine_core.step_log import RecordedRun
+from llmstack_engine_core.step_log.decisions import DecisionHash
+from llmstack_engine_core.step_log.encoding import encode_header, put_checkpoint
+from llmstack_engine_core.step_log.packing import pack, unpack
+from llmstack_engine_core.step_log.records import Checkpoint
+
+
+def command(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    made = ExplainCommand()
+    made.add_arguments(parser)
+    return made.run(parser.parse_args(arguments))
+
+
+def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    add(core, "long", 90)
+    core.step()
+    add(core, "r-0", 8, first=99)
+    run(core)
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    facts = found["facts"]
+    assert (found["id"], facts["queue_cause"], facts["queued_behind"]) == ("r-0", "token budget", "long")
+    assert command("r", "--log", str(log)) == 0
+    assert "others used all 16 tokens of each step" in capsys.readouterr().out
+    assert command("missing", "--log", str(log)) == 1
+    assert "has no request 'missing'" in capsys.readouterr().err
+    log.write_bytes(b"no log")
+    assert command("r", "--log", str(log)) == 1
+    assert "is no log of steps" in capsys.readouterr().err
+
+
+def test_a_log_has_the_step_during_which_a_request_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    _, came_s = added_during_a_step(core, lambda step: step.start_s + 1e-5)
+    waited_s = next(one.start_s for one in core.recent_steps(0).steps if one.stats.step == 2) - came_s
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert (facts["queue_cause"], facts["queued_behind"]) == ("step", "long")
+    assert facts["queue_ms"] == pytest.approx(1000 * waited_s, abs=0.2)
+
+
+def test_what_another_engine_core_had_generated_is_no_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    add(core, "r", 8, max_tokens=9, output_token_ids=(5, 6, 7))
+    add(core, "other", 8, first=99)
+    run(core)
+    decoded = decode_recent_steps(unpack(pack(encode_recent_steps(core.recent_steps(0))), list))
+    assert decoded.resumed_tokens == {"r": 3}
+    found = explain(decoded, "r")
+    assert (found.facts["prompt_tokens"], found.facts["resumed_tokens"]) == (8, 3)
+    text = " ".join(found.sentences)
+    assert "Another engine core had generated 3 tokens of its answer before: what follows is of the time since." in text
+    assert "The prefix cache held nothing of its prompt and these of 11 tokens. What it did not hold was" in text
+    assert "resumed_tokens" not in explain(decoded, "other").facts
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["resumed_tokens"] == 3
+
+
+def test_a_log_explains_the_last_of_several_completions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    for index, max_tokens in enumerate((4, 9, 6)):
+        add(core, f"{index}_r-0", 8, max_tokens, fork_of="0_r-0" if index else "")
+    run(core)
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["id"], sorted(found["facts"]["parts"])) == ("1_r-0", ["0_r-0", "1_r-0", "2_r-0"])
+    assert found["sentences"][0].startswith("It was computed as 3 requests, ")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:1"])
+def test_a_server_that_is_not_there_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("r", "--url", url) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def recorded_log(path: Path) -> Path:
+    core = logged_core(path)
+    for number in range(8):
+        add(core, f"r{number}", 8, max_tokens=40, first=number + 50)
+        run(core)
+    core.shutdown()
+    return path
+
+
+def test_a_damaged_log_is_used_up_to_its_last_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = recorded_log(tmp_path / "steps.log")
+    data = bytearray(log.read_bytes())
+    data[data.index(b"r5") + 10] ^= 1
+    log.write_bytes(data)
+    assert command("r4", "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["facts"]["damaged_at"] < len(data)
+    assert f"damaged after byte {found['facts']['damaged_at']}" in " ".join(found["sentences"])
+    assert command("r7", "--log", str(log)) == 1
+    assert f"damaged after byte {found['facts']['damaged_at']}, and does not prove what" in capsys.readouterr().err
+    assert command("r0", "--log", str(log)) == 0
+    assert "damaged" not in capsys.readouterr().out
+
+
+def test_a_log_that_other_packages_decided_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = recorded_log(tmp_path / "steps.log")
+    data = log.read_bytes()
+    run = RecordedRun(data)
+    header = encode_header(replace(run.header, scheduler={**run.header.scheduler, "max_num_batched_tokens": 7}))
+    old_header = encode_header(run.header)
+    assert data.startswith(bytes(old_header))
+    first = Checkpoint(0, DecisionHash().digest())
+    put_checkpoint(old_header, first)
+    put_checkpoint(header, first)
+    assert data.startswith(bytes(old_header))
+    log.write_bytes(bytes(header) + data[len(old_header) :])
+    assert command("r0", "--log", str(log)) == 1
+    error = capsys.readouterr().err
+    assert "step" in error
+    assert "; it was made by " in error
+    assert f"llmstack-engine-core {run.header.versions['llmstack-engine-core']}" in error
