@@ -67,6 +67,26 @@ def test_completions_added_together_share_the_full_blocks_in_the_first_step():
     assert rig.answers["a"] == rig.answers["b"] == continuation(PROMPT, 6)
 
 
+def test_a_beam_that_waits_for_its_turn_has_its_copies_before_others_get_the_blocks():
+    rig = Rig(num_blocks=10, pipeline_parallel_size=2)
+    for request_id in ("x", "y", "parent"):
+        rig.add(request_id)
+    rig.step()
+    text = [*PROMPT, 7]
+    assert rig.scheduler.fork_request("parent", EngineCoreRequest("child", text, SamplingParams(max_tokens=3))) == 10
+    rig.scheduler.abort_requests(["parent"])
+    rig.add("new", prompt_token_ids=[1, 2, 3], max_tokens=1)
+    scheduled = rig.step()  # a stage takes two of three requests, and the new one
+    assert rows_of(scheduled) == {"x": (10, 1), "y": (10, 1), "new": (0, 3)}
+    assert len(scheduled.block_copies) == 1
+    rig.scheduler.abort_requests(["x", "y"])
+    scheduled = rig.step()
+    assert rows_of(scheduled) == {"child": (10, 1)}
+    assert scheduled.block_copies == []
+    rig.finish()
+    assert rig.answers["child"] == continuation(text, 3)
+
+
 def test_a_completion_copies_no_block_that_its_parent_has_found_in_the_same_step():
     rig = Rig(manager=FakeKVCacheManager)
     output = continuation(PROMPT, 4)

@@ -11,17 +11,19 @@ from llmstack_types import RequestStatus
 class Forking:
     """Forks that the runner does not know yet.
 
-    They run from the moment of the fork, so that their parent may end before the next step. In that step each is either
-    introduced to the runner or preempted.
+    They run from the moment of the fork, so that their parent may end before the next step. That step makes their
+    copies, since the parent's blocks may be another's in it. Each is introduced to the runner with its first row: in
+    that step too, unless it is preempted or has to wait for its turn, as with several stages.
 
     Attributes:
         num_forks: Counter of requests that began with another's blocks.
+        request_id_to_copies: The forks, and the copies that are still to be made for each.
     """
 
     def __init__(self, manager: KVCacheManager) -> None:
         self.num_forks = 0
+        self.request_id_to_copies: dict[str, list[tuple[int, int]]] = {}
         self._manager = manager
-        self._request_id_to_copies: dict[str, list[tuple[int, int]]] = {}
 
     def fork(self, parent: Request, child: Request) -> int:
         """Gives the child what it has in common with the parent; the number of tokens, 0 where there is no room."""
@@ -31,27 +33,31 @@ class Forking:
         copies = self._manager.fork(parent.request_id, child.request_id, num_tokens)
         if copies is None:
             return 0
-        self._request_id_to_copies[child.request_id] = copies
+        self.request_id_to_copies[child.request_id] = copies
         # `num_slots` stays 0, so that the child asks for room in its first step and is introduced then.
         child.change_status(RequestStatus.RUNNING)
         child.num_computed_tokens = child.num_cached_tokens = num_tokens
         self.num_forks += 1
         return num_tokens
 
+    def copy(self, plan: StepPlan) -> None:
+        """Makes all copies in the step, before it allocates a block."""
+        for request_id, copies in self.request_id_to_copies.items():
+            plan.block_copies += copies
+            self.request_id_to_copies[request_id] = []
+
     def introduce(self, child: Request, plan: StepPlan) -> list[int] | None:
         """The whole table of a fork that the runner does not know yet; None for any other request."""
-        copies = self._request_id_to_copies.pop(child.request_id, None)
-        if copies is None:
+        if self.request_id_to_copies.pop(child.request_id, None) is None:
             return None
         plan.introduce(child)
-        plan.block_copies += copies
         block_ids = self._manager.block_table(child.request_id)
         child.num_slots = len(block_ids) // self._manager.num_groups * self._manager.block_size
         return block_ids
 
     def forget(self, request_id: str) -> bool:
         """Drops a fork that the runner does not know, which then never will; False for any other request."""
-        return self._request_id_to_copies.pop(request_id, None) is not None
+        return self.request_id_to_copies.pop(request_id, None) is not None
 
     def _num_common_tokens(self, parent: Request, child: Request) -> int:
         limit = min(parent.num_computed_tokens, len(parent.token_ids), len(child.token_ids) - 1)
@@ -59,6 +65,6 @@ class Forking:
         num_tokens = limit
         if ours != theirs:
             num_tokens = next(index for index in range(limit) if ours[index] != theirs[index])
-        if parent.request_id in self._request_id_to_copies:  # what it has begun is still to be copied itself
+        if self.request_id_to_copies.get(parent.request_id):  # what it has begun is still to be copied itself
             return num_tokens // self._manager.block_size * self._manager.block_size
         return num_tokens

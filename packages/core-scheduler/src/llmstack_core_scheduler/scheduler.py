@@ -149,6 +149,8 @@ class Scheduler(PrefixTransfer):
         if self._config.has_small_steps:
             self._size_steps()
         plan = StepPlan(self._config, len(self.running.requests), self._stage_tokens)
+        if self._forking.request_id_to_copies:
+            self._forking.copy(plan)
         if self._has_windows:
             self._free_passed_blocks()
         self._schedule_running(plan)
@@ -265,8 +267,7 @@ class Scheduler(PrefixTransfer):
             if victim is request:
                 return None
         request.num_slots += self._needs.num_slots(new_block_ids)
-        block_ids = self._forking.introduce(request, plan)
-        return new_block_ids if block_ids is None else block_ids
+        return self._forking.introduce(request, plan) or new_block_ids
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         self.running.remove(victim)
@@ -339,10 +340,9 @@ class Scheduler(PrefixTransfer):
         self._step += 1
         self._steps_under_way[self._step] = StepUnderWay(plan.requests, now_s, plan.num_left_tokens)
         removed_request_ids, self._removed_request_ids = self._removed_request_ids, []
-        scheduled = plan.finish(self._step, removed_request_ids)
         self._preemptor.num_swapped_in_blocks += len(plan.swap_ins)
         self._forking.num_forks += plan.num_forks
-        return scheduled
+        return plan.finish(self._step, removed_request_ids)
 
     def _update_row(
         self, row: ScheduledRequest, request: Request, sampled_ids: list[int], output: ModelRunnerOutput, step: int

@@ -68,7 +68,7 @@ def take_snapshot(scheduler: Scheduler) -> tuple[State, list[EngineCoreRequest]]
         ],
         "costs": [policy.token_s, policy.block_s] if isinstance(policy, CheapestPreemption) else [],
         "num_forks": scheduler._forking.num_forks,
-        "forks": [(name, copies.copy()) for name, copies in scheduler._forking._request_id_to_copies.items()],
+        "forks": [(name, copies.copy()) for name, copies in scheduler._forking.request_id_to_copies.items()],
         "drafting": _drafting_state(scheduler._drafting),
     }  # fmt: skip
     return state, [request.arrival for request in requests.values()]
@@ -205,7 +205,7 @@ def _restore_parts(scheduler: Scheduler, state: State) -> None:
     if isinstance(policy, CheapestPreemption):
         policy.token_s, policy.block_s = state["costs"]
     forking.num_forks = state["num_forks"]
-    forking._request_id_to_copies = {name: [(a, b) for a, b in copies] for name, copies in state["forks"]}
+    forking.request_id_to_copies = {name: [(a, b) for a, b in copies] for name, copies in state["forks"]}
     drafting.num_drafts, drafting.num_draft_tokens, num_accepted, indexed, rates = state["drafting"]
     drafting.num_accepted = list(num_accepted)
     source, lengths = drafting._source, drafting._lengths
