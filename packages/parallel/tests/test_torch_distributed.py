@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -108,6 +109,16 @@ def test_a_group_over_nccl_is_left_without_the_ranks_that_may_have_ended(monkeyp
     monkeypatch.setattr(dist, "destroy_process_group", lambda: group.calls.append("destroy"))
     NcclCollectives(group, Patience(600), is_ordered=False).leave()  # type: ignore[arg-type]
     assert group.calls == ["abort", "destroy"]  # without the first, the second waits for all ranks
+
+
+def test_a_group_over_gloo_ends_before_the_process_does() -> None:
+    """What still has threads at the end of a process aborts it."""
+    group = Group(2)
+    reference = weakref.ref(group)
+    collectives = GlooCollectives(group, Patience(600))  # type: ignore[arg-type]
+    del group
+    collectives.leave()
+    assert reference() is None
 
 
 def test_a_rank_over_nccl_connects_its_own_gpu_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ class TorchCollectives(ABC):
     def leave(self) -> None:
         """Leaves torch.distributed; the other ranks may have ended."""
         leave()
+        del self._group  # its threads end with it; the end of the process would be too late, and an abort
 
     @abstractmethod
     def _finish(self, start: Callable[[], dist.Work | None]) -> None:
@@ -220,6 +221,10 @@ class TorchLinks:
     def receive_again(self) -> None:
         """Does nothing: an attempt to capture these calls ends before they are made."""
 
+    def close(self) -> None:
+        """Drops what is under way."""
+        self._sends.clear()
+
     @contextlib.contextmanager
     def _limited(self) -> Iterator[timedelta]:
         """How long a wait may take. gloo gives up a connection after that, so nothing can wait for shorter times."""
@@ -254,6 +259,8 @@ class TorchExchange:
         if f"{backend.upper()}_SOCKET_IFNAME" not in os.environ:
             set_interface(backend, _LOOPBACK)
         join(backend, FileStore(str(directory / "ranks"), topology.num_ranks), rank, topology.num_ranks, timeout_s)
+        stage, place = topology.stage(rank), topology.place(rank)
+        self._links = TorchLinks(topology.rank(stage - 1, place), topology.rank(stage + 1, place), patience)
         self._collectives: TorchCollectives | None = None
         if topology.tensor_parallel_size > 1:
             group = _stage_group(topology, rank, timeout_s)
@@ -262,14 +269,13 @@ class TorchExchange:
     def sharding(self, *, is_expert_parallel: bool) -> Sharding:
         """The rank's part of a model."""
         topology, rank = self._topology, self._rank
-        stage, place = topology.stage(rank), topology.place(rank)
         return Sharding(
-            rank=place,
+            rank=topology.place(rank),
             size=topology.tensor_parallel_size,
             collectives=self._collectives,
-            stage=stage,
+            stage=topology.stage(rank),
             num_stages=topology.pipeline_parallel_size,
-            links=TorchLinks(topology.rank(stage - 1, place), topology.rank(stage + 1, place), self._patience),
+            links=self._links,
             is_expert_parallel=is_expert_parallel,
         )
 
@@ -291,6 +297,7 @@ class TorchExchange:
 
     def close(self) -> None:
         """Leaves the groups of torch.distributed."""
+        self._links.close()
         if self._collectives is None:
             leave()
         else:
