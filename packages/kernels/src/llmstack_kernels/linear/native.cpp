@@ -31,16 +31,18 @@ constexpr bool kWidensOnce = true;
 #endif
 constexpr int64_t kDirectRows = 4 * kTileRows;
 
-// Weights of some columns as floats: [inputs, kTileVectors].
+// Weights of some columns as floats: [inputs, kTileVectors], kStep<T> inputs at a time.
+template <class T>
 struct WideColumns {
   using Weight = float;
-  static constexpr int kInputs = 1;
+  static constexpr int kInputs = kStep<T>;
   const Floats* columns;
-  int first_vector;
 
-  Column<float> column(int64_t input, int vector) const {
-    return {columns[input * kTileVectors + vector - first_vector]};
-  }
+  struct Step {
+    const Floats* first;
+    Floats part(int index) const { return first[index * kTileVectors]; }
+  };
+  Step column(int64_t step, int vector) const { return {columns + step * kInputs * kTileVectors + vector}; }
 };
 
 template <class T>
@@ -57,11 +59,11 @@ void multiply_widened(const LinearCall<T>& call, const typename PlainWeights<T>:
         for (int i = 0; i < kStep<T>; ++i) columns[i * kTileVectors + v] = column.part(i);
       }
     }
-    const WideColumns wide{memory.data(), vector};
+    const WideColumns<T> wide{memory.data()};
     const auto place = panel.place.template part_of_next<kVectors / kTileVectors>(vector / kTileVectors);
     for_each_pass<kTileRows, kTileVectors, kTileVectors, true>(
-        place, inputs, first_row, end, [&](auto rows, auto vectors, int64_t row, int, auto ahead) {
-          multiply_tile<rows, vectors>(call, wide, row, first_column, vector, ahead);
+        place, call.steps, first_row, end, [&](auto rows, auto vectors, int64_t row, int, auto ahead) {
+          multiply_tile<rows, vectors>(call, wide, row, first_column + vector * kLanes, 0, ahead);
         });
   }
 }

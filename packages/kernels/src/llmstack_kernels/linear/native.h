@@ -12,107 +12,12 @@
 
 #include "../native/elementwise.h"
 #include "../native/rows.h"
+#include "native_operands.h"
 
 namespace llmstack {
 
-constexpr int kPanel = 64;  // output columns of a panel
-constexpr int kVectors = kPanel / kLanes;
-
 // Below this many products a second thread costs more than it does.
 constexpr int64_t kSerialProducts = 32768;
-
-// Inputs that one instruction takes.
-template <class T>
-constexpr int kStep = 1;
-template <>
-constexpr int kStep<BFloat16> = 2;
-
-template <class T>
-constexpr int64_t num_steps(int64_t in_features) {
-  return (in_features + kStep<T> - 1) / kStep<T>;
-}
-
-inline int64_t num_panels(int64_t out_features) {
-  return (out_features + kPanel - 1) / kPanel;
-}
-
-// What products are made of: bfloat16 where the processor multiplies it, else floats, to which inputs are widened.
-template <class T>
-struct OperandOf {
-  using Type = float;
-};
-
-// Inputs of a step that are multiplied one after the other.
-template <class T>
-constexpr int kParts = kStep<T>;
-
-// One part of a step's inputs of a row in every lane, that part of the weights of kLanes columns, and their products.
-struct Input {
-  Floats value;
-  explicit Input(const float* x) : value(broadcast(*x)) {}
-};
-inline Floats add_product(Floats sum, Input x, Floats w) {
-  return multiply_add(x.value, w, sum);
-}
-
-template <class T>
-struct Column {
-  Floats value;
-  Floats part(int) const { return value; }
-};
-template <class T>
-inline Column<T> load_column(const T* packed) {
-  return {load(packed)};
-}
-
-#if defined(__AVX512BF16__)
-template <>
-struct OperandOf<BFloat16> {
-  using Type = BFloat16;
-};
-template <>
-constexpr int kParts<BFloat16> = 1;
-
-struct InputPair {
-  __m512i pair;
-  explicit InputPair(const BFloat16* x) {
-    int32_t bits;
-    std::memcpy(&bits, x, sizeof(bits));
-    pair = _mm512_set1_epi32(bits);
-  }
-};
-inline Floats add_product(Floats sum, InputPair x, __m512i w) {
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x.pair, (__m512bh)w);
-}
-template <>
-struct Column<BFloat16> {
-  __m512i pairs;
-  __m512i part(int) const { return pairs; }
-};
-inline Column<BFloat16> load_column(const BFloat16* packed) {
-  return {_mm512_loadu_si512(packed)};
-}
-inline InputPair input_of(const BFloat16* x) {
-  return InputPair(x);
-}
-#else
-template <>
-struct Column<BFloat16> {
-  Floats even, odd;
-  Floats part(int index) const { return index == 0 ? even : odd; }
-};
-inline Column<BFloat16> load_column(const BFloat16* packed) {
-  Words pairs;
-  std::memcpy(&pairs, packed, sizeof(pairs));
-  return {bits_as<Floats>(pairs << 16), bits_as<Floats>(pairs & 0xffff0000u)};
-}
-#endif
-inline Input input_of(const float* x) {
-  return Input(x);
-}
-
-template <class T>
-using Operand = typename OperandOf<T>::Type;
 
 // What is prefetched while a tile is computed. Where a panel is passed over once, that is its own memory. Else each pass
 // prefetches a share of the thread's next panel: so memory is read during all passes, not in the first one alone.
@@ -138,6 +43,15 @@ constexpr int kSingleLevel = 1;
 // With more passes, reading takes so little of the time that a second panel in the cache costs more.
 constexpr int64_t kManyPasses = 8;
 
+// Steps of a panel that several tiles take one after the other: a stretch, whose weights the first-level cache holds.
+constexpr int64_t kStretchSteps = 64;
+constexpr int64_t kStretchAheadBytes = 16384;
+#if defined(__AVX512F__)
+constexpr int64_t kStretchRows = 15;  // more rows compute so long that whole passes hide the reads, too
+#else
+constexpr int64_t kStretchRows = 0;  // with smaller registers a few rows do
+#endif
+
 // The memory of a panel, and the distance to the one that this thread is likely to compute next.
 template <int kStepBytes>
 struct Place {
@@ -161,6 +75,12 @@ struct Place {
   template <int kShare>
   Ahead<(kStepBytes / kShare + 63) / 64, 2> next(int64_t pass, int64_t passes, int64_t steps) const {
     return {start + distance + bytes / passes * pass, (bytes / passes + steps - 1) / steps};
+  }
+  // For one of the passes that share a stretch. At the end of the panel, from the thread's next one.
+  Ahead<(kStepBytes / 2 + 63) / 64, 1> part_of_stretch(int64_t pass, int64_t passes, int64_t step) const {
+    const int64_t offset = step * kStepBytes + kStretchAheadBytes;
+    const uint8_t* from = start + offset + (offset < bytes ? 0 : distance - bytes);
+    return {from + kStretchSteps * kStepBytes / passes * pass, kStepBytes / passes};
   }
 };
 
@@ -200,24 +120,45 @@ struct LinearCall {
   int64_t operand_stride = 0;
 };
 
+// Lanes of a vector of columns that exist.
+template <class T>
+inline int lanes_of(const LinearCall<T>& call, int64_t column) {
+  const int64_t width = call.out_features - column;
+  return width < kLanes ? static_cast<int>(width) : kLanes;
+}
+
 template <class Out, class T>
-void store_as(const LinearCall<T>& call, int64_t at, int n, Floats sums) {
+inline void store_as(const LinearCall<T>& call, int64_t at, int n, Floats sums) {
   if (call.residual) sums = sums + load_some(static_cast<const Out*>(call.residual) + at, n);
   store_some(static_cast<Out*>(call.out) + at, sums, n);
 }
 
+// Stores what a tile has summed up, `vectors` vectors of each row. (Not inlined, and each kind of work in a loop of its own,
+// so that what a call asks for is looked up once per tile.)
 template <class T>
-void store_sums(const LinearCall<T>& call, int64_t row, int64_t column, Floats sums) {
-  const int64_t width = call.out_features - column;
-  const int n = width < kLanes ? static_cast<int>(width) : kLanes;
-  if (call.bias) sums = sums + load_some(call.bias + column, n);
-  if (call.activation != Activation::kNone) sums = activate(sums, call.activation);
-  const int64_t at = row * call.out_features + column;
-  if (call.is_out_float) {
-    store_as<float>(call, at, n, sums);
-  } else {
-    store_as<T>(call, at, n, sums);
+__attribute__((noinline)) void store_sums(const LinearCall<T>& call, int64_t first_row, int rows, int64_t first_column,
+                                          int vectors, Floats* sums) {
+  if (call.bias) {
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t column = first_column + v * kLanes;
+      if (column >= call.out_features) break;
+      const Floats bias = load_some(call.bias + column, lanes_of(call, column));
+      for (int r = 0; r < rows; ++r) sums[r * vectors + v] += bias;
+    }
   }
+  activate_all(sums, rows * vectors, call.activation);
+  const auto store = [&](auto* out) {
+    using Out = std::remove_pointer_t<decltype(out)>;
+    for (int r = 0; r < rows; ++r) {
+      const int64_t row = (first_row + r) * call.out_features;
+      for (int v = 0; v < vectors; ++v) {
+        const int64_t column = first_column + v * kLanes;
+        if (column >= call.out_features) break;
+        store_as<Out>(call, row + column, lanes_of(call, column), sums[r * vectors + v]);
+      }
+    }
+  };
+  call.is_out_float ? store(static_cast<float*>(nullptr)) : store(static_cast<T*>(nullptr));
 }
 
 // Sums over steps of `Panel::kInputs` inputs. Their parts come one after the other, which takes fewer registers.
@@ -254,12 +195,8 @@ struct Tile {
   }
 
   template <class T>
-  void store(const LinearCall<T>& call, int64_t row, int64_t first_column, int first_vector) const {
-    for (int v = 0; v < kColumnVectors; ++v) {
-      const int64_t column = first_column + (first_vector + v) * kLanes;
-      if (column >= call.out_features) return;
-      for (int r = 0; r < kRows; ++r) store_sums(call, row + r, column, sums[r][v]);
-    }
+  void store(const LinearCall<T>& call, int64_t row, int64_t first_column, int first_vector) {
+    store_sums(call, row, kRows, first_column + first_vector * kLanes, kColumnVectors, &sums[0][0]);
   }
 };
 
@@ -288,6 +225,14 @@ constexpr int kTallRows = kTileRows, kTallVectors = kTileVectors;
 constexpr int64_t kTallInputs = 4096;  // with more, the rows of a tall tile take too much of the second-level cache
 constexpr int kWideVectors = kVectors < 8 ? kVectors : 8;  // of a tile with one row
 
+// Calls `work` with the number of a tile's rows as a constant.
+template <int kMaxRows, class Work>
+inline void with_rows(int64_t rows, const Work& work) {
+  [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
+    ((rows == kRows + 1 && (work(std::integral_constant<int, kRows + 1>()), true)) || ...);
+  }(std::make_integer_sequence<int, kMaxRows>());
+}
+
 // Calls `work` for each pass over kAllVectors vectors of a panel, with the tile's rows and vectors as constants, its first
 // row and vector, and what is prefetched. Tiles are as few as possible, and nearly equal. A single row takes
 // kSingleVectors vectors.
@@ -315,10 +260,53 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
   };
   for (; tiles > 0; --tiles) {
     const int64_t rows = (end - row + tiles - 1) / tiles;
-    [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
-      ((rows == kRows + 1 && (pass_over(std::integral_constant<int, kRows + 1>(), row), true)) || ...);
-    }(std::make_integer_sequence<int, kMaxRows>());
+    with_rows<kMaxRows>(rows, [&](auto count) { pass_over(count, row); });
     row += rows;
+  }
+}
+
+// Adds the products of a stretch to `sums` [kRows, kColumnVectors]. (Not inlined: the sums then stay in registers.)
+template <int kRows, int kColumnVectors, class T, class Panel, class Ahead>
+__attribute__((noinline)) void add_stretch(const LinearCall<T>& call, const Panel& panel, int64_t row, int first_vector,
+                                           int64_t begin, int64_t end, Floats* sums, Ahead ahead) {
+  Tile<kRows, kColumnVectors> tile;
+  std::memcpy(tile.sums, sums, sizeof(tile.sums));
+  tile.add(call.operands + row * call.operand_stride, call.operand_stride, panel, first_vector, begin, end, ahead);
+  std::memcpy(sums, tile.sums, sizeof(tile.sums));
+}
+
+// Rows of few tiles, stretch by stretch: the panel is read from memory while all of them compute. (Passes over a whole panel
+// would read it in one of them, or prefetch so much that the processor drops a part.)
+template <class T, class Panel>
+void multiply_in_stretches(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end, int64_t first_column) {
+  constexpr int kGroups = kVectors / kTallVectors, kMostTiles = (kStretchRows + kTallRows - 1) / kTallRows * kGroups;
+  struct Part {
+    int64_t row, rows;
+    int first_vector;
+    Floats sums[kTallRows * kTallVectors];
+  } parts[kMostTiles] = {};
+  int64_t count = 0;
+  for (int64_t tiles = (end - row + kTallRows - 1) / kTallRows; tiles > 0; --tiles) {
+    const int64_t rows = (end - row + tiles - 1) / tiles;
+    for (int group = 0; group < kGroups; ++group, ++count) {
+      parts[count].row = row, parts[count].rows = rows, parts[count].first_vector = group * kTallVectors;
+    }
+    row += rows;
+  }
+  for (int64_t begin = 0; begin < call.steps; begin += kStretchSteps) {
+    const int64_t stop = begin + kStretchSteps < call.steps ? begin + kStretchSteps : call.steps;
+    for (int64_t i = 0; i < count; ++i) {
+      Part& part = parts[i];
+      const auto ahead = panel.place.part_of_stretch(i, count, begin);
+      with_rows<kTallRows>(part.rows, [&](auto rows) {
+        add_stretch<rows, kTallVectors>(call, panel, part.row, part.first_vector, begin, stop, part.sums, ahead);
+      });
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    Part& part = parts[i];
+    const int64_t column = first_column + part.first_vector * kLanes;
+    store_sums(call, part.row, static_cast<int>(part.rows), column, kTallVectors, part.sums);
   }
 }
 
@@ -330,6 +318,11 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
   const auto work = [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
     multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
   };
+  if constexpr (kStretchRows > 0) {
+    if (end - row > kTileRows && end - row <= kStretchRows) {
+      return multiply_in_stretches(call, panel, row, end, first_column);
+    }
+  }
   if constexpr (kTallRows > kTileRows && !std::is_same_v<W, Operand<W>>) {
     if (end - row > kTileRows && call.steps * kStep<W> <= kTallInputs) {
       for_each_pass<kTallRows, kWideVectors, kVectors, true, kTallVectors>(panel.place, call.steps, row, end, work);

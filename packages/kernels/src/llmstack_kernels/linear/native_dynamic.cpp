@@ -115,16 +115,15 @@ void dynamic_tile(const LinearCall<T>& call, const DynamicWeight& weight, const 
       for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_products(sums[r][v], input, columns[v]);
     }
   }
+  Floats scaled[kRows][kColumnVectors];
+  const int64_t column = first_column + first_vector * kLanes;  // weights are padded to whole panels
   for (int v = 0; v < kColumnVectors; ++v) {
-    const int64_t column = first_column + (first_vector + v) * kLanes;
-    if (column >= call.out_features) return;
     Ints correction;
-    std::memcpy(&correction, weight.corrections + column, sizeof(correction));
-    for (int r = 0; r < kRows; ++r) {
-      const Floats scale = row_scales[row + r] * load(weight.scales + column);
-      store_sums(call, row + r, column, to_floats(sums[r][v] - correction) * scale);
-    }
+    std::memcpy(&correction, weight.corrections + column + v * kLanes, sizeof(correction));
+    const Floats scale = load(weight.scales + column + v * kLanes);
+    for (int r = 0; r < kRows; ++r) scaled[r][v] = to_floats(sums[r][v] - correction) * (row_scales[row + r] * scale);
   }
+  store_sums(call, row, kRows, column, kColumnVectors, &scaled[0][0]);
 }
 
 template <class T>

@@ -244,11 +244,7 @@ void multiply_stored(LinearCall<T> whole, const StoredWeight& weight) {
         const int64_t rows = row + kSpanRows < end ? kSpanRows : end - row;
         const InputRows<Operand<T>> inputs{call.operands + row * call.operand_stride, call.operand_stride};
         add_rows(inputs, rows, panel, place, groups, num_inputs, sums.data());
-        for (int64_t r = 0; r < rows; ++r) {
-          for (int v = 0; v < kVectors && index * kPanel + v * kLanes < call.out_features; ++v) {
-            store_sums(call, row + r, index * kPanel + v * kLanes, sums[r * kVectors + v]);
-          }
-        }
+        store_sums(call, row, static_cast<int>(rows), index * kPanel, kVectors, sums.data());
       }
     });
   });

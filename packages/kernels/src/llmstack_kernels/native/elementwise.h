@@ -44,4 +44,21 @@ inline Floats activate(Floats x, Activation activation) {
   }
 }
 
+// The same of `count` vectors, in place.
+inline void activate_all(Floats* x, int count, Activation activation) {
+  const auto apply = [&](auto function) {
+    for (int i = 0; i < count; ++i) x[i] = function(x[i]);
+  };
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kGeluTanh:
+      return apply(gelu_tanh);
+    case Activation::kSilu:
+      return apply(silu);
+    default:
+      return apply([&](Floats value) { return activate(value, activation); });
+  }
+}
+
 }  // namespace llmstack

@@ -172,8 +172,15 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// a > b ? a : b, which is b where one is a NaN.
 inline Floats maximum(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
   return a > b ? a : b;
+#endif
 }
 
 inline float sum(Floats x) {
@@ -198,17 +205,11 @@ inline float largest(Floats x) {
 #endif
 }
 
-// e^x within 2 units of the last place; 0 below -87.3, e^88 above 88. Cody-Waite reduction, then a polynomial of degree 6
-// (the Taylor series, whose remainder on |r| <= ln(2) / 2 is below float's resolution).
-template <bool kIsPositive = true>
-inline Floats exponential(Floats x) {
-  const Floats lowest = broadcast(-87.3f), highest = broadcast(88.0f);
-  const Floats raised = maximum(x, lowest);
-  const Floats clamped = kIsPositive ? (raised < highest ? raised : highest) : raised;
-  const Floats shifter = broadcast(0x1.8p23f);
-  const Floats shifted = multiply_add(clamped, broadcast(1.44269504f), shifter);  // rounds to an integer
+// p(r) of e^x = 2^n p(r), where n is `shifted` without `shifter`, an integer: Cody-Waite reduction, then a polynomial of
+// degree 6 (the Taylor series, whose remainder on |r| <= ln(2) / 2 is below float's resolution).
+inline Floats exponential_of_rest(Floats x, Floats shifted, Floats shifter) {
   const Floats n = shifted - shifter;
-  Floats r = multiply_add(n, broadcast(-0.693359375f), clamped);
+  Floats r = multiply_add(n, broadcast(-0.693359375f), x);
   r = multiply_add(n, broadcast(2.12194440e-4f), r);
   Floats p = broadcast(1.0f / 720);
   p = multiply_add(p, r, broadcast(1.0f / 120));
@@ -216,10 +217,29 @@ inline Floats exponential(Floats x) {
   p = multiply_add(p, r, broadcast(1.0f / 6));
   p = multiply_add(p, r, broadcast(0.5f));
   p = multiply_add(p, r, broadcast(1.0f));
-  p = multiply_add(p, r, broadcast(1.0f));
+  return multiply_add(p, r, broadcast(1.0f));
+}
+
+// e^x within 2 units of the last place; 0 below -87.3, e^88 above 88.
+inline Floats exponential(Floats x) {
+  const Floats lowest = broadcast(-87.3f), highest = broadcast(88.0f);
+  const Floats raised = maximum(x, lowest);
+  const Floats clamped = raised < highest ? raised : highest;
+  const Floats shifter = broadcast(0x1.8p23f);
+  const Floats shifted = multiply_add(clamped, broadcast(1.44269504f), shifter);  // rounds to an integer
+  const Floats p = exponential_of_rest(clamped, shifted, shifter);
   const Ints exponent = bits_as<Ints>(shifted) << 23;
   const Floats scaled = bits_as<Floats>(bits_as<Ints>(p) + exponent);
   return x < lowest ? broadcast(0.0f) : scaled;
+}
+
+// The same where x is 0 or less, or slightly more, with fewer instructions; 0 below -88. A NaN stays one.
+inline Floats exponential_below_1(Floats x) {
+  const Floats clamped = maximum(broadcast(-127 * 0.6931471806f), x);
+  const Floats shifter = broadcast(0x1.8p23f + 127);  // the lowest bits of what is shifted are then an exponent's
+  const Floats shifted = multiply_add(clamped, broadcast(1.44269504f), shifter);
+  const Floats power = bits_as<Floats>(bits_as<Ints>(shifted) << 23);  // 0 for the lowest x
+  return exponential_of_rest(clamped, shifted, shifter) * power;
 }
 
 }  // namespace llmstack

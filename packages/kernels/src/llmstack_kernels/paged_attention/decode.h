@@ -78,18 +78,19 @@ __attribute__((noinline)) void score_block(const typename Operand<T>::Word* x, c
   }
 }
 
-// sums[row][vector] += weights[row] times the values, of `kVectors` vectors from dimension `dim` on.
+// sums[row][vector] = sums[row][vector] * factors[row] + weights[row] times the values, of `kVectors` vectors from dimension
+// `dim` on.
 template <int kRows, int kVectors, class T>
 __attribute__((noinline)) void add_values_block(const typename Operand<T>::Word* weights, const T* const* values,
-                                                int64_t dim, int num_keys, Floats* sums, int64_t stride,
-                                                Prefetches& prefetches) {
+                                                int64_t dim, int num_keys, const float* factors, Floats* sums,
+                                                int64_t stride, Prefetches& prefetches) {
   constexpr int64_t kWeightStride = kTileKeys / kPerWord<T>;
   constexpr int kKeys = 4;  // a fraction of the lanes
   constexpr int kLines = std::max<int>(1, kKeys * kVectors * kLanes * sizeof(T) / 64);
   Fetch far = prefetches.values, near = prefetches.near_keys;
   Floats local[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) local[r][v] = sums[r * stride + v];
+    for (int v = 0; v < kVectors; ++v) local[r][v] = sums[r * stride + v] * factors[r];
   }
   for (int key = 0; key < num_keys; key += kKeys) {
     far.next<kLines>();
@@ -122,14 +123,14 @@ void score_vectors(const typename Operand<T>::Word* x, const T* const* keys, int
 
 template <int kRows, int kVectors, class T>
 void add_value_vectors(const typename Operand<T>::Word* weights, const T* const* values, int64_t dim, int64_t head_dim,
-                       int num_keys, Floats* sums, Prefetches& prefetches) {
+                       int num_keys, const float* factors, Floats* sums, Prefetches& prefetches) {
   const int64_t stride = head_dim / kLanes;
   for (; dim + kVectors * kLanes <= head_dim; dim += kVectors * kLanes) {
-    add_values_block<kRows, kVectors>(weights, values, dim, num_keys, sums + dim / kLanes, stride, prefetches);
+    add_values_block<kRows, kVectors>(weights, values, dim, num_keys, factors, sums + dim / kLanes, stride, prefetches);
   }
   if constexpr (kVectors > 1) {
     if (dim < head_dim) {
-      add_value_vectors<kRows, kVectors / 2>(weights, values, dim, head_dim, num_keys, sums, prefetches);
+      add_value_vectors<kRows, kVectors / 2>(weights, values, dim, head_dim, num_keys, factors, sums, prefetches);
     }
   }
 }
@@ -151,11 +152,11 @@ void score(const typename Operand<T>::Word* x, const T* const* keys, int64_t hea
 
 template <int kRows = kDecodeRows, class T>
 void add_values(const typename Operand<T>::Word* weights, const T* const* values, int64_t head_dim, int rows, int num_keys,
-                Floats* sums, Prefetches& prefetches) {
+                const float* factors, Floats* sums, Prefetches& prefetches) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return add_values<kRows - 1>(weights, values, head_dim, rows, num_keys, sums, prefetches);
+    if (rows < kRows) return add_values<kRows - 1>(weights, values, head_dim, rows, num_keys, factors, sums, prefetches);
   }
-  add_value_vectors<kRows, vectors_beside(kRows)>(weights, values, 0, head_dim, num_keys, sums, prefetches);
+  add_value_vectors<kRows, vectors_beside(kRows)>(weights, values, 0, head_dim, num_keys, factors, sums, prefetches);
 }
 
 }  // namespace

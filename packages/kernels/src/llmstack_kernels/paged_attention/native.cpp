@@ -78,6 +78,7 @@ struct Scratch {
   std::vector<Words> operands, keys, values, weights, zeros;
   std::vector<Floats> scores, sums;
   std::vector<Query> queries;
+  float factors[kRowBlock + kLanes] = {};  // whole vectors of them
 
   void reserve(int64_t num_queries, int64_t head_dim) {
     grow(operands, num_queries * head_dim / kLanes);
@@ -105,9 +106,10 @@ class Attention {
         group_(call.group()),
         num_queries_(item.num_tokens * group_),
         first_seen_(std::max<int64_t>(0, item.first_position - call.sliding_window + 1)),
-        scale_(static_cast<float>(call.scale)),
         soft_cap_(static_cast<float>(call.soft_cap)),
-        has_bias_(call.soft_cap != 0 || call.alibi_slopes != nullptr),
+        has_bias_(call.soft_cap != 0 || call.alibi_slopes != nullptr || !(call.scale > 0)),
+        product_scale_(static_cast<float>(call.scale)),
+        scale_(has_bias_ ? 1.0f : product_scale_),
         scratch_(scratch) {
     scratch_.reserve(num_queries_ * item.num_heads, call.head_dim);
   }
@@ -225,8 +227,8 @@ class Attention {
       for (int64_t query = base + first_token * group_; query < end; query += kDecodeRows) {
         const int rows = static_cast<int>(std::min<int64_t>(kDecodeRows, end - query));
         score(operands(query), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), prefetches);
-        weigh_block(tile, query, rows, vectors);
-        add_values(weights(), tile.values, call_.head_dim, rows, vectors * kLanes, sums(query), prefetches);
+        const float* factors = weigh_block(tile, query, rows, vectors);
+        add_values(weights(), tile.values, call_.head_dim, rows, vectors * kLanes, factors, sums(query), prefetches);
       }
       return;
     }
@@ -252,52 +254,60 @@ class Attention {
     const int64_t steps = call_.head_dim / kPerWord<T>, dim_vectors = call_.head_dim / kLanes;
     const int vectors = vectors_below(scratch_.queries[query + num_queries - 1].position + 1 - tile.start);
     multiply(Product<Word>{operands(query), steps, scratch_.keys.data(), kTileVectors, steps, scratch_.scores.data(),
-                           kTileVectors, true},
+                           kTileVectors, nullptr},
              num_queries, vectors, fetch);
-    weigh_block(tile, query, num_queries, vectors);
+    const float* factors = weigh_block(tile, query, num_queries, vectors);
     multiply(Product<Word>{weights(), kTileKeys / kPerWord<T>, scratch_.values.data(), dim_vectors,
-                           vectors * kLanes / kPerWord<T>, sums(query), dim_vectors, false},
+                           vectors * kLanes / kPerWord<T>, sums(query), dim_vectors, factors},
              num_queries, dim_vectors, fetch);
   }
 
-  // Turns the products of some queries into weights, and makes what they have summed up relative to the same score.
-  void weigh_block(const Tile<T>& tile, int64_t query, int num_queries, int vectors) {
-    const int64_t dim_vectors = call_.head_dim / kLanes;
-    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data());
-    const auto weigh = vectors == kTileVectors ? &Attention::weigh<true> : &Attention::weigh<false>;
+  // Turns the products of some queries into weights. Returns what is to be multiplied with what they have summed up before,
+  // to be relative to the same score.
+  const float* weigh_block(const Tile<T>& tile, int64_t query, int num_queries, int vectors) {
+    Query* queries = &scratch_.queries[query];
+    float* factors = scratch_.factors;
     for (int i = 0; i < num_queries; ++i) {
-      const Floats* products = scratch_.scores.data() + i * kTileVectors;
-      Query& state = scratch_.queries[query + i];
-      const float factor = (this->*weigh)(products, vectors, tile.start, state, weights + i * kTileKeys);
-      if (factor == 1) continue;
-      Floats* before = sums(query + i);
-      for (int64_t v = 0; v < dim_vectors; ++v) before[v] *= factor;
+      const float before = queries[i].largest_score;
+      find_largest(scratch_.scores.data() + i * kTileVectors, vectors, tile.start, queries[i]);
+      factors[i] = before - queries[i].largest_score;
     }
+    for (int i = 0; i < num_queries; i += kLanes) store(factors + i, exponential_below_1(load(factors + i)));
+    if (vectors == kTileVectors) {
+      weigh<true>(queries, num_queries, vectors);
+    } else {
+      weigh<false>(queries, num_queries, vectors);
+    }
+    return factors;
   }
 
-  // Turns products into weights e^(score - largest score), and adds them up. Returns what earlier sums are to be
-  // multiplied by, now that they are relative to a larger score.
-  template <bool kIsWhole>
-  float weigh(const Floats* products, int some_vectors, int64_t tile_start, Query& query, Element* weights) const {
-    const int vectors = kIsWhole ? kTileVectors : some_vectors;
+  // Sees to it that `query.largest_score` is that of these products, too.
+  void find_largest(Floats* products, int vectors, int64_t tile_start, Query& query) const {
     const int64_t distance = tile_start - query.position;  // from the query to the tile's first key
-    Floats scores[kTileVectors], best = broadcast(-INFINITY);
-    for (int v = 0; v < vectors; ++v) scores[v] = products[v] * scale_;
-    if (has_bias_) bias(scores, vectors, distance, query.slope);
-    if (distance + vectors * kLanes > 1 || distance <= -call_.sliding_window) hide(scores, vectors, distance);
-    for (int v = 0; v < vectors; ++v) best = maximum(best, scores[v]);
-    const float before = query.largest_score, now = std::max(before, largest(best));
-    const float factor = now == before ? 1.0f : exponential(broadcast(before - now))[0];
-    Floats total = query.total * factor;
-    for (int v = 0; v < vectors; ++v) {
-      const Floats exponent = scores[v] - now, power = exponential<false>(exponent);
-      const Floats weight = exponent == exponent ? power : exponent;  // a NaN stays one
-      store(weights + v * kLanes, weight);
-      total += weight;
+    if (has_bias_) bias(products, vectors, distance, query.slope);
+    if (distance + vectors * kLanes > 1 || distance <= -call_.sliding_window) hide(products, vectors, distance);
+    Floats best = products[0];
+    for (int v = 1; v < vectors; ++v) best = maximum(best, products[v]);
+    query.largest_score = std::max(query.largest_score, largest(best) * scale_);
+  }
+
+  // Weights e^(score - largest score), and their totals. (In a pass of its own, in which no query waits for another.)
+  template <bool kIsWhole>
+  void weigh(Query* queries, int num_queries, int some_vectors) {
+    const int vectors = kIsWhole ? kTileVectors : some_vectors;
+    const Floats* products = scratch_.scores.data();
+    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data());
+    const Floats scale = broadcast(scale_);
+    for (int i = 0; i < num_queries; ++i, products += kTileVectors, weights += kTileKeys) {
+      const Floats negated = broadcast(-queries[i].largest_score);
+      Floats total = queries[i].total * scratch_.factors[i];
+      for (int v = 0; v < vectors; ++v) {
+        const Floats weight = exponential_below_1(multiply_add(products[v], scale, negated));
+        store(weights + v * kLanes, weight);
+        total += weight;
+      }
+      queries[i].total = total;
     }
-    query.total = total;
-    query.largest_score = now;
-    return factor;
   }
 
   // Distances from a query to the keys of vector `v`, given that to the tile's first key.
@@ -309,6 +319,7 @@ class Attention {
 
   void bias(Floats* scores, int vectors, int64_t distance, float slope) const {
     for (int v = 0; v < vectors; ++v) {
+      scores[v] = scores[v] * product_scale_;
       if (soft_cap_ != 0) scores[v] = soft_cap_ * hyperbolic_tangent(scores[v] / soft_cap_);
       scores[v] = multiply_add(broadcast(slope), __builtin_convertvector(distances(distance, v), Floats), scores[v]);
     }
@@ -328,8 +339,10 @@ class Attention {
   const int64_t group_;
   const int64_t num_queries_;  // of one KV head
   const int64_t first_seen_;   // position
-  const float scale_, soft_cap_;
-  const bool has_bias_;
+  const float soft_cap_;
+  const bool has_bias_;         // products become scores before the largest is found
+  const float product_scale_;   // by which products become scores
+  const float scale_;           // what remains to be multiplied when the largest is found; positive
   Scratch& scratch_;
 };
 

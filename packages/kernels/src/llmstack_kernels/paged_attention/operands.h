@@ -83,7 +83,8 @@ constexpr int kRowBlock = 6, kVectorBlock = 4;  // 24 of 32 registers hold sums
 constexpr int kRowBlock = 6, kVectorBlock = 2;  // 12 of 16
 #endif
 
-// sums[row][vector] += x[row][0] * w[0][vector] + x[row][1] * w[1][vector] + ..., over `steps` words.
+// sums[row][vector] = sums[row][vector] * factors[row] + x[row][0] * w[0][vector] + x[row][1] * w[1][vector] + ..., over
+// `steps` words.
 template <class Word>
 struct Product {
   const Word* x;
@@ -92,8 +93,8 @@ struct Product {
   int64_t w_stride;  // vectors from step to step
   int64_t steps;
   Floats* sums;
-  int64_t sums_stride;  // vectors from row to row
-  bool is_new;          // sums begin at 0
+  int64_t sums_stride;   // vectors from row to row
+  const float* factors;  // null: sums begin at 0
 };
 
 template <int kRows, int kVectors, class Word>
@@ -101,7 +102,7 @@ void multiply_block(const Product<Word>& product, Fetch& fetch) {
   Floats sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     const Floats* before = product.sums + r * product.sums_stride;
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = product.is_new ? Floats{} : before[v];
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = product.factors ? before[v] * product.factors[r] : Floats{};
   }
   const Word* x = product.x;
   const Words* w = product.w;
