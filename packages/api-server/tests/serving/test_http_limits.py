@@ -10,7 +10,7 @@ from server_helpers.running import STREAM, Running, Start, post_bytes
 
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.secret import Secret
-from llmstack_server.serving.uvicorn_protocol import MAX_HEADER_BYTES, LimitedProtocol
+from llmstack_server.serving.uvicorn_protocol import MAX_HEADER_BYTES, MAX_NUM_PIPELINED, LimitedProtocol
 
 
 async def test_headers_beyond_the_limit_are_refused_in_one_piece_or_many(start: Start):
@@ -180,6 +180,26 @@ async def test_one_deadline_holds_for_headers_body_and_trailers(start: Start):
     answer = await asyncio.wait_for(reader.read(), 5)
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
     writer.close()
+
+
+async def test_of_many_requests_in_one_piece_only_some_are_taken(start: Start):
+    running = await start()
+    reader, writer = await running.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 9000)
+    answers = await asyncio.wait_for(reader.read(), 30)  # the connection ends
+    writer.close()
+    assert answers.count(b"HTTP/1.1 200 OK") == MAX_NUM_PIPELINED + 1
+    assert answers.count(b"connection: close") == 1
+    assert (await running.get("/health"))[0] == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_request_is_answered_though_bytes_that_are_no_request_follow_it(start: Start, is_stream: bool):
+    running = await start()
+    request = post_bytes({"model": "fake", "prompt": "abc", "max_tokens": 3, "stream": is_stream})
+    status, _, body = await running.ask(request + b"NO REQUEST\r\n\r\n")
+    assert status == 200
+    assert (b"[DONE]" in body) == is_stream
+    assert body.count(b"HTTP/1.1") == 0
 
 
 async def test_a_pipelined_request_may_wait_for_the_answers_before_it(start: Start, monkeypatch: pytest.MonkeyPatch):

@@ -38,6 +38,9 @@ MAX_FRAMING_PER_BODY_BYTE = 8
 """Bytes that are no part of a body: sizes and extensions of chunks, trailers. A chunk of one byte has a frame of 5."""
 
 
+MAX_NUM_PIPELINED = 32
+"""Requests that wait for the answers before theirs. One piece of 256 KiB may hold 9,000 of 30 bytes."""
+
 _BLANKS = (b" ", b"\t")
 
 
@@ -46,6 +49,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Every byte between the beginning and the end of a request counts: the headers against their limit, the body against
     that of the application, and all else against `MAX_FRAMING_BYTES`. One deadline holds for the whole request.
+    Requests that come before the answers to earlier ones wait, at most `MAX_NUM_PIPELINED` of them.
     A client that reads nothing of its answer for `send_timeout_s` is cut off, which aborts its request.
     """
 
@@ -127,6 +131,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_headers = False
         self._num_header_bytes = self._num_trailer_bytes = 0
         self._num_framing_bytes = self._num_body_bytes = self._num_lingering_bytes = 0
+        if len(self.pipeline) >= MAX_NUM_PIPELINED:
+            self._refuse_while_parsing(invalid_http())
         is_old = self.parser.get_http_version() == "1.0"
         refusal = self._refusal_of_headers(is_old)
         if refusal is not None:
@@ -238,7 +244,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._stop_timer()
         if not self._can_answer():
-            self.transport.close()
+            if self._is_in_body:
+                self.transport.close()
+            else:
+                self.cycle.keep_alive = False  # the requests before it are answered, then the connection ends
             return
         if self._is_in_body:
             self.cycle.disconnected = True  # the application writes nothing more
