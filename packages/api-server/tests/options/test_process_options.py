@@ -68,8 +68,11 @@ JOINED = ["--data-parallel-address", "10.0.0.1", *KEYS]
         (["--headless", "-dp", "2", "--engine-address", "ipc:///a"], ["--engine-address", "--data-parallel-size 2"]),
         (["-dp", "3", "--engine-address", "ipc:///a", "ipc:///b"], ["--engine-address", "--data-parallel-size 3"]),
         (["--headless", "--engine-address", "ipc:///a", "ipc:///b"], ["--data-parallel-size 1"]),
-        (["-dp", "1000"], ["--data-parallel-size: 1000 engine cores with 1 ranks", "processors; at most"]),
-        (["-dp", "30", "-tp", "4"], ["30 engine cores with 4 ranks each are too many processes for this machine"]),
+        (
+            ["-dp", "1000"],
+            ["--data-parallel-size: 1000 engine cores and their ranks are 1000 processes here, and at most"],
+        ),
+        (["-dp", "30", "-tp", "4"], ["30 engine cores and their ranks are 120 processes here, and at most"]),
         ([*HOSTS, "-dpl", "1"], ["--data-parallel-size-local 1 of --data-parallel-size 4", "--data-parallel-address"]),
         ([*HOSTS, "-dpl", "1", "-dpa", "10.0.0.1"], ["needs --cluster-key-file"]),
         ([*HOSTS, "-dpl", "3", "-dpr", "2", "--headless"], ["--data-parallel-start-rank 2", "exceed"]),

@@ -246,9 +246,9 @@ class EngineProcessOptions(OptionGroup):
         num_processors = os.cpu_count() or 1
         if num_engines * num_ranks > max(MAX_LOCAL_PROCESSES, num_processors):
             yield Problem(
-                "{data_parallel_size}: {num_engines} engine cores with {num_ranks} ranks each are too many processes "
-                "for this machine, which has {num_processors} processors; at most {limit} can be started",
-                num_engines=num_engines, num_ranks=num_ranks, num_processors=num_processors,
+                "{data_parallel_size}: {num_engines} engine cores and their ranks are {num_processes} processes here, "
+                "and at most {limit} can be started",
+                num_engines=num_engines, num_processes=num_engines * num_ranks,
                 limit=max(MAX_LOCAL_PROCESSES, num_processors),
             )  # fmt: skip
 
