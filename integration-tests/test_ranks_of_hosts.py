@@ -35,8 +35,8 @@ def options(key_file: Path, *sizes: str, address: str = FIRST, interface: str = 
     if not key_file.exists():
         subprocess.run([sys.executable, "-m", "llmstack_command", "cluster-key", str(key_file)], check=True)
     return [
-        *sizes, "--distributed-executor-backend", "external_launcher", "--nnodes", "2", "--master-addr", address,
-        "--master-port", str(PORT), "--cluster-key-file", str(key_file), "--trust-cluster-network", interface,
+        *sizes, "--nnodes", "2", "--master-addr", address, "--master-port", str(PORT),
+        "--cluster-key-file", str(key_file), "--trust-cluster-network", interface,
         "--max-model-len", "512", "--cluster-timeout", "2",
     ]  # fmt: skip
 
