@@ -215,6 +215,8 @@ def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "a state-space model"),
         ({"architectures": ["JambaForCausalLM"], "model_type": "jamba"}, "a hybrid of attention and recurrent layers"),
         ({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}, "a model of speech"),
+        ({"architectures": ["ViTForImageClassification"], "model_type": "vit"}, "a vision model without text"),
+        ({"architectures": ["ASTForAudioClassification"]}, "a model of speech"),
     ],
 )
 def test_a_model_of_another_kind_is_called_that_before_anything_starts(

@@ -18,6 +18,9 @@ _ENCODER_DECODERS = frozenset(
 )  # fmt: skip
 _SPEECH = frozenset({"whisper", "speech_to_text", "seamless_m4t", "seamless_m4t_v2", "moonshine", "wav2vec2", "hubert"})
 _OF_IMAGES = ("vision_config", "vision_tower", "visual", "mm_vision_tower", "vit_config")
+# Parts of names of classes that read no text.
+_IMAGE_TASKS = ("ForImage", "ForObjectDetection", "ForSemanticSegmentation", "ForDepthEstimation", "ForVideo")
+_SPEECH_TASKS = ("ForAudio", "ForSpeech", "ForCTC")
 _OF_SPEECH = ("audio_config", "speech_config", "audio_encoder_config")
 
 
@@ -27,7 +30,11 @@ def unsupported_kind(config: Mapping[str, Any]) -> str | None:
     `config`: All of `config.json`.
     """
     model_type = str(config.get("model_type", ""))
-    if model_type in _SPEECH or any(config.get(key) for key in _OF_SPEECH):
+    name = str(next(iter(config.get("architectures") or []), ""))
+    if any(task in name for task in _IMAGE_TASKS):
+        return "a vision model without text"
+    is_of_speech = model_type in _SPEECH or any(task in name for task in _SPEECH_TASKS)
+    if is_of_speech or any(config.get(key) for key in _OF_SPEECH):
         return "a model of speech"
     if any(config.get(key) for key in _OF_IMAGES):
         return "a vision model, for images beside text"
