@@ -79,7 +79,7 @@ WINDOWS = ((8,), (None, 5), (1, None), (3, 20, None), (None, None, 12), (2,), (4
 
 
 @cache
-def run_windows(seed):
+def run_windows(seed, num_stages=1):
     """A run whose layers have sliding windows; the first is a group without one in half of the runs."""
     kv_cache = pytest.importorskip("llmstack_kv_cache")
     windows = WINDOWS[seed % len(WINDOWS)]
@@ -88,7 +88,27 @@ def run_windows(seed):
     def make_manager(num_blocks, block_size, num_host_blocks):
         return kv_cache.HybridKVCacheManager(groups, num_blocks, block_size, num_host_blocks=num_host_blocks)
 
-    return run_seed(seed, make_manager, windows)
+    return run_seed(seed, make_manager, windows, num_stages)
+
+
+def run_stages(seed):
+    """A run of a model of two to four stages, which compute different steps; half of the models have windows."""
+    num_stages = 2 + seed % 3
+    return run_seed(seed, real_manager, num_stages=num_stages) if seed % 2 else run_windows(seed, num_stages)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 100, 50))
+def test_every_answer_of_a_model_in_several_stages_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 50):
+        run_stages(seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first_seed", range(100, 5_100, 500))
+def test_every_answer_of_5_000_runs_in_several_stages_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 500):
+        run_stages(seed)
 
 
 @pytest.mark.parametrize("first_seed", range(0, 100, 50))

@@ -38,9 +38,11 @@ def load_manager(name: str) -> ManagerFactory:
     return make
 
 
-def run_seed(seed: int, make_manager: ManagerFactory, sliding_windows: Sequence[int | None] = (None,)) -> Counter[str]:
+def run_seed(
+    seed: int, make_manager: ManagerFactory, sliding_windows: Sequence[int | None] = (None,), num_stages: int = 1
+) -> Counter[str]:
     """What happened in the run of a seed; an exception of the run gets the seed as a note."""
-    simulation = Simulation(seed, make_manager, sliding_windows)
+    simulation = Simulation(seed, make_manager, sliding_windows, num_stages)
     try:
         simulation.run()
     except Exception as error:  # whatever it was, it is of no use without its seed
