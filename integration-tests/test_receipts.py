@@ -22,7 +22,6 @@ def llmstack(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.full
 def test_the_tokens_of_a_receipt_are_computed_again(serve: Callable[..., Any], tmp_path: Path) -> None:
     from llmstack_server.web.receipts import digest_of, open_signer
 
