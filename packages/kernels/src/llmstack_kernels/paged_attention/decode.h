@@ -26,7 +26,8 @@ constexpr int kPartSteps = kPartBytes / sizeof(T) / kPerWord<T>;
 
 // What a tile's products prefetch: the next tile into the second-level cache; and into the first one, just before they are
 // read, the tile's values and the next one's keys. A part is read of many keys in turn, an order that costs a fifth of the
-// memory's rate (measured) unless the lines have been fetched one after the other.
+// memory's rate (measured) unless the lines have been fetched one after the other. A few at a time: a processor may drop
+// what exceeds its queue.
 struct Prefetches {
   Fetch keys, values, near_keys, near_values;
 };
@@ -46,6 +47,7 @@ __attribute__((noinline)) void score_block(const typename Operand<T>::Word* x, c
                                            Floats* scores, Prefetches& prefetches) {
   constexpr int kTogether = kVectors < 2 ? 1 : 2;  // vectors whose sums wait for each other's
   constexpr int kSteps = kPartSteps<T>, kStepsPerWord = kSteps / kPartWords;
+  constexpr int kLines = std::max<int>(1, kPartBytes * kLanes * kTogether / 64 / kPartWords);
   const char* const* rows = reinterpret_cast<const char* const*>(keys);
   const int64_t steps = head_dim / kPerWord<T>;
   Fetch far = prefetches.keys, near = prefetches.near_values;
@@ -53,11 +55,11 @@ __attribute__((noinline)) void score_block(const typename Operand<T>::Word* x, c
   for (int64_t offset = 0; offset < head_dim * static_cast<int64_t>(sizeof(T)); offset += kPartBytes, x += kSteps) {
     unrolled<kVectors / kTogether>([&](auto group) __attribute__((always_inline)) {
       constexpr int kFirst = group * kTogether;
-      far.next<kPartBytes * kLanes * kTogether / 64>();
-      near.next<kPartBytes * kLanes * kTogether / 64, 3>();
       Words words[kTogether][kPartWords];
       for (int v = 0; v < kTogether; ++v) transpose(rows + (kFirst + v) * kLanes, offset, words[v]);
       for (int i = 0; i < kPartWords; ++i) {
+        far.next<kLines>();
+        near.next<kLines, 3>();
         Words operands[kTogether][kStepsPerWord];
         for (int v = 0; v < kTogether; ++v) to_operands(words[v][i], operands[v], 1, static_cast<const T*>(nullptr));
         for (int step = 0; step < kStepsPerWord; ++step) {
@@ -86,16 +88,16 @@ __attribute__((noinline)) void add_values_block(const typename Operand<T>::Word*
                                                 int64_t stride, Prefetches& prefetches) {
   constexpr int64_t kWeightStride = kTileKeys / kPerWord<T>;
   constexpr int kKeys = 4;  // a fraction of the lanes
-  constexpr int kLines = std::max<int>(1, kKeys * kVectors * kLanes * sizeof(T) / 64);
+  constexpr int kLines = std::max<int>(1, kPerWord<T> * kVectors * kLanes * sizeof(T) / 64);
   Fetch far = prefetches.values, near = prefetches.near_keys;
   Floats local[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) local[r][v] = sums[r * stride + v] * factors[r];
   }
   for (int key = 0; key < num_keys; key += kKeys) {
-    far.next<kLines>();
-    near.next<kLines, 3>();
     for (int i = 0; i < kKeys; i += kPerWord<T>, ++weights) {
+      far.next<kLines>();
+      near.next<kLines, 3>();
       Words packed[kVectors];
       pack_row<kVectors>(values + key + i, dim, packed);
       for (int r = 0; r < kRows; ++r) {
