@@ -111,7 +111,11 @@ class EngineCore:
         self._request_ids: set[str] = set()
         self._constrained_ids: set[str] = set()
         self._refused: dict[str, EngineCoreOutput] = {}  # by request, until the next step
-        self._operations: dict[Operation[Any, *tuple[Any, ...]], Callable[..., Any]] = {
+        self._operations = self._make_operations()
+
+    def _make_operations(self) -> dict[Operation[Any, *tuple[Any, ...]], Callable[..., Any]]:
+        step_log, profiles = self.step_log, self._profiles
+        return {
             Control.RESET_PREFIX_CACHE: self.reset_prefix_cache,
             Control.STATS: self.stats,
             Control.SHUTDOWN: self._stop,
