@@ -22,7 +22,10 @@ def test_who_starts_the_engine_decides_the_token_budget(tmp_path: Path):
     assert (server.scheduler.max_num_batched_tokens, offline.scheduler.max_num_batched_tokens) == (2048, 8192)
 
 
-@pytest.mark.parametrize(("given", "meant"), [("gptq_marlin", "gptq"), ("awq_marlin", "awq"), ("mxfp4", "mxfp4")])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("gptq_marlin", "gptq"), ("awq_marlin", "awq"), ("mxfp4", "mxfp4"), ("modelopt", "fp8"), ("fbgemm_fp8", "fp8")],
+)
 def test_a_format_of_checkpoints_is_named_with_the_names_of_vllm(given: str, meant: str, tmp_path: Path):
     args = EngineArgs(str(write_model_folder(tmp_path)), quantization=given)  # type: ignore[arg-type]  # an alias
     assert args.create_engine_config()[1].model.quantization == meant

@@ -18,6 +18,7 @@ from llmstack_model_files import (
     overridden,
     read_json,
     read_json_array,
+    read_model_config,
 )
 from llmstack_model_files import folder as folder_module
 
@@ -165,3 +166,29 @@ def test_a_pointer_of_git_lfs_is_called_that(tmp_path: Path) -> None:
         read_json(tmp_path, "config.json")
     with pytest.raises(ModelFilesError, match=r"model\.safetensors is a pointer of Git LFS.* run git lfs pull"):
         check_safetensors(tmp_path / "model.safetensors")
+
+
+GPTQ = {"bits": 4, "group_size": 128, "desc_act": False}
+AWQ = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "expected"),
+    [
+        ({}, {}, None),
+        ({"quantization_config": {"quant_method": "fp8"}}, {"quantize_config.json": GPTQ}, {"quant_method": "fp8"}),
+        ({"compression_config": {"config_groups": {}}}, {"quantize_config.json": GPTQ}, None),
+        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, {}, {"quant_method": "fp8"}),
+        ({"text_config": "none"}, {}, None),
+        ({}, {"quantize_config.json": GPTQ}, {"quant_method": "gptq", **GPTQ}),
+        ({}, {"quantize_config.json": {"quant_method": "awq", **GPTQ}}, {"quant_method": "awq", **GPTQ}),
+        ({}, {"quantize_config.json": {"damp_percent": 0.1}}, None),
+        ({}, {"quant_config.json": AWQ}, {"quant_method": "awq", **AWQ}),
+    ],
+)
+def test_a_quantization_is_found_wherever_it_is_described(
+    config: dict[str, Any], files: dict[str, Any], expected: Any, tmp_path: Path
+) -> None:
+    for name, content in (files | {"config.json": config}).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert read_model_config(tmp_path, {}).get("quantization_config") == expected

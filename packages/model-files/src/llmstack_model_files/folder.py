@@ -11,6 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, overload
 
 MAX_JSON_BYTES = 64 << 20
+_QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+# Descriptions that older tools write beside config.json: the file, what it has in any case, and its method.
+_OLDER_DESCRIPTIONS = (("quantize_config.json", "bits", "gptq"), ("quant_config.json", "w_bit", "awq"))
 _MODELOPT_NAME = "hf_quant_config.json"
 GIT_LFS_START = b"version https://git-lfs"
 # transformers writes such a number as an object with this key.
@@ -97,17 +100,31 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
 def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`config.json` of a model folder with the values of `overrides`.
 
-    Older checkpoints of ModelOpt describe their quantization in a file of its own. It is `quantization_config` here.
+    Wherever a checkpoint describes its quantization, it is `quantization_config` of the whole here. Some have it in
+    `text_config`, and older ones of ModelOpt, AutoGPTQ and AutoAWQ in a file of its own.
 
     Raises:
         ModelFilesError: As `read_json`.
     """
     config = overridden(read_json(folder, "config.json"), overrides)
-    if not config.get("quantization_config"):
-        found = (read_json(folder, _MODELOPT_NAME, required=False) or {}).get("quantization")
-        if isinstance(found, Mapping) and found.get("quant_algo"):
-            config["quantization_config"] = {"quant_method": "modelopt", **found}
+    if not any(config.get(field) for field in _QUANTIZATION_FIELDS):
+        text_config = config.get("text_config")
+        nested = text_config.get("quantization_config") if isinstance(text_config, Mapping) else None
+        if (found := nested or _separate_quantization(folder)) is not None:
+            config["quantization_config"] = found
     return config
+
+
+def _separate_quantization(folder: Path) -> dict[str, Any] | None:
+    """The description of a quantization in a file of its own; None where there is none."""
+    found = (read_json(folder, _MODELOPT_NAME, required=False) or {}).get("quantization")
+    if isinstance(found, Mapping) and found.get("quant_algo"):
+        return {"quant_method": "modelopt", **found}
+    for name, field, method in _OLDER_DESCRIPTIONS:
+        older = read_json(folder, name, required=False) or {}
+        if older.get(field):
+            return {"quant_method": method, **older}
+    return None
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from model_runner_helpers.quantized_layers import CASES, compressed, gptq_config
 
-from llmstack_model_runner.checkpoint_formats.config import choose_quantization, read_format
+from llmstack_model_runner.checkpoint_formats.config import choose_quantization, read_block, read_format
 from llmstack_model_runner.preflight import find_problems
 from llmstack_types import ModelRunnerConfig
 
@@ -57,7 +57,12 @@ def test_weights_in_full_precision_have_no_format() -> None:
         (compressed("marlin-24", 4, "group"), "format 'marlin-24'"),
         (compressed("pack-quantized", 3, "group"), "num_bits '3' is not supported; 4, 8 are"),
         (compressed("float-quantized", 8, "token"), "strategy 'token'"),
-        (compressed("int-quantized", 8, "channel") | {"quantization_status": "frozen"}, "quantization_status"),
+        (compressed("int-quantized", 8, "channel") | {"quantization_status": "calibration"}, "quantization_status"),
+        (compressed("float-quantized", 8, "block", block_structure=[128, 0]), "block_structure [128, 0] is not a size"),
+        (compressed("float-quantized", 8, "block", block_structure="128x"), "block_structure 128x is not a size"),
+        (gptq_config(4, 128, dynamic=["+:.*"]), "dynamic is no object"),
+        (gptq_config(4, 128, dynamic={"+:.*": {"bits": 3}}), "dynamic: bits '3' is not supported"),
+        (gptq_config(4, 128, dynamic={"+:.*": {"group_size": 33}}), "dynamic: group_size 33"),
         (compressed("int-quantized", 8, "channel") | {"transform_config": {"a": 1}}, "transform_config"),
         ({"quant_method": "compressed-tensors"}, "config_groups is no object of groups"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": 1}}, "config_groups.g is no object"),
@@ -69,6 +74,15 @@ def test_what_is_not_supported_is_refused_in_a_sentence(fields: Any, message: st
         read_format({field: fields})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [[128, 64], "128x64"])
+def test_a_block_may_be_a_text(given: Any) -> None:
+    assert read_block({"block_structure": given}, "block_structure") == (128, 64)
+
+
+def test_a_row_of_weights_may_be_a_block() -> None:
+    assert read_format({"quantization_config": {"quant_method": "fp8", "weight_block_size": [1, 128]}}) is not None
 
 
 def test_rounded_inputs_can_be_asked_of_checkpoints_that_were_made_for_them() -> None:

@@ -28,7 +28,9 @@ StructuredOutputKind = Literal["json", "regex", "choice", "grammar", "json_objec
 DTYPE_ALIASES: Mapping[str, str] = {"float": "float32", "half": "float16"}
 """Further names of `DType`."""
 
-QUANTIZATION_ALIASES: Mapping[str, str] = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+QUANTIZATION_ALIASES: Mapping[str, str] = {
+    "awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8", "modelopt": "fp8"
+}  # fmt: skip
 """Further names of `QuantizationScheme`."""
 
 KV_CACHE_DTYPE_ALIASES: Mapping[str, str] = {"fp8_e4m3": "fp8"}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from llmstack_kernels.linear import StoredWeight
-from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
+from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat, read_block
 from llmstack_model_runner.checkpoint_formats.floats import mxfp4_weight, read_fp8, spread_scales
 from llmstack_model_runner.checkpoint_formats.layer_tensors import (
     LayerTensors,
@@ -35,7 +34,7 @@ class CompressedTensorsReader:
 
     def __init__(self, checkpoint: CheckpointFormat) -> None:
         groups = checkpoint.config["config_groups"].values()
-        self._blocks = {_block(group["weights"]) for group in groups} - {None}
+        self._blocks = {read_block(group["weights"], "block_structure") for group in groups} - {None}
         self._has_only_blocks = all(group["weights"].get("strategy") == "block" for group in groups)
         self._bits = {int(group["weights"]["num_bits"]) for group in groups}
         self._group_sizes = {group["weights"].get("group_size") for group in groups} - {None, -1}
@@ -71,10 +70,7 @@ class CompressedTensorsReader:
         numbers = unpack_last(packed, bits)[:, : shape[1]]
         zeros = None
         if "weight_zero_point" in layer:
-            words = layer.get("weight_zero_point", torch.int32)
-            _, num_groups = require_matrix("weight_zero_point", words)
-            require_shape("weight_zero_point", words, -(-num_outputs // (32 // bits)), num_groups)
-            zeros = unpack_last(words.t().contiguous(), bits)[:, :num_outputs].t()
+            zeros = _read_zeros(layer, num_outputs, bits)
         return self._read_grouped(layer, "int4" if bits == 4 else "int8", numbers, zeros)
 
     def _read_int8(self, layer: LayerTensors, weight: torch.Tensor) -> StoredWeight:
@@ -98,6 +94,8 @@ class CompressedTensorsReader:
         else:
             scales, size = spread_scales("weight_scale", scales, (num_outputs, num_inputs), None)
         if zeros is not None:
+            if not zeros.numel():
+                raise ValueError("weight_zero_point is empty.")
             zeros = zeros.reshape(-1, 1).expand(num_outputs, 1) if zeros.numel() == 1 else zeros
             zeros = require_shape("weight_zero_point", zeros.reshape(zeros.shape[0], -1), *scales.shape).contiguous()
         order = None
@@ -114,11 +112,16 @@ class CompressedTensorsReader:
         return group_size_of(num_inputs, num_groups, next(fitting, None))
 
 
+def _read_zeros(layer: LayerTensors, num_outputs: int, bits: int) -> torch.Tensor:
+    """Zero points of packed weights: packed too, or a byte for each, as those of whole tensors are."""
+    found = layer.get("weight_zero_point", torch.int32, torch.int8)
+    if found.dtype == torch.int8:
+        return _unsigned(found) - (128 - (1 << bits - 1))
+    _, num_groups = require_matrix("weight_zero_point", found)
+    require_shape("weight_zero_point", found, -(-num_outputs // (32 // bits)), num_groups)
+    return unpack_last(found.t().contiguous(), bits)[:, :num_outputs].t()
+
+
 def _unsigned(numbers: torch.Tensor) -> torch.Tensor:
     """Integers of 8 bits plus 128."""
     return numbers.view(torch.uint8) ^ 128
-
-
-def _block(weights: Mapping[str, Any]) -> tuple[int, int] | None:
-    block = weights.get("block_structure")
-    return (block[0], block[1]) if isinstance(block, list) and len(block) == 2 else None

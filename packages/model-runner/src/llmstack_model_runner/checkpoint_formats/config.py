@@ -110,12 +110,23 @@ def _method(found: Mapping[str, Any], where: str) -> str:
 def _check_fp8(found: Mapping[str, Any], where: str) -> int:
     _require(found, "fmt", ("e4m3", "float8_e4m3fn"), where)
     _require(found, "activation_scheme", ("static", "dynamic"), where)
-    block = found.get("weight_block_size")
-    if block is not None and not (
-        isinstance(block, list) and len(block) == 2 and all(_is_group_size(size) for size in block)
-    ):
-        raise ValueError(f"{where}: weight_block_size {str(block)[:64]} is not two even numbers.")
+    read_block(found, "weight_block_size", where)
     return 8
+
+
+def read_block(found: Mapping[str, Any], field: str, where: str = "") -> tuple[int, int] | None:
+    """Outputs and inputs of a block that has a scale of its own; None where the field is missing.
+
+    Raises:
+        ValueError: It is no block.
+    """
+    given = found.get(field)
+    if given is None:
+        return None
+    sizes = [int(size) for size in given.split("x") if size.isdigit()] if isinstance(given, str) else given
+    if not (isinstance(sizes, list) and len(sizes) == 2 and _is_size(sizes[0]) and _is_group_size(sizes[1])):
+        raise ValueError(f"{where}: {field} {str(given)[:64]} is not a size and an even size.")
+    return sizes[0], sizes[1]
 
 
 def _check_awq(found: Mapping[str, Any], where: str) -> int:
@@ -130,7 +141,24 @@ def _check_gptq(found: Mapping[str, Any], where: str) -> int:
     _require(found, "bits", (4, 8), where, found.get("bits") or 0)
     _require(found, "checkpoint_format", ("gptq", "gptq_v2"), where, found.get("checkpoint_format") or "gptq")
     _check_group_size(found, where)
-    return int(found["bits"])
+    return min([int(found["bits"]), *(int(rule["bits"]) for rule in _check_rules(found, where) if rule.get("bits"))])
+
+
+def gptq_rules(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What `dynamic` of a GPTQ configuration says of layers that differ; layers that are left out need no rule."""
+    rules = config.get("dynamic") or {}
+    return [rule for name, rule in rules.items() if not name.startswith("-:") and rule]
+
+
+def _check_rules(found: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
+    rules = found.get("dynamic") or {}
+    if not isinstance(rules, Mapping) or not all(isinstance(rule, Mapping | None) for rule in rules.values()):
+        raise ValueError(f"{where}: dynamic is no object of objects.")
+    checked = gptq_rules(found)
+    for rule in checked:
+        _require(rule, "bits", (4, 8), f"{where}: dynamic")
+        _check_group_size(rule, f"{where}: dynamic")
+    return checked
 
 
 def _check_bitsandbytes(found: Mapping[str, Any], where: str) -> int:
@@ -159,7 +187,7 @@ def _check_compressed_tensors(found: Mapping[str, Any], where: str) -> int:
         given = found.get(name)
         if given and not (isinstance(given, Mapping) and given.get("format") == "dense"):
             raise ValueError(f"{where}: {name} is not supported.")
-    _require(found, "quantization_status", ("compressed",), where)
+    _require(found, "quantization_status", ("compressed", "frozen"), where)  # older tools write what was before
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError(f"{where}: config_groups is no object of groups.")
@@ -184,6 +212,7 @@ def _check_config_group(group: object, found: Mapping[str, Any], where: str) -> 
     _require(weights, "num_bits", bits, f"{where}.weights", weights.get("num_bits") or 0)
     _require(weights, "strategy", _STRATEGIES, f"{where}.weights")
     _check_group_size(weights, f"{where}.weights")
+    read_block(weights, "block_structure", f"{where}.weights")
     activations = group.get("input_activations")
     if isinstance(activations, Mapping):
         _require(activations, "num_bits", (8,), f"{where}.input_activations")
@@ -206,7 +235,11 @@ def _check_group_size(found: Mapping[str, Any], where: str) -> None:
 
 
 def _is_group_size(size: object) -> bool:
-    return type(size) is int and 0 < size <= _MAX_GROUP_SIZE and size % 2 == 0
+    return _is_size(size) and size % 2 == 0  # type: ignore[operator]  # it is an integer
+
+
+def _is_size(size: object) -> bool:
+    return type(size) is int and 0 < size <= _MAX_GROUP_SIZE
 
 
 def _any_of(found: Mapping[str, Any], *names: str) -> Any:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from llmstack_kernels.linear import StoredWeight
-from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
+from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat, read_block
 from llmstack_model_runner.checkpoint_formats.layer_tensors import LayerTensors, require_matrix, split_bytes
 
 MXFP4_GROUP_SIZE = 32
@@ -28,8 +28,7 @@ class FP8Reader:
     suffixes: ClassVar[frozenset[str]] = frozenset({"weight", *_ACTIVATION_SCALES}) | markers
 
     def __init__(self, checkpoint: CheckpointFormat) -> None:
-        block = checkpoint.config.get("weight_block_size")
-        self._block: tuple[int, int] | None = None if block is None else (block[0], block[1])
+        self._block = read_block(checkpoint.config, "weight_block_size")
 
     def __call__(self, layer: LayerTensors) -> StoredWeight:
         return read_fp8(layer, self._block)

@@ -156,6 +156,25 @@ def packed_integers(bits: int, size: int, *, is_symmetric: bool = True, has_orde
     return make
 
 
+def one_scale(draws: Draws) -> Layer:
+    """Packed integers of 4 bits with one scale and one zero point, which the library does not pack."""
+    numbers, zero = draws.integers(-8, 8), int(draws.integers(-8, 8, 1)[0])
+    scale = draws.scales(1, largest=8)
+    return {
+        "weight_packed": pack_words(numbers + 8, 4),
+        "weight_scale": scale,
+        "weight_zero_point": torch.tensor([zero], dtype=torch.int8),
+        "weight_shape": torch.tensor(draws.shape),
+    }, (numbers - zero) * scale.double().numpy()
+
+
+def gptq_by_rules(draws: Draws) -> Layer:
+    """As `RULES` say: layers of 192 inputs, which are `down_proj`, have 8 bits in groups of 32."""
+    make = gptq(8, 32, is_symmetric=False, has_order=True) if draws.shape[1] == 192 else gptq(4, 64)
+    layer: Layer = make(draws)
+    return layer
+
+
 def naive_int8(draws: Draws) -> Layer:
     numbers = draws.integers(-128, 128)
     scales = draws.scales(draws.shape[0], 1, largest=128, dtype=torch.float32)
@@ -228,6 +247,9 @@ def compressed(kind: str, bits: int, strategy: str, inputs: Any = None, **fields
             "ignore": ["lm_head"], "config_groups": {"group_0": group}}  # fmt: skip
 
 
+RULES = {"-:.*k_proj": {}, "+:.*down_proj": {"bits": 8, "group_size": 32, "desc_act": True}}
+
+
 def gptq_config(bits: int, size: int, **fields: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": size, **fields}
 
@@ -256,6 +278,7 @@ CASES: Mapping[str, tuple[dict[str, Any], Callable[[Draws], Layer]]] = {
         compressed("pack-quantized", 4, "group", group_size=128),
         packed_integers(4, 128),
     ),
+    "compressed w4a16, one scale": (compressed("pack-quantized", 4, "tensor"), one_scale),
     "compressed w8a16": (compressed("pack-quantized", 8, "channel"), packed_integers(8, -1)),
     "compressed w8a16, asymmetric": (
         compressed("pack-quantized", 8, "group", group_size=64),
@@ -263,7 +286,10 @@ CASES: Mapping[str, tuple[dict[str, Any], Callable[[Draws], Layer]]] = {
     ),
     "compressed w8a8": (compressed("int-quantized", 8, "channel", inputs=TOKENS), naive_int8),
     "compressed fp8": (compressed("float-quantized", 8, "channel"), fp8("channel")),
-    "compressed fp8, naive": (compressed("naive-quantized", 8, "tensor", type="float"), fp8("tensor")),
+    "compressed fp8, naive": (
+        compressed("naive-quantized", 8, "tensor", type="float") | {"quantization_status": "frozen"},
+        fp8("tensor"),
+    ),
     "compressed fp8 by block": (
         compressed("float-quantized", 8, "block", block_structure=[64, 64]),
         fp8("block", block=64),
@@ -284,6 +310,7 @@ CASES: Mapping[str, tuple[dict[str, Any], Callable[[Draws], Layer]]] = {
     ),
     "gptq 8": (gptq_config(8, -1), gptq(8, -1)),
     "gptq 8, asymmetric": (gptq_config(8, 32, sym=False), gptq(8, 32, is_symmetric=False)),
+    "gptq 4, others by rules": (gptq_config(4, 64, dynamic=RULES), gptq_by_rules),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, bnb_4bit("nf4")),
     "nf4, double": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, bnb_4bit("nf4", is_double=True)),
     "fp4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, bnb_4bit("fp4")),
