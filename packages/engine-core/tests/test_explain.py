@@ -6,7 +6,8 @@ import pytest
 from engine_core_helpers.small_cores import LIMITS, add, added_during_a_step, build, run
 
 from llmstack_engine_core import EngineCore
-from llmstack_engine_core.explain import Explanation, Limits, UnknownRequestError, explain
+from llmstack_engine_core.explain import Explanation, Limits, UnknownRequestError, explain, last_part, parts_in
+from llmstack_engine_core.explain.answers import parts_of
 from llmstack_engine_core.explain.explanation import FOREIGN
 from llmstack_types import (
     RequestEvent,
@@ -232,3 +233,74 @@ def test_the_steps_of_another_keys_request_are_no_length_of_it() -> None:
 def test_a_request_that_is_not_there_is_unknown() -> None:
     with pytest.raises(UnknownRequestError):
         explain(StepRecording(0.0, (), ()), "r")
+
+
+def test_a_beam_search_is_one_request() -> None:
+    rows = [
+        [ScheduledRequest("r/beam-1", 0, 9, [1, 2, 3]), ScheduledRequest("other", 0, 5, [4])],
+        [ScheduledRequest("other", 5, 1, [])],
+        [ScheduledRequest("r/beam-2", 9, 1, []), ScheduledRequest("r/beam-3", 9, 1, [5])],
+        [ScheduledRequest("r/beam-4", 8, 3, []), ScheduledRequest("other", 6, 1, [])],
+    ]
+    steps = [
+        StepRecord(10.0 + number, StepPhases(0.0, 0.5, 0.0), SchedulerStats(number + 1), own)
+        for number, own in enumerate(rows)
+    ]
+    ended = RequestStatus.FINISHED_LENGTH_CAPPED
+    came = RequestStatus.WAITING
+    states = [
+        ("r/beam-1", came, 9.0), ("r/beam-1", ended, 10.5), ("r/beam-2", came, 10.5),
+        ("r/beam-2", ended, 12.5), ("r/beam-4", came, 12.5), ("r/beam-4", ended, 13.6),
+    ]  # fmt: skip
+    log = StepRecording(20.0, steps, [RequestEvent(*one) for one in states], {"r/beam-1": "mine"})
+    assert parts_in(log, "r") == parts_in(log, "r", "mine") == ["r"]
+    assert last_part(log, ["r"]) == ("r", 13.5)
+    found = explain(log, "r")
+    assert found.sentences[:2] == [
+        "It ended (finished length capped), 4.6 s after it came, with 3 steps.",
+        "It was a beam search: 4 beams had a part in these steps.",
+    ]
+    facts = found.facts
+    assert (facts["prompt_tokens"], facts["prefill_steps"], facts["decode_steps"], facts["beams"]) == (9, 1, 2, 4)
+    assert facts["spans_ms"]["steps_of_others"] == 500
+    assert sum(facts["spans_ms"].values()) == facts["total_ms"] == 4600
+    running = log._replace(events=log.events[:5])
+    assert explain(running, "r").sentences[0].startswith("It is not over, ")
+
+
+def test_the_prompts_of_the_same_answer_are_not_those_of_others() -> None:
+    rows = [ScheduledRequest(name, 0, size, []) for name, size in (("r-0", 4), ("r-1", 6), ("other", 5))]
+    steps = [StepRecord(10.0, StepPhases(0.0, 0.5, 0.0), SchedulerStats(1), rows)]
+    log = StepRecording(20.0, steps, [RequestEvent("r-0", RequestStatus.WAITING, 9.0)])
+    text = " ".join(explain(log, "r-0", parts=["r-0", "r-1"]).sentences)
+    assert "in one step of 500 ms, beside 5 tokens of other prompts, and 6 of the same answer." in text
+    text = " ".join(explain(log, "r-0", parts=["r-0", "r-1", "other"]).sentences)
+    assert "in one step of 500 ms, beside 11 of the same answer." in text
+
+
+def test_a_preemption_without_another_request_names_the_cause() -> None:
+    rows = [
+        [ScheduledRequest("r", 0, 4, [1])],
+        [ScheduledRequest("other", 9, 1, [])],
+        [ScheduledRequest("r", 0, 5, [1])],
+    ]
+    steps = [
+        StepRecord(10.0 + number, StepPhases(0.0, 0.5, 0.0), SchedulerStats(number + 1), own)
+        for number, own in enumerate(rows)
+    ]
+    states = [(RequestStatus.WAITING, 10.0), (RequestStatus.PREEMPTED, 11.0)]
+    log = StepRecording(20.0, steps, [RequestEvent("r", *one) for one in states])
+    text = " ".join(explain(log, "r").sentences)
+    assert "It was preempted since no block of the KV cache was free: it went on after 1.0 s" in text
+
+
+HEX = "0123456789abcdef" * 2
+
+
+def test_an_id_that_the_client_gave_names_the_last_answer_with_it() -> None:
+    given = "cmpl-my-id"
+    first, last = f"{given}-{HEX}", f"{given}-{HEX[::-1]}"
+    names = ["cmpl-my-id-2", f"{first}-0", f"{last}-0", f"{last}-1", f"cmpl-my-ids-{HEX}-0"]
+    assert parts_of(given, names[1:]) == [f"{last}-0", f"{last}-1"]
+    assert parts_of(first, names) == [f"{first}-0"]
+    assert parts_of("cmpl", [f"cmpl-{HEX}-0"]) == []

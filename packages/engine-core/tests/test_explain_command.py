@@ -90,6 +90,42 @@ def test_a_log_explains_the_last_of_several_completions(tmp_path: Path, capsys: 
     assert found["sentences"][0].startswith("It was computed as 3 requests, ")
 
 
+@pytest.mark.parametrize("name", ["cmpl-mine", "cmpl-mine-0123456789abcdef0123456789abcdef"])
+def test_a_log_has_the_id_that_the_client_gave(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    add(core, "cmpl-mine-other-0", 8)
+    add(core, "cmpl-mine-0123456789abcdef0123456789abcdef-0", 8)
+    run(core)
+    core.shutdown()
+    assert command(name, "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["id"] == "cmpl-mine-0123456789abcdef0123456789abcdef-0"
+    assert command("cmpl-min", "--log", str(log)) == 1
+
+
+def test_a_log_explains_a_beam_search_as_one_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    core = logged_core(log := tmp_path / "steps.log")
+    add(core, "r/beam-1", 8, max_tokens=1)
+    add(core, "other", 20, first=9)
+    core.step()
+    for number in range(2, 8):
+        add(core, f"r/beam-{number}", 9 + number // 4, max_tokens=1)
+        if number % 3 == 1:
+            core.step()
+    run(core)
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["id"], found["facts"]["prompt_tokens"], found["facts"]["status"]) == (
+        "r",
+        8,
+        "finished_length_capped",
+    )
+    assert found["facts"]["beams"] == 7
+    assert found["facts"]["no_estimate"] == "a beam search is not replayed"
+    assert abs(sum(found["facts"]["spans_ms"].values()) - found["facts"]["total_ms"]) < 1
+
+
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:1"])
 def test_a_server_that_is_not_there_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("r", "--url", url) == 1

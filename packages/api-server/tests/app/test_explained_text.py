@@ -18,7 +18,7 @@ from llmstack_server.options.secret import Secret
 from llmstack_server.state import recent_prompts
 from llmstack_server.state.recent_prompts import RecentPrompts
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
 from llmstack_types import (
     RequestEvent,
@@ -51,7 +51,8 @@ def serving(*, explains_text: bool = True) -> tuple[Any, ServerState]:
     state = ready_state(engine := FakeEngineClient(), http)
     state.config = replace(state.config, observability=ObservabilityConfig(explains_text=explains_text))
     first, second, _ = tenants(state)
-    rows = [ScheduledRequest(name, 0, 8, [number]) for number, name in enumerate(NAMES)]
+    engine.engines = [replace(READY, block_size=4)]
+    rows = [ScheduledRequest(name, 8 * (name == "mine"), 12, [number]) for number, name in enumerate(NAMES)]
     stats = SchedulerStats(1, num_running=3, num_free_blocks=5, num_blocks=64)
     steps = [StepRecord(10.0, StepPhases(0.0, 0.01, 0.0), stats, rows)]
     events = [RequestEvent(name, RequestStatus.WAITING, 9.0) for name in NAMES]
@@ -76,13 +77,56 @@ async def explanation(app: Any, name: str, key: str) -> dict[str, Any]:
 async def test_own_prompts_show_the_text_where_they_part() -> None:
     app, _ = serving()
     found = await explanation(app, "mine", "first-key")
-    assert found["sentences"][-1] == (
+    cached = found["sentences"].index("The prefix cache held 8 of the 20 tokens of its prompt.")
+    assert found["sentences"][cached + 1] == (
         "Its prompt parts from that of earlier at token 8. "
         "After 'the fox ' it has token 115, 's', and earlier has token 114, 'r'."
     )
     facts = found["facts"]
     assert (facts["parts_at"], facts["parted_from"], facts["text_before"]) == (8, "earlier", "the fox ")
     assert (facts["own_text"], facts["other_text"]) == ("s", "r")
+
+
+def steps_of(rows: list[list[ScheduledRequest]]) -> list[StepRecord]:
+    return [
+        StepRecord(10.0 + number, StepPhases(0.0, 0.5, 0.0), SchedulerStats(number + 1), own)
+        for number, own in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(("taker", "shown"), [("later", "later"), ("foreign", "another key's request")])
+async def test_a_block_that_another_request_got_is_named_instead(taker: str, shown: str) -> None:
+    app, state = serving()
+    engine: Any = state.engine
+    first, second, _ = tenants(state)
+    rows = [
+        [ScheduledRequest("earlier", 0, 12, [7, 8, 9])],
+        [ScheduledRequest(taker, 0, 5, [8, 3])],
+        [ScheduledRequest("mine", 4, 10, [7, 1, 2])],
+    ]
+    owners = {"earlier": first, "mine": first, "later": first, "foreign": second}
+    engine.last_steps = engine.last_steps._replace(steps=steps_of(rows), tenants=owners)
+    found = await explanation(app, "mine", "first-key")
+    cached = found["sentences"].index("The prefix cache held 4 of the 14 tokens of its prompt.")
+    assert found["sentences"][cached + 1] == (
+        f"Its first 8 tokens are also those of earlier: the next block of these was evicted 1.0 s before it began, "
+        f"for {shown}."
+    )
+    assert (found["facts"]["evicted_for"], found["facts"]["shared_with"]) == (shown, "earlier")
+
+
+@pytest.mark.parametrize(("num_cached", "block_size"), [(12, 4), (0, 16)])
+async def test_what_the_cache_can_hold_needs_no_cause(num_cached: int, block_size: int) -> None:
+    app, state = serving()
+    engine: Any = state.engine
+    engine.engines = [replace(READY, block_size=block_size)]
+    rows = [
+        [ScheduledRequest("earlier", 0, 12, [7, 8, 9])],
+        [ScheduledRequest("mine", num_cached, 14 - num_cached, [])],
+    ]
+    engine.last_steps = engine.last_steps._replace(steps=steps_of(rows))
+    found = await explanation(app, "mine", "first-key")
+    assert not {"parts_at", "shared_with"} & set(found["facts"])
 
 
 async def test_no_text_of_another_key_is_shown_not_even_to_operators() -> None:

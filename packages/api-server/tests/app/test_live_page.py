@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from llmstack_server.options.secret import Secret
 from llmstack_server.state.first_tokens import PendingRequest
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.peers import Peers
+from llmstack_server.state.recent_requests import RecentRequests
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
@@ -201,8 +203,8 @@ async def test_first_tokens_are_predicted_and_real_for_the_key_that_asked() -> N
         state = ready_state(FakeEngineClient(), HTTPConfig(api_keys=KEYS if key else ()))
         tenants = [client.tenant for client in clients_of(state.config)] if key else ["", ""]
         mine = predicted(tenants[0], 0.25)
-        state.predictions.note("mine", mine)
-        state.predictions.note("other", predicted(tenants[1], 0.5))
+        state.recent_requests.note("mine", mine)
+        state.recent_requests.note("other", predicted(tenants[1], 0.5))
         state.queue.first_tokens.note_first(mine, 0.3)
         part = await read_once(state, key=key)
         expected = [["mine", 250.0, 300.0], ["other", 500.0, None]]
@@ -224,7 +226,7 @@ async def test_the_api_processes_of_a_server_are_one_page(tmp_path: Path) -> Non
         state = ready_state(Reloaded())
         state.config = replace(state.config, reload=ReloadOptions(reload_models=("next=/models/next",)))
         state.peers = Peers(tmp_path, index, 2)
-        state.predictions.note(f"of {index}", predicted("", 0.25))
+        state.recent_requests.note(f"of {index}", predicted("", 0.25))
         states.append(state)
     async with states[0].peers, states[1].peers:  # type: ignore[union-attr]
         build_app(states[1])
@@ -293,6 +295,35 @@ async def test_a_slow_client_of_another_api_process_is_explained(tmp_path: Path)
         mine, other = [await call(app, "GET", f"/v1/requests/{name}/explanation") for name in ("mine", "other")]
     assert mine.json()["facts"]["slow_client_ms"] == 2500.0
     assert "slow_client_ms" not in other.json()["facts"]
+
+
+async def test_a_request_is_found_by_its_http_id_in_any_process(tmp_path: Path) -> None:
+    apps, states = [], []
+    for index in range(2):
+        state = ready_state(FakeEngineClient())
+        state.peers = Peers(tmp_path, index, 2)
+        states.append(state)
+        apps.append(build_app(state))
+    async with states[0].peers, states[1].peers:  # type: ignore[union-attr]
+        body = {"prompt": "Hello", "max_tokens": 2}
+        answer = await call(apps[1], "POST", "/v1/completions", body, {"x-request-id": "from-me"})
+        rows = [ScheduledRequest(f"{answer.json()['id']}-0", 0, 4, [5])]
+        log = kept_steps()
+        for state, app in zip(states, apps, strict=True):
+            engine: Any = state.engine
+            engine.last_steps = log._replace(steps=[log.steps[0]._replace(rows=rows)], events=[])
+            found = await call(app, "GET", "/v1/requests/from-me/explanation")
+            assert found.json()["id"] == f"{answer.json()['id']}-0"
+            assert (await call(app, "GET", "/v1/requests/from-you/explanation")).status == 404
+
+
+def test_an_http_id_names_the_last_answer_of_its_key() -> None:
+    recent = RecentRequests()
+    for request_id, tenant in (("cmpl-1a-0", "a"), ("chatcmpl-2b", "a"), ("0_cmpl-3c-12", "b")):
+        recent.note(request_id, PendingRequest(1, tenant, None, http_id="same"))
+    named = [recent.named(http_id, tenant) for http_id, tenant in (("same", "a"), ("same", "b"), ("same", None))]
+    assert named == ["chatcmpl-2b", "cmpl-3c", "cmpl-3c"]
+    assert recent.named("same", "c") is recent.named("other", None) is None
 
 
 def behind_a_long_prompt(name: str) -> StepRecording:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_engine_core.prediction import FirstToken
-from llmstack_server.state import recent_predictions
+from llmstack_server.state import recent_requests
 from llmstack_server.state.first_tokens import PendingRequest
-from llmstack_server.state.recent_predictions import RecentPredictions
+from llmstack_server.state.recent_requests import RecentRequests
 from llmstack_server.state.shared_table import SharedTable
 from llmstack_server.state.slow_readers import SlowReaders
 
@@ -40,9 +40,9 @@ def test_both_limits_hold_and_the_tenant_with_the_most_loses_its_oldest_row(
 
 
 def test_predictions_and_slow_readers_of_one_key_do_not_end_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_predictions, "MAX_KEPT", 4)
+    monkeypatch.setattr(recent_requests, "MAX_KEPT", 4)
     monkeypatch.setattr("llmstack_server.state.slow_readers.MAX_STREAMS", 4)
-    predictions, readers = RecentPredictions(clock=lambda: 1.0), SlowReaders()
+    predictions, readers = RecentRequests(clock=lambda: 1.0), SlowReaders()
     for tenant, number in [("quiet", 0), ("quiet", 1), *(("loud", number) for number in range(9))]:
         request = PendingRequest(1, tenant, None, submitted_s=1.0, prediction=FirstToken(0.0, 0.5))
         predictions.note(f"{tenant}{number}", request)

@@ -174,10 +174,43 @@ async def test_the_wait_for_a_slow_reader_is_measured_and_explained(monkeypatch:
     await add_reader(found, state)
     assert found.facts["slow_client_ms"] >= 120
     assert found.sentences[-1].endswith("until its client had read: a slow client.")
-    monkeypatch.setattr("llmstack_server.web.answers.MIN_WAIT_S", waited_s + 60.0)
+    monkeypatch.setattr("llmstack_server.state.slow_readers.MIN_WAIT_S", waited_s + 60.0)
     answer = await call(slow_connection, "POST", "/v1/completions", STREAM)
     quick = next(json.loads(part[6:])["id"] for part in answer.parts if part.startswith(b"data: {"))
     assert state.slow_readers.waited_s(f"{quick}-0") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}]}),
+    ],
+)
+@pytest.mark.parametrize("headers", [{}, {"x-llmstack-resume": "60"}])
+async def test_the_wait_for_each_reader_of_a_stream_counts(path: str, body: Any, headers: dict[str, str]):
+    state = ready_state(FakeEngineClient())
+    app = build_app(state)
+    late_s = 0.06
+
+    async def slow_connection(scope: Any, receive: Any, send: Any) -> None:
+        async def take_late(message: Any) -> None:
+            await asyncio.sleep(late_s)
+            await send(message)
+
+        await app(scope, receive, take_late)
+
+    answer = await call(slow_connection, "POST", path, body | {"max_tokens": 2, "stream": True}, headers)
+    assert answer.status == 200
+    ((request_id, waited_s),) = state.slow_readers._waited_s.items()
+    assert request_id in answer.body.decode()
+    assert waited_s >= late_s
+    if headers:
+        stream_id = answer.headers["x-llmstack-stream-id"]
+        await call(slow_connection, "GET", f"/v1/streams/{stream_id}?after=1")
+        ((_, in_all_s),) = state.slow_readers._waited_s.items()
+        assert in_all_s >= waited_s + late_s
 
 
 def test_so_many_slow_readers_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch):

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from llmstack_server.state.recent_prompts import MAX_ID_LENGTH, RecentPrompts
+from llmstack_server.app.explained_text import add_text, recent_prompts
+from llmstack_server.state.recent_prompts import MAX_ID_LENGTH
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, request_not_found, server_is_overloaded
 from llmstack_server.web.openapi import error_responses
-from llmstack_types import EngineReady, InvalidRequestError, StepRecording
+from llmstack_types import EngineReady, StepRecording
 
 if TYPE_CHECKING:
     from llmstack_engine_core.explain import Explanation
 
 
 MAX_ESTIMATES = 4
-MAX_CHARACTERS = 80
-# What API processes ask each other: how long a stream has waited for its client.
+# What API processes ask each other: how long a stream has waited for its client, and which answer has a request id.
 READER_TOPIC: Final = "reader"
-_NUMBER: Final = re.compile(r"^\d+_")
+NAMED_TOPIC: Final = "named"
 
 
 def add_explanation_route(router: APIRouter, state: ServerState) -> None:
     """Adds the route, which needs the API key. Operators may ask for every request, others for their own."""
     estimating, num_estimates = asyncio.Lock(), 0
-    prompts = _recent_prompts(state)
+    prompts = recent_prompts(state)
     if state.peers is not None:
         state.peers.add_topic(READER_TOPIC, lambda name: _reader_answer(state, name))
+        state.peers.add_topic(NAMED_TOPIC, lambda question: _named_answer(state, question))
 
     @router.get("/v1/requests/{request_id}/explanation", responses=error_responses(404, 503))
     async def explanation(request_id: str, estimates: bool = False) -> Response:
@@ -47,11 +46,14 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
         tenant = None if client.is_operator else client.tenant
         answer = await _find(request_id, tenant, state)
         if answer is None:
+            named = await _named(request_id, tenant, state)
+            answer = None if named is None else await _find(named, tenant, state)
+        if answer is None:
             raise HTTPError(request_not_found())
         found = await asyncio.to_thread(_explain, answer, tenant, state)
         await add_reader(found, state)
         if prompts is not None:
-            await _add_text(found, request_id, prompts, client.tenant, state)
+            await add_text(found, answer.log, answer.ready, prompts, client.tenant, state)
         if estimates:
             if num_estimates >= MAX_ESTIMATES:
                 raise HTTPError(server_is_overloaded())
@@ -90,8 +92,7 @@ async def _find(request_id: str, tenant: str | None, state: ServerState) -> _Ans
         log = await state.engine.recent_steps(0, engine_index)
         # The rows are read many times.
         log = log._replace(steps=[step._replace(rows=list(step.rows)) for step in log.steps])
-        own = await asyncio.to_thread(parts_in, log, request_id)
-        own = [name for name in own if tenant is None or log.tenants.get(name) == tenant]
+        own = await asyncio.to_thread(parts_in, log, request_id, tenant)
         if own:
             name, end_s = await asyncio.to_thread(last_part, log, own)
             parts += own
@@ -102,54 +103,26 @@ async def _find(request_id: str, tenant: str | None, state: ServerState) -> _Ans
     return _Answer(name, parts, log, ready)
 
 
+async def _named(http_id: str, tenant: str | None, state: ServerState) -> str | None:
+    """The answer with this `X-Request-Id`, in whichever process: of a tenant, or of all."""
+    named = state.recent_requests.named(http_id, tenant)
+    if named is not None or len(http_id) > MAX_ID_LENGTH:
+        return named
+    words = [quote(word, safe="") for word in (http_id, tenant) if word is not None]
+    answers = await state.ask_peers(" ".join((NAMED_TOPIC, *words)))
+    return next((answer for answer in answers if isinstance(answer, str)), None)
+
+
+async def _named_answer(state: ServerState, question: str) -> str | None:
+    http_id, mark, tenant = question.partition(" ")
+    return state.recent_requests.named(unquote(http_id), unquote(tenant) if mark else None)
+
+
 def add_parts_of(found: Explanation, answer: _Answer) -> None:
     """Says that one of several requests is explained."""
     from llmstack_engine_core.explain import add_parts  # late: few requests need it
 
     add_parts(found, answer.parts)
-
-
-def _recent_prompts(state: ServerState) -> RecentPrompts | None:
-    """Follows requests from the time when the server is ready; None where no text may be shown."""
-    if not state.config.observability.explains_text:
-        return None
-    prompts = RecentPrompts()
-    prompts.share(state.peers)
-    state.at_ready.append(lambda: state.engine.add_observer(prompts))
-    return prompts
-
-
-async def _add_text(
-    found: Explanation, request_id: str, prompts: RecentPrompts, tenant: str, state: ServerState
-) -> None:
-    """Adds the tokens and the text where the prompt parts from another one of the same key; operators see no other."""
-    # A completion has a number before the id of its prompt.
-    names = dict.fromkeys((request_id, found.request_id, _NUMBER.sub("", found.request_id)))
-    partings = [await prompts.parting(name, tenant) for name in names]
-    parting = next((one for one in partings if one is not None), None)
-    if parting is None:
-        return
-
-    async def text(token_ids: Sequence[int]) -> str:
-        return (await state.engine.detokenize(token_ids))[-MAX_CHARACTERS:]
-
-    async def shown(whose: str) -> str:
-        token_id = parting[f"{whose}_token"]
-        if token_id is None:
-            return "its end"
-        found.facts[f"{whose}_token"], found.facts[f"{whose}_text"] = token_id, await text([token_id])
-        return f"token {token_id}, {found.facts[f'{whose}_text']!r}"
-
-    try:
-        before = await text(parting["before"])
-    except InvalidRequestError:  # the server has no tokenizer, so there is no text
-        return
-    other = parting["other"]
-    found.facts.update(parts_at=parting["at"], parted_from=other, text_before=before)
-    found.sentences.append(
-        f"Its prompt parts from that of {other} at token {parting['at']}. "
-        f"After {before!r} it has {await shown('own')}, and {other} has {await shown('other')}."
-    )
 
 
 def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explanation:
@@ -160,7 +133,7 @@ def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explana
 
     engine = state.config.engine
     limits = Limits(engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len))
-    return explain(answer.log, answer.name, limits, None if tenant is None else is_shown)
+    return explain(answer.log, answer.name, limits, None if tenant is None else is_shown, answer.parts)
 
 
 async def add_reader(found: Explanation, state: ServerState) -> None:

@@ -126,7 +126,7 @@ class _Clock:
 def _report(state: ServerState, age_s: float) -> dict[str, Any]:
     """The part of this process: what it has predicted in the last seconds, and who finishes with earlier weights."""
     num_finishing = state.engine.num_finishing_requests if isinstance(state.engine, ReloadableEngine) else 0
-    return {"predictions": state.predictions.rows(age_s), "num_finishing": num_finishing}
+    return {"predictions": state.recent_requests.rows(age_s), "num_finishing": num_finishing}
 
 
 async def _answer(state: ServerState, age_ms: str) -> dict[str, Any] | None:

@@ -33,6 +33,9 @@ class PendingRequest:
         wait_s: How long it was predicted to wait when it came; None before anything was measured.
         first_s: How long after its submission its first token was there; None before.
         prediction: The last prediction of its first token; None before anything was measured.
+        http_id: The `X-Request-Id` of its answer.
+        request_id: The id of its first prompt in the engine, once it is submitted.
+        is_recorded: Whether its answer is kept, and sent to its readers from there.
     """
 
     num_tokens: int
@@ -44,6 +47,9 @@ class PendingRequest:
     wait_s: float | None = None
     first_s: float | None = None
     prediction: FirstToken | None = None
+    http_id: str = ""
+    request_id: str = ""
+    is_recorded: bool = False
 
 
 class FirstTokens:

@@ -144,6 +144,7 @@ def _object_of(batch: Batch) -> dict[str, Any]:
         "status": head.status,
         "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in head.headers],
         "is_stream": head.is_stream,
+        "request_id": head.request_id,
         "first": batch.first,
         "parts": [part.decode("utf-8", "replace") for part in batch.parts],
         "is_last": batch.is_last,
@@ -160,6 +161,6 @@ def _batch_of(answer: dict[str, Any]) -> Batch:
     if error is not None:
         raise UnknownStreamError
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer["headers"])
-    head = Head(int(answer["status"]), headers, bool(answer["is_stream"]))
+    head = Head(int(answer["status"]), headers, bool(answer["is_stream"]), str(answer["request_id"]))
     parts = [part.encode() for part in answer["parts"]]
     return Batch(head, int(answer["first"]), parts, bool(answer["is_last"]), bool(answer["is_resumable"]))

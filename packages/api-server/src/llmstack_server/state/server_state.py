@@ -18,7 +18,7 @@ from llmstack_server.protocols import EngineClient
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
 from llmstack_server.state.queue_monitor import QueueMonitor
-from llmstack_server.state.recent_predictions import RecentPredictions
+from llmstack_server.state.recent_requests import RecentRequests
 from llmstack_server.state.request_ids import RequestIds
 from llmstack_server.state.shared_adapters import SharedAdapters
 from llmstack_server.state.shared_streams import SharedStreams
@@ -87,7 +87,7 @@ class ServerState:
         facts: Further lines of `/server_info`, such as the kind of chat template.
         peers: The other API processes of the server; None where this is the only one.
         queue: Follows the queues of the engine cores, and predicts how long a request waits.
-        predictions: The first tokens that were predicted last.
+        recent_requests: The last requests, with their predicted first tokens.
         decoding: The turns at decoding large bodies.
         is_paused: Whether new requests are refused until `/resume`.
         request_ids: The ids that clients have given to running requests.
@@ -118,7 +118,7 @@ class ServerState:
     watchdog: StuckWatchdog = field(default_factory=lambda: StuckWatchdog(0.0))
     peers: Peers | None = None
     queue: QueueMonitor = field(default_factory=QueueMonitor)
-    predictions: RecentPredictions = field(default_factory=RecentPredictions)
+    recent_requests: RecentRequests = field(default_factory=RecentRequests)
     decoding: Turns = field(default_factory=Turns)
     is_paused: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from llmstack_server.state.recent_requests import answer_of
 from llmstack_server.state.shared_table import SharedTable
 
 MAX_STREAMS: Final = 1024
@@ -18,12 +19,14 @@ class SlowReaders:
         self._waited_s: SharedTable[float] = SharedTable(MAX_STREAMS)
 
     def note(self, request_id: str, tenant: str, waited_s: float) -> None:
-        """Notes at the end of a stream how long its events waited for the client to read: `MIN_WAIT_S` at least."""
-        self._waited_s.put(request_id, tenant, waited_s)
+        """Notes at the end of a connection how long the events of a stream waited for its client to read.
+
+        Less than `MIN_WAIT_S` is no wait. Those of several connections to one stream add up.
+        """
+        if waited_s >= MIN_WAIT_S:
+            answer_id = answer_of(request_id)
+            self._waited_s.put(answer_id, tenant, waited_s + (self._waited_s.get(answer_id) or 0.0))
 
     def waited_s(self, request_id: str) -> float | None:
-        """The wait of a request's stream; a completion has a number before its id, one for a prompt after it."""
-        number, mark, rest = request_id.partition("_")
-        answer_id = rest if mark and number.isdecimal() else request_id
-        names = (request_id, answer_id, answer_id.rpartition("-")[0])
-        return next((found for name in names if (found := self._waited_s.get(name)) is not None), None)
+        """The wait of the stream of a request, or of its answer."""
+        return self._waited_s.get(answer_of(request_id))

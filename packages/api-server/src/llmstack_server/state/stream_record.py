@@ -34,11 +34,16 @@ class FailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of an HTTP answer."""
+    """The beginning of an HTTP answer.
+
+    Attributes:
+        request_id: The id in the engine; empty for an answer of an earlier server.
+    """
 
     status: int
     headers: RawHeaders
     is_stream: bool
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

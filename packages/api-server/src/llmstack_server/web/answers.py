@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 from llmstack_llm import request_errors
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.state.slow_readers import MIN_WAIT_S
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
@@ -117,15 +116,17 @@ class GenerationResponse(Response):
     async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
         sender = self._sender = EventSender(send, [*_RAW_STREAM_HEADERS, *_prediction_headers()])
         try:
-            async for event in events:
-                await sender.event(event)
+            try:
+                async for event in events:
+                    await sender.event(event)
+            finally:
+                await sender.stop()
+                await close(events)
+            await sender.end(getattr(self._prepared, "end", DONE))
         finally:
-            request_id = getattr(self._prepared, "engine_request_id", None)
-            if request_id is not None and sender.waited_s >= MIN_WAIT_S:
-                self._state.slow_readers.note(request_id, current_client.get().tenant, sender.waited_s)
-            await sender.stop()
-            await close(events)
-        await sender.end(getattr(self._prepared, "end", DONE))
+            request = current_request.get()
+            if request is not None and not request.is_recorded:
+                self._state.slow_readers.note(request.request_id, request.tenant, sender.waited_s)
 
     async def _end_with_error(self, error: Exception, request_id: str, sender: EventSender) -> None:
         """Sends the error as the last event without `[DONE]`, so that the answer is visibly incomplete."""

@@ -235,7 +235,10 @@ def stream_reader_replaced() -> ErrorAnswer:
 
 def request_not_found() -> ErrorAnswer:
     """404 `not_found`, for a request that is unknown, forgotten, or another key's: all look alike."""
-    return error_answer("not_found", "The last steps have no request with this id, which is the 'id' of an answer.")
+    return error_answer(
+        "not_found",
+        "The last steps have no request with this id, which is the 'id' of an answer or its 'x-request-id'.",
+    )
 
 
 def step_log_not_kept() -> ErrorAnswer:

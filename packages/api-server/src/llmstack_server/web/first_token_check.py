@@ -48,8 +48,7 @@ def check_first_token(
         raise HTTPError(deadline_unreachable(prediction.ttft_s, deadline.limit_s, retry_s))
 
     queue.note_submitted(sum(num_prompt_tokens) * num_generated, sum(num_output_tokens) * num_generated)
-    if prediction is not None:
-        state.predictions.note(request_id, request)
+    state.recent_requests.note(request_id, request)
 
     def note_first_token(real_s: float) -> None:
         queue.first_tokens.note_first(request, real_s)

@@ -76,9 +76,13 @@ class EventSender:
     async def end(self, data: bytes) -> None:
         """Sends the last event."""
         await self.stop()
-        if not self.has_started:
-            await self._start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        began_s = self._loop.time()
+        try:
+            if not self.has_started:
+                await self._start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        finally:
+            self.waited_s += self._loop.time() - began_s
 
     async def stop(self) -> None:
         """Sends no further comment, and gives up one that waits for its reader. Idempotent."""

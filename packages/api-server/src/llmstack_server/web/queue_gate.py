@@ -55,7 +55,7 @@ class QueueGateMiddleware:
             if deadline_s is not None:
                 limit_deadline(deadline_s)
             with queue.pending(num_tokens, tenant, num_bytes) as request:
-                request.wait_s = wait_s
+                request.wait_s, request.http_id = wait_s, scope["state"]["request_id"]
                 await self._app(scope, receive, send)
         except ServerOverloadedError as error:
             wait_s = queue.predict_wait(num_tokens, tenant)

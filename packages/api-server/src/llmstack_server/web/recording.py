@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.types import Message
 
+from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.stream_record import Head, StreamRecord
 from llmstack_server.state.stream_table import StreamTable
 
@@ -64,7 +65,11 @@ class Recorder:
         self._is_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
         if message["status"] >= 400:
             self._table.remove(self._record)
-        self._record.begin(Head(message["status"], headers, self._is_stream))
+        request = current_request.get()
+        if request is not None:
+            request.is_recorded = True  # its readers wait for their clients, and it does not
+        request_id = "" if request is None else request.request_id
+        self._record.begin(Head(message["status"], headers, self._is_stream, request_id))
 
     async def _append_events(self, body: bytes) -> None:
         *events, self._rest = (self._rest + body).split(_END_OF_EVENT)

@@ -21,6 +21,7 @@ from llmstack_server.state.stream_record import (
 )
 from llmstack_server.web.answers import run_while_connected
 from llmstack_server.web.body import ClientDisconnected
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import (
     ERROR_EVENT,
     ErrorAnswer,
@@ -94,14 +95,19 @@ class StreamAnswer(Response):
     async def _send_events(self, batch: Batch, send: Send) -> None:
         sender = self._sender = EventSender(send, self._headers_for(batch))
         try:
-            while not batch.is_last:
-                await sender.event(self._events(batch) or COMMENT)
-                if self._flow is not None and isinstance(self._reader, StreamReader):
-                    self._reader.follow(self._take)
-                batch = await self._reader.read()
+            try:
+                while not batch.is_last:
+                    await sender.event(self._events(batch) or COMMENT)
+                    if self._flow is not None and isinstance(self._reader, StreamReader):
+                        self._reader.follow(self._take)
+                    batch = await self._reader.read()
+            finally:
+                await sender.stop()
+            await sender.end(self._events(batch))
         finally:
-            await sender.stop()
-        await sender.end(self._events(batch))
+            if batch.head.request_id:
+                tenant = current_client.get().tenant
+                self._state.slow_readers.note(batch.head.request_id, tenant, sender.waited_s)
 
     async def _take(self, number: int, part: bytes) -> bool:
         """Sends an event where that waits for nothing, in the task that generates it."""

@@ -146,7 +146,7 @@ def _from_run(run: Run, request_id: str, text_of: TextOf | None) -> Explanation 
     if not parts:
         return None
     name, _ = last_part(log, parts)
-    made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
+    made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens), parts=parts)
     made.sentences.extend(run.notes)
     if run.truncated_at is not None:
         made.facts["damaged_at"] = run.truncated_at

@@ -4,7 +4,7 @@ from llmstack_engine_core.explain.answers import first_names, last_part, part_ma
 from llmstack_engine_core.explain.deadlines import add_deadline
 from llmstack_engine_core.explain.estimates import add_estimates, add_estimates_of_engine
 from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, add_parts, explain
-from llmstack_engine_core.explain.prefixes import add_prefix_match
+from llmstack_engine_core.explain.prefixes import add_lost_block, add_prefix_match, insert_on_prefix
 from llmstack_engine_core.explain.workload import workload_of_log, workload_of_steps
 
 __all__ = [
@@ -14,10 +14,12 @@ __all__ = [
     "add_deadline",
     "add_estimates",
     "add_estimates_of_engine",
+    "add_lost_block",
     "add_parts",
     "add_prefix_match",
     "explain",
     "first_names",
+    "insert_on_prefix",
     "last_part",
     "part_matcher",
     "parts_in",

@@ -20,6 +20,7 @@ from llmstack_types import EngineReady, StepRecord, StepRecording
 # A change that saves less is not named.
 MIN_GAIN = 0.05
 MIN_TTFT = 0.1
+MIN_GAIN_S = 0.005
 # A running server computes these in about a second, beside its requests.
 MAX_LIVE_ROWS = 32_768
 MAX_LIVE_ROWS_IN_ALL = 163_840
@@ -71,6 +72,8 @@ def _estimate(
     work: Work,
 ) -> str | None:
     """Adds the estimates; otherwise says why there are none."""
+    if made.facts.get("beams"):
+        return "a beam search is not replayed"
     if workload is None:
         return "its beginning is no longer kept, or it has no token yet"
     try:
@@ -172,7 +175,8 @@ def _advice(tried: list[tuple[Change, Times]], unchanged: Times, error: float) -
 
 def _gain(times: Times, unchanged: Times) -> float:
     """The larger share that is saved: of the time to the first token, or of the whole, which must not be longer."""
-    if times.total_s > unchanged.total_s:
+    saved_s = max(unchanged.ttft_s - times.ttft_s, unchanged.total_s - times.total_s)
+    if times.total_s > unchanged.total_s or saved_s < MIN_GAIN_S:
         return 0.0
     return max(_shares(times, unchanged, lambda seconds: -seconds))
 

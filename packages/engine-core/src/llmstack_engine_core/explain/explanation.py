@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from llmstack_engine_core.explain.beams import join_beams
 from llmstack_engine_core.explain.history import (
     FOREIGN,
     PREEMPTIONS,
@@ -62,10 +63,12 @@ def explain(
     request_id: str,
     limits: Limits | None = None,
     is_shown: Callable[[str], bool] | None = None,
+    parts: Sequence[str] = (),
 ) -> Explanation:
-    """Explains a request from the steps that are kept. O(rows).
+    """Explains a request, or a beam search, from the steps that are kept. O(rows).
 
     `is_shown`: Whether the reader may know the id of another request; all are known without it.
+    `parts`: All requests of its answer.
 
     Raises:
         UnknownRequestError: The log has nothing of this request.
@@ -74,7 +77,8 @@ def explain(
     def name_of(other: str) -> str:
         return other if is_shown is None or is_shown(other) else FOREIGN
 
-    history = History.of(log, request_id, name_of)
+    log, num_beams = join_beams(log, request_id)
+    history = History.of(log, request_id, name_of, frozenset(parts), num_beams)
     made = Explanation(request_id)
     for part in (_state, _preparation, _queue, _prefix_cache, _prefill, _decodes, _preemptions, _spans, _alone):
         for sentence in part(history, limits or Limits(), made.facts):
@@ -87,7 +91,7 @@ def add_parts(made: Explanation, parts: Sequence[str]) -> None:
     made.facts["parts"] = list(parts[:MAX_PARTS])
     made.sentences.insert(
         0,
-        f"It was computed as {len(parts)} requests, one for each prompt, completion or beam. "
+        f"It was computed as {len(parts)} requests, one for each prompt and completion. "
         f"This is the one that ended last, {made.request_id}.",
     )
 
@@ -102,6 +106,9 @@ def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     state = f"It ended ({status.value.replace('_', ' ')})" if status and history.is_over else "It is not over"
     came = "came here" if history.num_resumed_tokens else "came"
     yield f"{state}, {to_text(total_s)} after it {came}, with {to_count(len(history.own), 'step')}."
+    if history.num_beams:
+        facts["beams"] = history.num_beams
+        yield f"It was a beam search: {to_count(history.num_beams, 'beam')} had a part in these steps."
     if history.num_resumed_tokens:
         facts["resumed_tokens"] = history.num_resumed_tokens
         tokens = to_count(history.num_resumed_tokens, "token")
@@ -218,9 +225,12 @@ def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
     seconds = end_s - history.prefill[0][0].start_s
     facts["prefill_steps"], facts["prefill_ms"] = len(history.prefill), to_ms(seconds)
     facts["ttft_ms"] = to_ms(end_s - history.start_s)
-    others = [row for record, _ in history.prefill for row in history.others(record)]
+    rows = [row for record, _ in history.prefill for row in history.others(record)]
+    others = [row for row in rows if row.request_id not in history.siblings]
     num_others = history.shown_tokens(num_prefill_tokens(others), (row.request_id for row in others))
     beside = f", beside {num_others} tokens of other prompts" if num_others else ""
+    num_siblings = num_prefill_tokens([row for row in rows if row.request_id in history.siblings])
+    beside += f"{', and' if beside else ', beside'} {num_siblings} of the same answer" if num_siblings else ""
     steps = "one step" if len(history.prefill) == 1 else f"{len(history.prefill)} steps"
     rest = "What it did not hold" if history.num_resumed_tokens else "The rest of its prompt"
     yield f"{rest} was computed in {steps} of {to_text(seconds)}{beside}."
@@ -260,7 +270,7 @@ def _preemptions(history: History, limits: Limits, facts: dict[str, Any]) -> Ite
         after = next(((record, row) for record, row in history.own if record.start_s >= event.time_s), None)
         takers = [record for record in history.steps if end_of(record) > event.time_s + CLOCK_S][:1]
         taker = _taker(history, takers)
-        who = f" since {taker} needed blocks" if taker else ""
+        who = f" since {taker} needed blocks" if taker else " since no block of the KV cache was free"
         if after is None:
             yield f"It was preempted{who}, and has not gone on yet."
             continue
@@ -338,7 +348,7 @@ def _is_worth_a_sentence(seconds: float, of_s: float) -> bool:
 def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     """An estimate of the same steps without other requests."""
     fitted = _fit(history.steps)
-    if fitted is None or not history.own or history.queued_s is None:
+    if fitted is None or not history.own or history.queued_s is None or history.num_beams:
         return
     model, error = fitted
     seconds = sum(model.step_s(step_work([row])) for _, row in history.own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +28,8 @@ class History:
         own: The steps that the request took part in, with its row.
         events: The states that it entered, oldest first.
         num_resumed_tokens: Tokens of its answer that another engine core had generated.
+        siblings: The requests of its answer.
+        num_beams: Of a beam search, which has one row for all beams of a step.
     """
 
     request_id: str
@@ -36,9 +38,18 @@ class History:
     own: Sequence[tuple[StepRecord, ScheduledRequest]]
     events: Sequence[RequestEvent]
     num_resumed_tokens: int
+    siblings: Container[str] = ()
+    num_beams: int = 0
 
     @classmethod
-    def of(cls, log: StepRecording, request_id: str, name_of: Callable[[str], str]) -> History:
+    def of(
+        cls,
+        log: StepRecording,
+        request_id: str,
+        name_of: Callable[[str], str],
+        siblings: Container[str] = (),
+        num_beams: int = 0,
+    ) -> History:
         """Takes it out of the log.
 
         Raises:
@@ -48,7 +59,8 @@ class History:
         events = [event for event in log.events if event.request_id == request_id]
         if not own and not events:
             raise UnknownRequestError(request_id)
-        return cls(request_id, name_of, log.steps, own, events, log.resumed_tokens.get(request_id, 0))
+        num_resumed = log.resumed_tokens.get(request_id, 0)
+        return cls(request_id, name_of, log.steps, own, events, num_resumed, siblings, num_beams)
 
     @property
     def queued_s(self) -> float | None:

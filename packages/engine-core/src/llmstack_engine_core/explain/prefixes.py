@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.explain.explanation import Explanation, to_ms, to_text
+from llmstack_engine_core.explain.history import FOREIGN
 from llmstack_engine_core.step_log import Run
 from llmstack_types import EngineCoreRequest, StepRecord, StepRecording
 
@@ -65,9 +66,37 @@ def add_prefix_match(
         if text_of is not None:
             sentence = f"{sentence} {_parting(made.facts, request, shared, text_of)}"
     else:
-        sentence = _lost(made.facts, log.steps, shared, num_cached, own_rows[0][0], cache)
+        steps = [record for record in log.steps if record.start_s <= own_rows[0][0].start_s]
+        alike = (shared.request_id, shared.num_tokens)
+        sentence = _lost(made.facts, steps, alike, size, bool(cache.sliding_windows), str)
+    insert_on_prefix(made, sentence)
+
+
+def insert_on_prefix(made: Explanation, sentence: str) -> None:
+    """Puts a sentence after the one on the prefix cache."""
     position = next((i for i, one in enumerate(made.sentences) if one.startswith(_PREFIX_CACHE)), len(made.sentences))
     made.sentences.insert(position + 1, sentence)
+
+
+def add_lost_block(
+    made: Explanation, log: StepRecording, alike: tuple[str, int], block_size: int, is_shown: Callable[[str], bool]
+) -> None:
+    """Adds why a block was not found that an earlier request had computed, in a running server.
+
+    `alike`: The earlier request, and how many tokens at the beginning of both prompts are the same.
+    `is_shown`: Whether the reader may know the id of another request.
+    """
+    began_s = next(
+        (one.start_s for one in log.steps if any(row.request_id == made.request_id for row in one.rows)), None
+    )
+    if began_s is None:
+        return
+    steps = [record for record in log.steps if record.start_s <= began_s]
+
+    def name_of(other: str) -> str:
+        return other if is_shown(other) else FOREIGN
+
+    insert_on_prefix(made, _lost(made.facts, steps, alike, block_size, False, name_of))
 
 
 def _most_alike(run: Run, request_id: str) -> tuple[EngineCoreRequest | None, _Shared | None, int | None]:
@@ -119,33 +148,35 @@ def _shown(token_ids: Sequence[int], text_of: TextOf) -> str:
 
 def _lost(
     facts: dict[str, Any],
-    steps: Sequence[StepRecord],
-    shared: _Shared,
-    num_cached: int,
-    began: StepRecord,
-    cache: CacheConfig,
+    before: Sequence[StepRecord],
+    alike: tuple[str, int],
+    size: int,
+    has_windows: bool,
+    name_of: Callable[[str], str],
 ) -> str:
-    """A sentence about the block at which the match ended, though an earlier prompt goes on alike."""
-    name, size = shared.request_id, cache.block_size
-    facts["shared_with"], facts["shared_tokens"] = name, shared.num_tokens
-    alike = f"Its first {shared.num_tokens} tokens are also those of {name}"
-    index = num_cached // size
-    before = [record for record in steps if record.start_s <= began.start_s]  # the last one is its own first
+    """A sentence about the block at which the match ended, though an earlier prompt goes on alike.
+
+    `before`: The steps up to the first one of the request.
+    """
+    name, num_tokens = alike
+    facts["shared_with"], facts["shared_tokens"] = name, num_tokens
+    same = f"Its first {num_tokens} tokens are also those of {name}"
+    index = facts["cached_tokens"] // size
     number = _computed_in(before, name, (index + 1) * size)
-    if number is None or cache.sliding_windows:
+    if number is None or has_windows:
         has_begun = any(row.request_id == name for record in before for row in record.rows)
         return (
-            f"{alike}, which had not computed the next block yet." if has_begun else f"{alike}, whose blocks were gone."
+            f"{same}, which had not computed the next block yet." if has_begun else f"{same}, whose blocks were gone."
         )
     table = [block_id for record in before[: number + 1] for row in record.rows if row.request_id == name
              for block_id in row.new_block_ids]  # fmt: skip
     taken = _next_owner(before[:-1], number, table[index], size) if index < len(table) else None
     if taken is None:
-        return f"{alike}, whose next block was no longer cached."
+        return f"{same}, whose next block was no longer cached."
     record, taker = taken
-    facts["evicted_for"], facts["evicted_ms_before"] = taker, to_ms(began.start_s - record.start_s)
-    ago = to_text(began.start_s - record.start_s)
-    return f"{alike}: the next block of these was evicted {ago} before it began, for {taker}."
+    ago_s = before[-1].start_s - record.start_s
+    facts["evicted_for"], facts["evicted_ms_before"] = name_of(taker), to_ms(ago_s)
+    return f"{same}: the next block of these was evicted {to_text(ago_s)} before it began, for {name_of(taker)}."
 
 
 def _computed_in(steps: Sequence[StepRecord], request_id: str, num_tokens: int) -> int | None:

@@ -25,6 +25,8 @@ _CHUNK_BYTES: Final = 1 << 24
 _HEADER_BYTES: Final = 1 << 16
 _MAX_PLACE_BYTES: Final = 128
 _MAX_LENGTH_BYTES: Final = 10
+ANY_SUFFIX: Final = "-" + 32 * "?"
+"""In the name of a request to find: a hyphen and 32 characters that are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +195,7 @@ class LogFile:
         ]
 
     def _find_request(self, request_ids: Sequence[str]) -> int | None:
-        # As `pack_request` writes it: the name of the field, then its value.
-        patterns = [pack("request_id") + pack(one) for one in request_ids]
+        patterns = list(map(_packed_name, request_ids))
         for start, chunk in self._chunks(max(map(len, patterns))):
             found = [position for position in map(chunk.find, patterns) if position >= 0]
             if found:
@@ -303,6 +304,16 @@ class RunPart:
                 self.truncated_at = base + position if position < len(buffer) else None
                 return
             base, buffer, position = base + position, buffer[position:] + more, 0
+
+
+def _packed_name(request_id: str) -> bytes:
+    """As `pack_request` writes it: the name of the field, then its value; of a value that has `ANY_SUFFIX` a part.
+
+    A value begins with its length, so that the part fits only a name that is as long.
+    """
+    packed = pack("request_id") + pack(request_id)
+    _, mark, unknown = request_id.partition(ANY_SUFFIX)
+    return packed[: len(packed) - len(unknown.encode()) - len(mark) + 1] if mark else packed
 
 
 @contextmanager

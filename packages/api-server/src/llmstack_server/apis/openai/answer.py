@@ -28,7 +28,6 @@ class OpenAIAnswer:
         includes_usage: Whether a stream ends with a chunk that counts tokens.
         includes_continuous_usage: Whether every chunk counts tokens; only together with the last one's.
         fingerprint_fields: Fields of the chunks that end a choice, and of the last one.
-        engine_request_id: The id of the request in the engine.
         shows_tokens_as_ids: Whether tokens of log-probabilities are `token_id:N`.
     """
 
@@ -49,7 +48,6 @@ class OpenAIAnswer:
         self.outputs = outputs
         self.usage = usage
         self.n = outputs.prompts[0].sampling_params.n
-        self.engine_request_id = ids.engine
         self.is_stream = bool(fields.stream)
         self.includes_usage = answers.forces_usage or (options is not None and bool(options.include_usage))
         self.includes_continuous_usage = answers.forces_usage or (

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from llmstack_server.protocols import AdmittedInput, PooledOutput
+from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import timed
@@ -56,6 +57,9 @@ async def run_all(
     # Once for all: a request must not be refused by its own inputs.
     state.engine.check_room(len(first), count_tokens(first), tenant)
     state.queue.note_submitted(count_tokens(inputs), 0)
+    request = current_request.get()
+    if request is not None:
+        state.recent_requests.note(f"{request_id}-0", request)
     encode = partial(state.engine.encode, priority=priority, cache_salt=cache_salt, tenant=tenant, has_room=True)
     for start in range(0, len(inputs), MAX_NUM_IN_FLIGHT):
         streams: list[AsyncIterator[PooledOutput]] = [
