@@ -2,64 +2,32 @@
 //
 // A context is cut into tiles at multiples of 64 positions. A tile serves all queries of an item of work: several tokens
 // and the heads that share the KV head. For many of them its keys and values are laid out for multiplication once; a decode
-// reads them as they lie (`decode.h`). Softmax is taken tile after tile with a running maximum. Since the tiles do not move,
+// reads them as they lie (`decode.h`). Decodes whose contexts begin with the same blocks read those once (`items.h`). Softmax
+// is taken tile after tile with a running maximum. Since the tiles do not move,
 // a token's result depends on its own context only: it is bit-equal alone and in any batch, decoded and prefilled, in one
 // chunk or many.
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "../native/elementwise.h"
 #include "../native/repeat.h"
 #include "../native/threads.h"
 #include "decode.h"
+#include "items.h"
 
 namespace llmstack {
 namespace {
 
-// Queries in an item of a prefill: enough to repay the packing of tiles (48 and 192 measured slower).
-constexpr int64_t kItemQueries = 96;
-
 // At most so many queries of a KV head read a tile as it lies: with more of them, packing it pays.
 constexpr int64_t kUnpackedQueries = 8;
-
-// Eight bytes a field, in the order of `_ARGUMENTS` in native.py.
-template <class T>
-struct Call {
-  T* out;          // [num_tokens, num_heads, head_dim]
-  const T* query;  // the same shape, strided
-  int64_t query_token_stride, query_head_stride;
-  const T *key_cache, *value_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
-  int64_t key_block_stride, value_block_stride;
-  const int32_t* query_start_loc;  // [num_rows + 1]
-  const int32_t* seq_lens;         // [num_rows]
-  const int32_t* block_tables;     // [num_rows, ...]
-  int64_t block_table_stride;
-  const float* alibi_slopes;  // [num_heads] or null
-  const float* sinks;         // [num_heads] or null: scores without a value
-  int64_t num_rows, num_heads, num_kv_heads, head_dim, block_size;
-  int64_t sliding_window;  // none: more than any context has
-  double scale, soft_cap;  // no cap: 0
-
-  int64_t group() const { return num_heads / num_kv_heads; }
-};
-
-// Neighbouring tokens of one row, with the query heads of some KV heads.
-struct Item {
-  int64_t row;
-  int64_t first_token;     // in all the rows' tokens
-  int64_t first_position;  // that token's, in the context
-  int64_t num_tokens;
-  int64_t first_head, num_heads;  // KV heads
-
-  int64_t end_position() const { return first_position + num_tokens; }
-  int64_t cost() const { return num_tokens * num_heads * end_position(); }
-};
 
 // Addresses of a tile's keys and values. Positions that the item does not see point to zeros: their slots may hold anything.
 template <class T>
 struct Tile {
-  int64_t head, start;
+  Place place;
+  int64_t start;
   const T* keys[kTileKeys];
   const T* values[kTileKeys];
   Stretch key_stretches[kTileKeys + 1], value_stretches[kTileKeys + 1];  // block by block
@@ -105,7 +73,7 @@ class Attention {
         item_(item),
         group_(call.group()),
         num_queries_(item.num_tokens * group_),
-        first_seen_(std::max<int64_t>(0, item.first_position - call.sliding_window + 1)),
+        first_seen_(item.num_rows > 1 ? 0 : std::max<int64_t>(0, item.first_position - call.sliding_window + 1)),
         soft_cap_(static_cast<float>(call.soft_cap)),
         has_bias_(call.soft_cap != 0 || call.alibi_slopes != nullptr || !(call.scale > 0)),
         product_scale_(static_cast<float>(call.scale)),
@@ -117,14 +85,13 @@ class Attention {
   // Heads within tiles, as they lie in the blocks: memory is then read in long pieces.
   void run() {
     begin();
-    const int64_t first_tile = first_seen_ / kTileKeys, end_tile = (item_.end_position() - 1) / kTileKeys + 1;
-    const int64_t count = (end_tile - first_tile) * item_.num_heads;
+    Place place = item_.num_rows > 1 ? Place{kAllRows, 0, 0} : Place{0, first_seen_ / kTileKeys, 0};
     Tile<T> tiles[2];
-    locate(0, first_tile, tiles[0]);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t next = i + 1;
-      if (next < count) locate(next % item_.num_heads, first_tile + next / item_.num_heads, tiles[next % 2]);
-      attend(tiles[i % 2], next < count ? &tiles[next % 2] : nullptr);
+    locate(place, tiles[0]);
+    for (int i = 0, is_left = 1; is_left; i = 1 - i) {
+      is_left = advance(place);
+      if (is_left) locate(place, tiles[1 - i]);
+      attend(tiles[i], is_left ? &tiles[1 - i] : nullptr);
     }
     end();
   }
@@ -133,23 +100,40 @@ class Attention {
   using Word = typename Operand<T>::Word;
   using Element = typename Operand<T>::Element;
 
-  // `head` counts from the item's first one.
-  void locate(int64_t head, int64_t index, Tile<T>& tile) const {
-    tile.head = head;
-    tile.start = index * kTileKeys;
+  // The first position after those that the tiles of a member hold.
+  int64_t end_position(int64_t member) const {
+    if (member == kAllRows) return item_.num_shared_tiles * kTileKeys;
+    return item_.num_rows > 1 ? call_.seq_lens[item_.rows[member]] : item_.first_position + item_.num_tokens;
+  }
+
+  // The tiles of all rows come first, then each row's own. False after the last one.
+  bool advance(Place& place) const {
+    if (++place.head < item_.num_heads) return true;
+    place.head = 0;
+    ++place.tile;
+    while (place.tile * kTileKeys >= end_position(place.member)) {
+      if (++place.member == item_.num_rows) return false;
+      place.tile = item_.num_shared_tiles;
+    }
+    return true;
+  }
+
+  void locate(const Place& place, Tile<T>& tile) const {
+    tile.place = place;
+    tile.start = place.tile * kTileKeys;
     const T* zeros = reinterpret_cast<const T*>(scratch_.zeros.data());
     const int first = static_cast<int>(std::max<int64_t>(first_seen_ - tile.start, 0));
-    const int end = static_cast<int>(std::min<int64_t>(item_.end_position() - tile.start, kTileKeys));
+    const int end = static_cast<int>(std::min<int64_t>(end_position(place.member) - tile.start, kTileKeys));
     std::fill(tile.keys, tile.keys + first, zeros);
     std::fill(tile.values, tile.values + first, zeros);
     std::fill(tile.keys + end, tile.keys + kTileKeys, zeros);
     std::fill(tile.values + end, tile.values + kTileKeys, zeros);
-    const int32_t* blocks = call_.block_tables + item_.row * call_.block_table_stride;
+    const int32_t* blocks = call_.blocks_of(item_.rows[std::max<int64_t>(place.member, 0)]);
     int64_t block = (tile.start + first) / call_.block_size, slot = (tile.start + first) % call_.block_size;
     Stretch *key_stretch = tile.key_stretches, *value_stretch = tile.value_stretches;
     for (int i = first; i < end; ++block, slot = 0) {
       const int block_end = static_cast<int>(std::min<int64_t>(end, i + call_.block_size - slot));
-      const int64_t offset = ((item_.first_head + head) * call_.block_size + slot) * call_.head_dim;
+      const int64_t offset = ((item_.first_head + place.head) * call_.block_size + slot) * call_.head_dim;
       const T* key = call_.key_cache + blocks[block] * call_.key_block_stride + offset;
       const T* value = call_.value_cache + blocks[block] * call_.value_block_stride + offset;
       const int64_t num_bytes = (block_end - i) * call_.head_dim * sizeof(T);
@@ -161,6 +145,14 @@ class Attention {
       }
     }
     *key_stretch = *value_stretch = {};
+  }
+
+  // Among all the rows' tokens, and in its context.
+  int64_t token_of(int64_t index) const {
+    return item_.num_rows > 1 ? call_.query_start_loc[item_.rows[index]] : item_.first_token + index;
+  }
+  int64_t position_of(int64_t index) const {
+    return item_.num_rows > 1 ? call_.seq_lens[item_.rows[index]] - 1 : item_.first_position + index;
   }
 
   // Queries are numbered KV head by KV head, token by token, query head by query head.
@@ -178,7 +170,7 @@ class Attention {
   void begin() {
     const int64_t head_dim = call_.head_dim;
     const auto query_of = [&](int64_t token, int64_t head) {
-      return call_.query + (item_.first_token + token) * call_.query_token_stride + head * call_.query_head_stride;
+      return call_.query + token_of(token) * call_.query_token_stride + head * call_.query_head_stride;
     };
     for_each_query([&](int64_t, int64_t token, int64_t head) {
       const char* start = reinterpret_cast<const char*>(query_of(token, head));
@@ -189,7 +181,7 @@ class Attention {
       Element* operands = reinterpret_cast<Element*>(scratch_.operands.data()) + query * head_dim;
       for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(operands + dim, load(source + dim));
       const float slope = call_.alibi_slopes == nullptr ? 0.0f : call_.alibi_slopes[head];
-      Query& state = scratch_.queries[query] = {item_.first_position + token, slope, -INFINITY, Floats{}};
+      Query& state = scratch_.queries[query] = {position_of(token), slope, -INFINITY, Floats{}};
       if (call_.sinks != nullptr) {  // the largest score so far, with the weight e^0
         state.largest_score = call_.sinks[head];
         state.total[0] = 1.0f;
@@ -204,27 +196,35 @@ class Attention {
       Floats* sums = scratch_.sums.data() + query * head_dim / kLanes;
       to_natural_order<T>(sums, head_dim);
       const float scale = 1.0f / sum(scratch_.queries[query].total);
-      T* out = call_.out + ((item_.first_token + token) * call_.num_heads + head) * head_dim;
+      T* out = call_.out + (token_of(token) * call_.num_heads + head) * head_dim;
       for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(out + dim, *sums++ * scale);
     });
+  }
+
+  // The first of the item's tokens that sees keys of the tile, and the end of these tokens.
+  std::pair<int64_t, int64_t> tokens_that_see(const Tile<T>& tile) const {
+    const int64_t member = tile.place.member;
+    if (member == kAllRows) return {0, item_.num_tokens};
+    if (item_.num_rows > 1) return {member, member + 1};
+    return {std::max<int64_t>(0, tile.start - item_.first_position),
+            std::min(item_.num_tokens, tile.start + kTileKeys - 1 + call_.sliding_window - item_.first_position)};
   }
 
   // Adds a tile for the queries that see some of its keys, and prefetches the next one. Other queries are skipped: without
   // a visible key there is no largest score.
   void attend(const Tile<T>& tile, const Tile<T>* next) {
-    const int64_t first_token = std::max<int64_t>(0, tile.start - item_.first_position);
-    const int64_t end_token =
-        std::min(item_.num_tokens, tile.start + kTileKeys - 1 + call_.sliding_window - item_.first_position);
-    const int vectors = vectors_below(item_.end_position() - tile.start);
+    const auto [first_token, end_token] = tokens_that_see(tile);
+    const int vectors = vectors_below(end_position(tile.place.member) - tile.start);
     Prefetches prefetches;
     prefetches.near_values = Fetch(tile.value_stretches);
     if (next != nullptr) {
       prefetches.keys = prefetches.near_keys = Fetch(next->key_stretches);
       prefetches.values = Fetch(next->value_stretches);
     }
-    const int64_t base = tile.head * num_queries_, end = base + end_token * group_;
-    if (num_queries_ <= kUnpackedQueries) {
-      for (int64_t query = base + first_token * group_; query < end; query += kDecodeRows) {
+    const int64_t base = tile.place.head * num_queries_, first = base + first_token * group_;
+    const int64_t end = base + end_token * group_;
+    if ((item_.num_rows > 1 ? end - first : num_queries_) <= kUnpackedQueries) {
+      for (int64_t query = first; query < end; query += kDecodeRows) {
         const int rows = static_cast<int>(std::min<int64_t>(kDecodeRows, end - query));
         score(operands(query), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), prefetches);
         const float* factors = weigh_block(tile, query, rows, vectors);
@@ -234,7 +234,7 @@ class Attention {
     }
     pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), prefetches.values);
     pack_values(tile.values, call_.head_dim, vectors * kLanes, scratch_.values.data(), prefetches.values);
-    for (int64_t query = base + first_token * group_; query < end; query += kRowBlock) {
+    for (int64_t query = first; query < end; query += kRowBlock) {
       attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end - query)), prefetches.keys);
     }
   }
@@ -346,35 +346,12 @@ class Attention {
   Scratch& scratch_;
 };
 
-// Cuts the rows into items, costly ones first, so that no thread begins one when the others are about to finish.
-// Decodes take as many KV heads together as leaves every thread two items: neighbouring heads are one stretch of memory.
-template <class T>
-void cut(const Call<T>& call, std::vector<Item>& items) {
-  items.clear();
-  const int64_t item_tokens = std::max<int64_t>(1, kItemQueries / call.group());
-  const int64_t num_pairs = call.num_rows * call.num_kv_heads;
-  const int64_t decode_heads = std::clamp<int64_t>(num_pairs / (2 * num_threads()), 1, call.num_kv_heads);
-  for (int64_t row = 0; row < call.num_rows; ++row) {
-    const int64_t start = call.query_start_loc[row], end = call.query_start_loc[row + 1];
-    const int64_t heads_together = end - start == 1 ? decode_heads : 1;
-    for (int64_t head = 0; head < call.num_kv_heads; head += heads_together) {
-      const int64_t num_heads = std::min(heads_together, call.num_kv_heads - head);
-      for (int64_t token = start; token < end; token += item_tokens) {
-        const int64_t num_tokens = std::min(item_tokens, end - token);
-        items.push_back({row, token, call.seq_lens[row] - (end - token), num_tokens, head, num_heads});
-      }
-    }
-  }
-  if (num_threads() == 1) return;
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost() > b.cost(); });
-}
-
 template <class T>
 void run(const Call<T>& call) {
-  thread_local std::vector<Item> items;
+  thread_local Items items;
   cut(call, items);
-  const Item* first = items.data();
-  for_each_chunk(static_cast<int64_t>(items.size()), [&, first](int64_t index) {
+  const Item* first = items.items.data();
+  for_each_chunk(static_cast<int64_t>(items.items.size()), [&, first](int64_t index) {
     thread_local Scratch scratch;
     Attention<T>(call, first[index], scratch).run();
   });
