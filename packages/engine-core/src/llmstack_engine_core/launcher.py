@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.sockets import check_private_directory, make_private_directory, private_address
+from llmstack_engine_core.plugins import read_ahead
 from llmstack_engine_core.progress import HangWatch
 from llmstack_engine_core.spare import Spares
 from llmstack_engine_core.start_order import StartOrder, send_start_order
@@ -65,6 +66,7 @@ def _launch(config: EngineConfig, directory: Path, address: str, spares: Spares 
     except EngineStartError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
+    read_ahead(config.runner, config.model)
     send_start_order(started.lifeline, StartOrder(config, directory, os.getpid(), address))
     watch = HangWatch(started.progress, config.hang_timeout_s)
     return EngineProcess(started.popen, started.lifeline, directory, config.shutdown_grace_s, address, watch)

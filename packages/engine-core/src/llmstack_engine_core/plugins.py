@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -19,6 +20,9 @@ OWN_RUNNERS = {
     "parallel": "llmstack_parallel.runner:ParallelRunner",
     "echo": "llmstack_engine_core.testing:EchoModelRunner",
 }
+READING_RUNNERS = ("default", "parallel")
+_READ_AHEAD = "llmstack_model_runner.read_ahead"
+"""Found by name, as the runners are; the module needs no torch."""
 RUNNER_METHODS = (
     "load_model", "kv_cache_spec", "available_kv_bytes", "initialize_kv_cache", "execute_model", "backends", "shutdown",
 )  # fmt: skip
@@ -41,6 +45,14 @@ def load_model_runner(name: str) -> Callable[[ModelRunnerConfig], ModelRunner]:
     if not isinstance(runner_class, type) or missing:
         raise EngineStartError(f"{target[:128]!r} is not a model runner class: it lacks {', '.join(missing)}")
     return cast("Callable[[ModelRunnerConfig], ModelRunner]", runner_class)
+
+
+def read_ahead(name: str, config: ModelRunnerConfig) -> None:
+    """Lets a runner of our own begin to read the model's files, before its process has imported it."""
+    if name not in READING_RUNNERS:
+        return
+    with contextlib.suppress(ImportError):  # without the runner, the start fails with a sentence of its own
+        importlib.import_module(_READ_AHEAD).start_reading(config)
 
 
 def _resolve(name: str) -> str:

@@ -12,6 +12,7 @@ from llmstack_model_files.folder import (
     read_model_config,
 )
 from llmstack_model_files.gguf import gguf_weights
+from llmstack_model_files.page_cache import read_ahead
 from llmstack_model_files.positions import extended_positions
 from llmstack_model_files.resolve import looks_like_path, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors, check_safetensors_content
@@ -32,6 +33,7 @@ __all__ = [
     "overridden",
     "parse_json_object",
     "read_adapter",
+    "read_ahead",
     "read_json",
     "read_json_array",
     "read_model_config",

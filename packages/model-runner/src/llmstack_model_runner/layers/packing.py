@@ -30,6 +30,11 @@ from llmstack_kernels.linear import (
 class PackedWeights(Protocol):
     """Weights that were packed before, and those that are packed now, by the names of their layers."""
 
+    @property
+    def is_hit(self) -> bool:
+        """Whether weights were packed before."""
+        ...
+
     def has(self, name: str, shape: tuple[int, int]) -> bool:
         """Whether a layer of this name and shape [out_features, in_features] was packed before."""
         ...

@@ -13,12 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llmstack_kernels.linear import INT8_DYNAMIC
-from llmstack_model_files import check_safetensors, gguf_weights, safetensors_files
+from llmstack_model_files import check_safetensors, gguf_weights, read_ahead, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
+from llmstack_model_runner.device.host_limits import available_memory_bytes
 from llmstack_model_runner.layers.packing import PackedWeights, packed_linears
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
 from llmstack_model_runner.models.base import Model
+from llmstack_model_runner.packed_files import SHARE_OF_MEMORY
 from llmstack_model_runner.progress_bar import with_progress
 from llmstack_model_runner.weights.dummy import dummy_weights
 from llmstack_types.vocabulary import LoadFormat, words_of
@@ -56,7 +58,7 @@ def load_weights(
     rounding = None if is_stored else quantization
     rounds_inputs = is_stored and quantization == INT8_DYNAMIC
     with packed_linears(rounding, is_batch_invariant, rounds_inputs, packed):
-        weights = _weights(model, Path(model_path), load_format, seed, device, checkpoint_format)
+        weights = _weights(model, Path(model_path), load_format, seed, device, checkpoint_format, packed)
         model.load_weights(with_progress("load and pack weights", weights, len(model.slots())))
         model.finish_loading()
     scheme = quantization if checkpoint_format is None else checkpoint_format.method
@@ -71,6 +73,7 @@ def _weights(
     seed: int,
     device: torch.device | None,
     checkpoint_format: CheckpointFormat | None,
+    packed: PackedWeights | None,
 ) -> Iterator[tuple[str, torch.Tensor | FileTensor | UnreadWeight]]:
     if load_format == "dummy":
         return dummy_weights(model.slots(), seed, device)
@@ -81,6 +84,8 @@ def _weights(
 
             return read_gguf(files, model.kv_spec.head_dim)
         paths = safetensors_files(model_path)
+        if packed is None or not packed.is_hit:
+            read_ahead(paths, (available_memory_bytes() or 0) // SHARE_OF_MEMORY)
         return _read_safetensors(paths) if checkpoint_format is None else _read_quantized(paths, checkpoint_format)
     *others, last = words_of(LoadFormat)
     raise ValueError(f"load format {load_format[:64]!r} is unknown; {', '.join(others)} and {last} are known.")

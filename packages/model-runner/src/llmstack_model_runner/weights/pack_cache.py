@@ -25,8 +25,10 @@ import torch
 
 from llmstack_kernels.linear import PackedLinear, PackedWeight, packed_weights, packing_version
 from llmstack_kernels.native.huge_pages import empty_in_huge_pages
-from llmstack_model_files import weights_digest
+from llmstack_model_files import read_ahead
+from llmstack_model_runner.device.host_limits import available_memory_bytes
 from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_model_runner.packed_files import SHARE_OF_MEMORY, SUFFIX, cache_folder, files_digest
 from llmstack_model_runner.weights.pack_file import (
     DTYPES,
     KeptWeights,
@@ -50,16 +52,10 @@ LOWEST_PRIORITY = 19
 LEFTOVER_S = 3600.0
 # The rest of the start and the first requests go first.
 WRITE_DELAY_S = 3.0
-_SUFFIX = ".packed"
 _CODE = (
     *(f"llmstack_model_runner.{name}" for name in ("checkpoint_formats", "layers", "models", "weights")),
     "llmstack_kernels.linear", "llmstack_gguf",
 )  # fmt: skip
-
-
-def cache_folder() -> Path:
-    """The folder of packed weights: `llmstack/packed` in `XDG_CACHE_HOME`, `~/.cache` by default."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "llmstack" / "packed"
 
 
 @functools.cache
@@ -90,12 +86,13 @@ def kept_weights(
 
     def identity() -> str:
         parts = {
-            "version": version, "files": weights_digest(Path(config.model_path), of_place=True), "dtype": str(dtype),
+            "version": version, "dtype": str(dtype),
             "quantization": config.quantization, "config": model_config, "model_impl": config.model_impl,
             "is_batch_invariant": config.enable_deterministic_inference, "code": code_digest(),
             "rank": [rank.rank, rank.size, rank.stage, rank.num_stages, rank.is_expert_parallel],
         }  # fmt: skip
-        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return f"{files_digest(Path(config.model_path))}-{digest}"
 
     before = identity()
     cache = PackCache(before, cache_folder(), num_ranks=rank.size * rank.num_stages)
@@ -113,13 +110,13 @@ class PackCache:
     """
 
     def __init__(self, identity: str, folder: Path, *, num_ranks: int = 1) -> None:
-        """`identity`: Digest of all that packed weights depend on: files, configuration, data type, rank and code.
+        """`identity`: Digests of all that packed weights depend on: files, configuration, data type, rank and code.
 
         `num_ranks`: How many have a file of about the same size; nothing is kept where there is no room for all.
         """
         self._folder = folder
         self._num_ranks = num_ranks
-        self._path = folder / f"{identity}{_SUFFIX}"
+        self._path = folder / f"{identity}{SUFFIX}"
         self._entries: Mapping[str, Any] = {}
         self._file: BinaryIO | None = None
         self._readers: ThreadPoolExecutor | None = None
@@ -196,6 +193,7 @@ class PackCache:
         num_threads = min(MAX_READERS, torch.get_num_threads())
         self._readers = ThreadPoolExecutor(num_threads, thread_name_prefix="pack-cache-read")
         self._entries = entries
+        read_ahead([self._path], (available_memory_bytes() or 0) // SHARE_OF_MEMORY)
 
     def close(self) -> None:
         """Closes the file; nothing can be read then."""
@@ -281,7 +279,7 @@ def make_room(folder: Path, num_bytes: int) -> None:
             status = path.lstat()
             if path.name.startswith(".") and time.time() - status.st_mtime > LEFTOVER_S:
                 path.unlink()
-            elif path.name.endswith(_SUFFIX):
+            elif path.name.endswith(SUFFIX):
                 files.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
