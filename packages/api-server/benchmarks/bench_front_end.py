@@ -15,12 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ CONFIG = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 1,
     "n_positions": 4096, "vocab_size": NUM_WORDS, "eos_token_id": 0,
 }  # fmt: skip
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PROCESS_CLOCK = 2  # in the number of a clock, of Linux: the processor time of a process
 
 
 @dataclass
@@ -46,12 +45,11 @@ class Target:
     port: int
     pid: int
     model: str | None = None
-    headers: str = ""  # further lines of each request
+    headers: tuple[str, ...] = ("",)  # further lines, which the requests have in turn
 
     def cpu_s(self) -> float:
         """Processor seconds of the API process so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        return time.clock_gettime(~self.pid << 3 | PROCESS_CLOCK)
 
 
 @dataclass
@@ -75,8 +73,8 @@ def write_echo_folder(folder: Path) -> None:
 
 
 @contextmanager
-def echo_server(step_s: float) -> Iterator[Target]:
-    """`llmstack serve` with the echoing runner, whose options stand in the name of the folder."""
+def echo_server(step_s: float, options: Sequence[str] = ()) -> Iterator[Target]:
+    """`llmstack serve` with the echoing runner, whose own options stand in the name of the folder."""
     with tempfile.TemporaryDirectory() as name:
         folder, log_path = Path(name) / f"echo?step_delay_s={step_s}&vocab_size={NUM_WORDS}", Path(name) / "log"
         folder.mkdir()
@@ -85,7 +83,9 @@ def echo_server(step_s: float) -> Iterator[Target]:
         command += ["--served-model-name", "echo", "--max-num-seqs", "512"]
         command += ["--runner", "echo", "--num-kv-blocks", "16384", "--max-model-len", "4096", "--max-num-queued-reqs"]
         with log_path.open("wb") as log:
-            process = subprocess.Popen([*command, "4096", "--disable-uvicorn-access-log"], stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [*command, "4096", "--disable-uvicorn-access-log", *options], stdout=log, stderr=log
+            )
         try:
             while "is ready on http://" not in log_path.read_text():
                 if process.poll() is not None:
@@ -98,12 +98,12 @@ def echo_server(step_s: float) -> Iterator[Target]:
             process.wait(30)
 
 
-async def _stream(target: Target, path: str, body: dict[str, Any], load: Load) -> None:
+async def _stream(target: Target, path: str, body: dict[str, Any], load: Load, headers: str) -> None:
     payload = json.dumps(body | ({"model": target.model} if target.model else {})).encode()
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=1 << 20)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
     last_s = sent_s = time.perf_counter()
-    writer.write(head.encode() + target.headers.encode() + b"Connection: close\r\n\r\n" + payload)
+    writer.write(head.encode() + headers.encode() + b"Connection: close\r\n\r\n" + payload)
     while data := await reader.read(1 << 16):
         now_s, num_chunks = time.perf_counter(), data.count(b"data: {")
         if num_chunks:
@@ -116,13 +116,13 @@ async def _stream(target: Target, path: str, body: dict[str, Any], load: Load) -
 async def _run(target: Target, path: str, body: dict[str, Any], concurrency: int, num_requests: int) -> Load:
     load, gate = Load(0.0, 0, [], [], []), asyncio.Semaphore(concurrency)
 
-    async def one() -> None:
+    async def one(index: int) -> None:
         async with gate:
-            await _stream(target, path, body, load)
+            await _stream(target, path, body, load, target.headers[index % len(target.headers)])
 
     started_s = time.perf_counter()
     pinging = asyncio.create_task(_ping(target, load))
-    await asyncio.gather(*(one() for _ in range(num_requests)))
+    await asyncio.gather(*(one(index) for index in range(num_requests)))
     load.seconds = time.perf_counter() - started_s
     pinging.cancel()
     return load

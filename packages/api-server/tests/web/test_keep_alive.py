@@ -219,3 +219,20 @@ def test_so_many_slow_readers_are_kept_and_no_more(monkeypatch: pytest.MonkeyPat
     for name in ("a", "b", "c"):
         kept.note(name, "one", 1.0)
     assert [kept.waited_s(name) for name in ("a", "b", "c")] == [None, 1.0, 1.0]
+
+
+async def test_what_cannot_be_sent_for_another_task_is_given_back_and_raises_nothing():
+    connection = Connection()
+    sender = EventSender(connection, [])
+    await sender.event(b"first")
+    given_back: list[int] = []
+    await sender.push(b"second", lambda: given_back.append(2))
+    assert (connection.bodies, given_back, sender.is_free) == ([b"first", b"second"], [], True)
+
+    async def fail(message: Any) -> None:
+        raise OSError
+
+    sender = EventSender(fail, [])
+    await sender.push(b"third", lambda: given_back.append(3))
+    assert (given_back, sender.is_free) == ([3], True)
+    await sender.stop()

@@ -21,8 +21,9 @@ class PackedParts:
         self.num_bytes = 0
         self.num_dropped = 0
         self._stored: list[bytes] = []
-        self._is_packed = bytearray()
+        self._whole_numbers: set[int] = set()  # from 0 on, dropped ones included
         self._prefix = self._suffix = b""
+        self._min_packed_bytes = 0
         self._last = b""
         self._num_attempts = 0
 
@@ -30,26 +31,26 @@ class PackedParts:
         """All parts that there were, dropped ones included."""
         return self.num_dropped + len(self._stored)
 
-    def append(self, part: bytes) -> None:
-        """Adds a part, without what it has in common with the others."""
-        if not self._prefix and self._last and self._num_attempts < MAX_ATTEMPTS:
-            self._find_common(part)
-        self._last = b"" if self._prefix else part
+    def append(self, part: bytes) -> int:
+        """Adds a part, without what it has in common with the others; the bytes that it is counted as."""
         prefix, suffix = self._prefix, self._suffix
-        is_packed = bool(prefix) and len(part) >= len(prefix) + len(suffix)
-        is_packed = is_packed and part.startswith(prefix) and part.endswith(suffix)
-        stored = part[len(prefix) : len(part) - len(suffix)] if is_packed else part
+        if prefix and part.startswith(prefix) and part.endswith(suffix) and len(part) >= self._min_packed_bytes:
+            stored = part[len(prefix) : len(part) - len(suffix)]
+        else:
+            stored = part
+            self._keep_whole(part)
         self._stored.append(stored)
-        self._is_packed.append(is_packed)
-        self.num_bytes += len(stored) + EVENT_OVERHEAD
+        num_bytes = len(stored) + EVENT_OVERHEAD
+        self.num_bytes += num_bytes
+        return num_bytes
 
     def after(self, position: int, max_bytes: int) -> list[bytes]:
         """Parts after the first `position`, until they have `max_bytes` or more; they must not be dropped."""
         found: list[bytes] = []
         num_bytes = 0
-        for index in range(position - self.num_dropped, len(self._stored)):
-            part = self._stored[index]
-            if self._is_packed[index]:
+        for number in range(position, len(self)):
+            part = self._stored[number - self.num_dropped]
+            if number not in self._whole_numbers:
                 part = b"%b%b%b" % (self._prefix, part, self._suffix)
             found.append(part)
             num_bytes += len(part)
@@ -61,9 +62,17 @@ class PackedParts:
         """Drops the first `position` parts."""
         count = min(max(position - self.num_dropped, 0), len(self._stored))
         self.num_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
+        self._whole_numbers.difference_update(range(self.num_dropped, self.num_dropped + count))
         del self._stored[:count]
-        del self._is_packed[:count]
         self.num_dropped += count
+
+    def _keep_whole(self, part: bytes) -> None:
+        """Notes a part that stays as it is. Two neighbours may show what they have in common."""
+        if not self._prefix and self._num_attempts < MAX_ATTEMPTS:
+            if self._last:
+                self._find_common(part)
+            self._last = part
+        self._whole_numbers.add(len(self))
 
     def _find_common(self, part: bytes) -> None:
         self._num_attempts += 1
@@ -72,6 +81,7 @@ class PackedParts:
         suffix = part[len(part) - min(_num_common(self._last[::-1], part[::-1]), rest) :]
         if len(prefix) + len(suffix) >= MIN_COMMON_BYTES and prefix:
             self._prefix, self._suffix = prefix, suffix
+            self._min_packed_bytes = len(prefix) + len(suffix)
 
 
 def _num_common(first: bytes, second: bytes) -> int:

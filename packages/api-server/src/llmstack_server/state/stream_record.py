@@ -13,7 +13,8 @@ MAX_STREAM_BYTES = 1 << 20
 MAX_READ_BYTES = 256 << 10
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
-Take = Callable[[int, bytes], Awaitable[bool]]
+Take = Callable[[int, bytes], Awaitable[None] | None]
+"""Sends a part with its number, to be awaited and without errors; None where that would wait for the connection."""
 
 
 class UnknownStreamError(Exception):
@@ -80,9 +81,11 @@ class StreamRecord:
 
     def __init__(
         self, stream_id: str, owner: str, digest: str, key: str | None, keep_s: float,
-        on_change: Callable[[StreamRecord], None],
+        on_change: Callable[[StreamRecord], None], on_part: Callable[[StreamRecord, int], None],
     ) -> None:  # fmt: skip
-        """`on_change`: Called when parts or readers change."""
+        """`on_change`: Called when its state or its readers change. `on_part`: When it has a further part, which counts
+        as so many bytes.
+        """
         self.id = stream_id
         self.owner = owner
         self.digest = digest
@@ -98,8 +101,9 @@ class StreamRecord:
         self._num_saved: int | None = None
         self._readers: set[StreamReader] = set()
         self._latest: StreamReader | None = None
-        self._news = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
         self._on_change = on_change
+        self._on_part = on_part
 
     @property
     def num_parts(self) -> int:
@@ -139,7 +143,7 @@ class StreamRecord:
         """Notes the status and the headers, before all parts."""
         self._head = head
         self._on_change(self)
-        self._tell()
+        self.tell()
 
     def hold(self) -> None:
         """Withholds from readers what is not in the database yet: the next server would not know of it."""
@@ -149,12 +153,12 @@ class StreamRecord:
         """So many parts are in the database."""
         if self._num_saved is not None:
             self._num_saved = num_saved
-            self._tell()
+            self.tell()
 
     def release(self) -> None:
         """Gives readers everything again, because nothing of it is in a database any more."""
         self._num_saved = None
-        self._tell()
+        self.tell()
 
     def parts_after(self, position: int, max_bytes: int) -> list[bytes]:
         """Parts for the database, until they have `max_bytes` or more."""
@@ -172,13 +176,21 @@ class StreamRecord:
         A reader that has read all before may take it here: a turn of the reader's task costs more than all else.
         """
         while not self.is_resumable and self.num_bytes > MAX_STREAM_BYTES and not self.abandoned.is_set():
-            await self._news.wait()
-        self._parts.append(part)
-        self._on_change(self)
-        reader = self._latest
-        can_take = reader is not None and self.is_resumable and self._num_saved is None
-        if reader is None or not can_take or not await reader.take(self.num_parts, part):
-            self._tell()
+            await self._wait()
+        sending = self.put(part)
+        if sending is not None:
+            await sending
+
+    def put(self, part: bytes, *, is_last: bool = False) -> Awaitable[None] | None:
+        """Adds a part at once; returns what is to be awaited, if anything is. The last one is left to the reader."""
+        parts, reader = self._parts, self._latest
+        self._on_part(self, parts.append(part))
+        if reader is not None and self.is_resumable and self._num_saved is None and not is_last:
+            sending = reader.take(len(parts), part)
+            if sending is not None:
+                return sending
+        self.tell()
+        return None
 
     def fail(self, fields: Mapping[str, Any]) -> None:
         """Ends an answer with an error after the parts that there are."""
@@ -190,7 +202,7 @@ class StreamRecord:
         if not self.is_over:
             self.is_over = True
             self._on_change(self)
-            self._tell()
+            self.tell()
 
     def open(self, after: int) -> StreamReader:
         """A reader of the parts after the number `after`.
@@ -204,7 +216,7 @@ class StreamRecord:
         self._readers.add(reader)
         self._latest = reader
         self._on_change(self)
-        self._tell()
+        self.tell()
         return reader
 
     def close_reader(self, reader: StreamReader) -> None:
@@ -212,7 +224,7 @@ class StreamRecord:
         if reader in self._readers:
             self._readers.discard(reader)
             self._on_change(self)
-            self._tell()
+            self.tell()
 
     async def read(self, reader: StreamReader, position: int, *, knows_head: bool) -> Batch:
         """The parts after `position`, once there are some, it is over, or the reader learns of the head.
@@ -235,22 +247,29 @@ class StreamRecord:
                     return self._batch(head, start)
             elif head is None and self.is_over:
                 raise UnknownStreamError  # it was abandoned before it began
-            await self._news.wait()
+            await self._wait()
 
     def drop_read(self, position: int) -> None:
         """Drops the parts up to `position`, which no reader will ask for again."""
         self._parts.drop(position)
-        self._tell()
+        self.tell()
 
     def _batch(self, head: Head, start: int) -> Batch:
         parts = self._parts.after(start, MAX_READ_BYTES)[: max(self.num_visible - start, 0)]
         is_last = self.is_over and self._failure is None and start + len(parts) >= self.num_parts
         return Batch(head, start + 1, parts, is_last, self.is_resumable)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Wakes all that wait; later ones wait for the next change."""
-        self._news.set()
-        self._news = asyncio.Event()
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
 
 
 class StreamReader:
@@ -283,17 +302,22 @@ class StreamReader:
         return batch
 
     def follow(self, take: Take) -> None:
-        """From now on `take` gets each new part and its number while `read` waits; it says whether it has taken it."""
+        """From now on `take` gets each new part while `read` waits."""
         self._take = take
 
-    async def take(self, number: int, part: bytes) -> bool:
-        """Whether it takes a new part, since it has read all before and waits for it."""
-        if self._take is None or not self._is_waiting or self.position != number - 1:
-            return False
-        if not await self._take(number, part):
-            return False
-        self.position = number
-        return True
+    def take(self, number: int, part: bytes) -> Awaitable[None] | None:
+        """Takes a new part if it has read all before and waits for it; what sends the part, or None."""
+        if not self._is_waiting or self.position != number - 1 or self._take is None:
+            return None
+        sending = self._take(number, part)
+        if sending is not None:
+            self.position = number
+        return sending
+
+    def give_back(self) -> None:
+        """The part that it has taken last was not sent, so it reads it."""
+        self.position -= 1
+        self.record.tell()
 
     async def read_from(self, position: int, *, knows_head: bool) -> Batch:
         """The parts after `position`, for a reader that has read so far and may ask twice."""

@@ -58,13 +58,16 @@ class StreamTable:
         """A new record; None where there is no room, since all others are unfinished."""
         if not self._make_room(owner):
             return None
-        return self._put(StreamRecord(self._new_id(), owner, digest, key, keep_s, self._on_change))
+        return self._put(self._record(self._new_id(), owner, digest, keep_s, key))
 
     def restore(self, stream_id: str, owner: str, digest: str, keep_s: float, key: str | None) -> StreamRecord | None:
         """A record of an earlier server; None where there is no room. Its time begins with its next change."""
         if not self._make_room(owner):
             return None
-        return self._put(StreamRecord(stream_id, owner, digest, key, keep_s, self._on_change))
+        return self._put(self._record(stream_id, owner, digest, keep_s, key))
+
+    def _record(self, stream_id: str, owner: str, digest: str, keep_s: float, key: str | None) -> StreamRecord:
+        return StreamRecord(stream_id, owner, digest, key, keep_s, self._on_change, self._on_part)
 
     def _make_room(self, owner: str) -> bool:
         while self._num_of_owner[owner] >= MAX_PER_OWNER:
@@ -115,7 +118,7 @@ class StreamTable:
         self._on_change(record)
 
     def _on_change(self, record: StreamRecord) -> None:
-        """Parts or readers of a record have changed."""
+        """The state, the readers or the parts of a record have changed."""
         if record.id not in self._id_to_record:
             self._abandon_unread(record)
             return
@@ -136,6 +139,16 @@ class StreamTable:
             if not self._evict_finished():
                 self.remove(record)
                 return
+
+    def _on_part(self, record: StreamRecord, num_bytes: int) -> None:
+        """A record has a further part; every event of every stream passes here."""
+        if self.observer is not None or not record.is_resumable:
+            self._on_change(record)
+            return
+        self.num_bytes += num_bytes
+        self._id_to_bytes[record.id] += num_bytes
+        if self.num_bytes > MAX_BYTES or record.num_bytes > MAX_STREAM_BYTES:
+            self._on_change(record)
 
     def _count_bytes(self, record: StreamRecord) -> None:
         num_bytes = record.num_bytes + RECORD_OVERHEAD

@@ -18,7 +18,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
-from llmstack_server.web.keep_alive import EventSender
+from llmstack_server.web.keep_alive import Sender, sender_of
 from llmstack_server.web.sse import DONE, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
@@ -73,7 +73,7 @@ class GenerationResponse(Response):
         super().__init__()
         self._state = state
         self._prepare = prepare
-        self._sender: EventSender | None = None
+        self._sender: Sender | None = None
         self._prepared: WholeAnswer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,7 +114,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": content})
 
     async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
-        sender = self._sender = EventSender(send, [*_RAW_STREAM_HEADERS, *_prediction_headers()])
+        sender = self._sender = sender_of(send, [*_RAW_STREAM_HEADERS, *_prediction_headers()])
         try:
             try:
                 async for event in events:
@@ -128,7 +128,7 @@ class GenerationResponse(Response):
             if request is not None and not request.is_recorded:
                 self._state.slow_readers.note(request.request_id, request.tenant, sender.waited_s)
 
-    async def _end_with_error(self, error: Exception, request_id: str, sender: EventSender) -> None:
+    async def _end_with_error(self, error: Exception, request_id: str, sender: Sender) -> None:
         """Sends the error as the last event without `[DONE]`, so that the answer is visibly incomplete."""
         answer = answer_to(error, request_id)
         own_event: Callable[[ErrorAnswer], bytes] | None = getattr(self._prepared, "error_event", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from starlette.types import Send
@@ -29,6 +29,22 @@ class Flow(Protocol):
     """
 
     write_paused: bool
+
+
+class Sender(Protocol):
+    """What `EventSender` is for the route of a stream.
+
+    Attributes:
+        has_started: Whether the headers were sent.
+        waited_s: How long events have waited for their reader.
+    """
+
+    has_started: bool
+    waited_s: float
+
+    def event(self, data: bytes) -> Awaitable[None]: ...
+    async def end(self, data: bytes) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class EventSender:
@@ -73,6 +89,17 @@ class EventSender:
             self._last_s = self._loop.time()
             self.waited_s += self._last_s - began_s
 
+    async def push(self, data: bytes, on_error: Callable[[], None]) -> None:
+        """Sends a later event for another task, if `is_free` and the connection has room. That task gets no error."""
+        self._is_sending = True
+        try:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        except Exception:  # noqa: BLE001 (the connection's own task meets the same one)
+            on_error()
+        finally:
+            self._is_sending = False
+            self._last_s = self._loop.time()
+
     async def end(self, data: bytes) -> None:
         """Sends the last event."""
         await self.stop()
@@ -114,6 +141,12 @@ class EventSender:
                 await self._start()
             await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
             self._last_s = self._loop.time()
+
+
+def sender_of(send: Send, headers: RawHeaders) -> Sender:
+    """What sends the events of a stream with `send`, which may have a shorter way for them."""
+    event_sender: Callable[[RawHeaders], Sender] | None = getattr(send, "event_sender", None)
+    return EventSender(send, headers) if event_sender is None else event_sender(headers)
 
 
 async def with_comments(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

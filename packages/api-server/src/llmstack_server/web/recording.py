@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any
 
 from starlette.types import Message
@@ -10,13 +10,19 @@ from starlette.types import Message
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.stream_record import Head, StreamRecord
 from llmstack_server.state.stream_table import StreamTable
+from llmstack_server.web.keep_alive import RawHeaders
 
 _END_OF_EVENT = b"\n\n"
 _ERROR_EVENTS = (b'data: {"error":', b"event: error\n")
+_COMMENT = b":"
+_UNUSUAL_EVENTS = (*_ERROR_EVENTS, _COMMENT)
 
 
 class Recorder:
-    """The `send` of a request whose answer is kept. An answer that fails before its first token is not kept."""
+    """The `send` of a request whose answer is kept. An answer that fails before its first token is not kept.
+
+    A route that streams may give it the events themselves, with the sender of `event_sender`.
+    """
 
     def __init__(
         self, record: StreamRecord, table: StreamTable, is_left: Callable[[], Awaitable[bool]] | None = None
@@ -30,6 +36,14 @@ class Recorder:
         self._is_stream = False
         self._rest = b""
 
+    def __call__(self, message: Message) -> Awaitable[None]:
+        """Records one ASGI message."""
+        return self.send(message)
+
+    def event_sender(self, headers: RawHeaders) -> RecordedEvents:
+        """Takes the place of `EventSender`, in a stream with these headers."""
+        return RecordedEvents(self, self._record, headers)
+
     async def send(self, message: Message) -> None:
         """Records one ASGI message."""
         if message["type"] == "http.response.start":
@@ -37,7 +51,7 @@ class Recorder:
             return
         body = bytes(message.get("body", b""))
         if self._is_stream:
-            await self._append_events(body)
+            await self.append_events(body)
         elif body:
             await self._record.append(body)
         if not message.get("more_body", False):
@@ -71,10 +85,11 @@ class Recorder:
         request_id = "" if request is None else request.request_id
         self._record.begin(Head(message["status"], headers, self._is_stream, request_id))
 
-    async def _append_events(self, body: bytes) -> None:
+    async def append_events(self, body: bytes) -> None:
+        """Adds what a stream sends to the record, event by event."""
         *events, self._rest = (self._rest + body).split(_END_OF_EVENT)
         for event in events:
-            if event.startswith(b":"):
+            if event.startswith(_COMMENT):
                 continue  # each connection has comments of its own
             if event.startswith(_ERROR_EVENTS) and await self.leave():
                 return
@@ -84,3 +99,58 @@ class Recorder:
 
     async def _append_event(self, event: bytes) -> None:
         await self._record.append(event)
+
+
+class RecordedEvents:
+    """Sends the events of a stream to its record. Connections have comments of their own, so there are none here.
+
+    Attributes:
+        has_started: As of `EventSender`.
+        waited_s: 0: its readers wait for their connections.
+    """
+
+    def __init__(self, recorder: Recorder, record: StreamRecord, headers: RawHeaders) -> None:
+        self.has_started = False
+        self.waited_s = 0.0
+        self._recorder = recorder
+        self._record = record
+        self._headers = headers
+
+    def event(self, data: bytes) -> Awaitable[None]:
+        """Adds an event that is not the last one."""
+        # One whole event, the usual case, takes no turn through a coroutine of its own, and is not copied.
+        if self.has_started and self._record.is_resumable and _is_usual(data):
+            return self._record.put(data) or _NOTHING
+        return self._add(data)
+
+    async def end(self, data: bytes) -> None:
+        """Adds the last event. Its reader sends it together with the end of the answer."""
+        if self.has_started and self._record.is_resumable and _is_usual(data):
+            self._record.put(data, is_last=True)
+        else:
+            await self._add(data)
+        self._recorder.finish()
+
+    async def stop(self) -> None:
+        """As of `EventSender`; there is nothing to stop."""
+
+    async def _add(self, data: bytes) -> None:
+        if not self.has_started:
+            self.has_started = True
+            await self._recorder.send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
+        await self._recorder.append_events(data)
+
+
+def _is_usual(data: bytes) -> bool:
+    """Whether it is one whole event, neither a comment nor an error."""
+    return data.find(_END_OF_EVENT) == len(data) - len(_END_OF_EVENT) and not data.startswith(_UNUSUAL_EVENTS)
+
+
+class _Nothing:
+    """An awaitable without a coroutine."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+_NOTHING = _Nothing()

@@ -129,7 +129,7 @@ class ResumableMiddleware:
             is_left = partial(is_ending, self._state)
         recorder = Recorder(record, self._state.streams.table, is_left)
         try:
-            await self._app(scope, replayed(body, lambda: abandonment(record)), recorder.send)
+            await self._app(scope, replayed(body, lambda: abandonment(record)), recorder)
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from starlette.responses import Response
@@ -51,6 +51,7 @@ class StreamAnswer(Response):
         self._is_first = is_first
         self._sender: EventSender | None = None
         self._flow: Flow | None = None
+        self._give_back: Callable[[], None] = lambda: None
         self._id_line = b"id: %b." % reader.stream_id.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,6 +100,7 @@ class StreamAnswer(Response):
                 while not batch.is_last:
                     await sender.event(self._events(batch) or COMMENT)
                     if self._flow is not None and isinstance(self._reader, StreamReader):
+                        self._give_back = self._reader.give_back
                         self._reader.follow(self._take)
                     batch = await self._reader.read()
             finally:
@@ -109,16 +111,12 @@ class StreamAnswer(Response):
                 tenant = current_client.get().tenant
                 self._state.slow_readers.note(batch.head.request_id, tenant, sender.waited_s)
 
-    async def _take(self, number: int, part: bytes) -> bool:
+    def _take(self, number: int, part: bytes) -> Awaitable[None] | None:
         """Sends an event where that waits for nothing, in the task that generates it."""
         sender, flow = self._sender, self._flow
-        if sender is None or not sender.is_free or flow is None or flow.write_paused:
-            return False
-        try:
-            await sender.event(b"%b%d\n%b" % (self._id_line, number, part))
-        except Exception:  # noqa: BLE001 (the answer's own task meets the same one, and the generation goes on)
-            return False
-        return True
+        if sender is None or flow is None or flow.write_paused or not sender.is_free:
+            return None
+        return sender.push(b"%b%d\n%b" % (self._id_line, number, part), self._give_back)
 
     def _events(self, batch: Batch) -> bytes:
         parts = enumerate(batch.parts, start=batch.first)
