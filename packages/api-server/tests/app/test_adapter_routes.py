@@ -72,6 +72,24 @@ async def test_an_adapter_is_loaded_listed_named_and_unloaded(server: Server) ->
     assert (await server.post(UNLOAD, {"lora_name": "style"})).status == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        (LOAD, {"lora_name": "style"}, "lora_path", "missing_required_parameter"),
+        (UNLOAD, {}, "lora_name", "missing_required_parameter"),
+        (LOAD, {"lora_name": "style", "lora_path": "style", "inplace": True}, "inplace", "unknown_parameter"),
+        (LOAD, {"lora_name": 5, "lora_path": "style"}, "lora_name", "invalid_type"),
+    ],
+)
+async def test_missing_and_unknown_fields_are_named(
+    server: Server, path: str, body: dict[str, Any], param: str, code: str
+) -> None:
+    refused = await server.post(path, body)
+    error = refused.json()["error"]
+    assert (refused.status, error["param"], error["code"]) == (400, param, code)
+    assert f"'{param}'" in error["message"]
+
+
 async def test_a_name_is_loaded_again_only_on_request_and_gets_another_identity(server: Server) -> None:
     await server.load()
     first = server.engine.adapters.find("style")

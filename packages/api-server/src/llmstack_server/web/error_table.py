@@ -102,7 +102,7 @@ KINDS = (
     _invalid(None, "not JSON: a syntax error, invalid UTF-8, NaN, duplicate keys, more than 64 levels", None),
     _invalid("missing_required_parameter", "a required field is missing"),
     _invalid("invalid_type", "a value of the wrong type, or a body that is no object", "the field; null for the body"),
-    _invalid("unknown_parameter", "an unknown field, with `--strict-params`"),
+    _invalid("unknown_parameter", "an unknown field, with `--strict-params` or of a control route"),
     _invalid("unsupported_parameter", "a known field that this server does not support"),
     _invalid("unsupported_value", "a value that this model or server does not support"),
     _invalid("model_not_found", "an unknown model", "`model`", 404),

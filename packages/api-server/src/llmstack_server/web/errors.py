@@ -286,7 +286,7 @@ def model_not_found(model: str, served: str) -> InvalidRequestError:
 
 
 def unknown_parameter(param: str) -> InvalidRequestError:
-    """Code `unknown_parameter`, with `--strict-params` only."""
+    """Code `unknown_parameter`, with `--strict-params` and on control routes only."""
     shown = _printable(param)
     return InvalidRequestError(f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmstack_llm import request_errors
+from llmstack_server.web.errors import missing_parameter, unknown_parameter
 from llmstack_types import InvalidRequestError
 
 # Not `float`: a number of 400 digits is no float, and must still reach the check of its field's range.
@@ -112,13 +113,20 @@ def parse(model: type[RequestModel], body: dict[str, Any]) -> RequestModel:
     """The typed body.
 
     Raises:
-        InvalidRequestError: Code `invalid_type`, for the first field of a wrong type.
+        InvalidRequestError: The first field that is missing, of a wrong type or, where the model forbids it, unknown.
     """
     try:
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise _invalid_type(first["loc"], first["type"], body) from None
+        raise _refusal(first["loc"], first["type"], body) from None
+
+
+def _refusal(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> InvalidRequestError:
+    name = str(location[-1])
+    if kind == "missing":
+        return missing_parameter(name)
+    return unknown_parameter(name) if kind == "extra_forbidden" else _invalid_type(location, kind, body)
 
 
 def _invalid_type(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> InvalidRequestError:
