@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,6 +71,17 @@ async def ended(tasks: list[asyncio.Task[str]]) -> None:
 async def test_a_short_text_needs_no_thread():
     threads = [await TextGate().run(size, threading.get_ident) for size in (MAX_CHARS_ON_LOOP, MAX_CHARS_ON_LOOP + 1)]
     assert threads[0] == threading.get_ident() != threads[1]
+
+
+async def test_after_a_slow_text_no_text_holds_up_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    times_s = iter([0.0, 0.2, 1.0, 1.3])
+    work = TextGate()
+    with monkeypatch.context() as patched:
+        patched.setattr(gate, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
+        threads = [await work.run(1, threading.get_ident) for _ in range(2)]
+    threads.append(await work.run(1, threading.get_ident))
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, True, False]
 
 
 async def test_a_small_text_does_not_wait_for_large_ones():

@@ -7,11 +7,15 @@ import ctypes
 import functools
 import heapq
 import itertools
+import logging
+import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP
 from llmstack_types import ServerOverloadedError
+
+logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 ArgumentTs = TypeVarTuple("ArgumentTs")
@@ -23,6 +27,8 @@ MAX_LARGE_CHARS = 1 << 20
 MAX_WAITING_CHARS = 1 << 26
 """Characters that wait in one lane; a text that finds no other waiting is never refused."""
 MAX_WAITERS = 1024
+MAX_LOOP_S = 0.25
+"""A short text takes a hundredth of this. After one that takes longer, no text is tokenized on the event loop."""
 MAX_FREE_HEAP_BYTES = 1 << 20
 """Free memory at the end of a thread's heap that stays there, once a large text has been worked on."""
 _M_TRIM_THRESHOLD = -1  # of <malloc.h>
@@ -38,6 +44,7 @@ class TextGate:
 
     def __init__(self) -> None:
         self._small, self._large = _Lane(MAX_SMALL_CHARS), _Lane(MAX_LARGE_CHARS)
+        self._max_chars_on_loop = MAX_CHARS_ON_LOOP
 
     async def run(self, num_chars: int, function: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs) -> ResultT:
         """The function's result. A cancelled caller leaves the queue; work that has begun in a thread still counts.
@@ -45,8 +52,8 @@ class TextGate:
         Raises:
             ServerOverloadedError: Too many texts are waiting.
         """
-        if num_chars <= MAX_CHARS_ON_LOOP:
-            return function(*arguments)
+        if num_chars <= self._max_chars_on_loop:
+            return self._run_on_loop(num_chars, function, *arguments)
         is_small = num_chars <= MAX_SMALL_CHARS
         lane = self._small if is_small else self._large
         await lane.enter(num_chars)
@@ -56,6 +63,18 @@ class TextGate:
         )
         working.add_done_callback(lambda _: lane.leave(num_chars))
         return await asyncio.shield(working)
+
+    def _run_on_loop(
+        self, num_chars: int, function: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
+    ) -> ResultT:
+        start_s = time.monotonic()
+        try:
+            return function(*arguments)
+        finally:
+            taken_s = time.monotonic() - start_s
+            if taken_s > MAX_LOOP_S:  # the tokenizer's expressions may need many steps per character
+                self._max_chars_on_loop = 0
+                logger.warning("a text of %d characters took %.2f s; all texts go to threads now", num_chars, taken_s)
 
     @property
     def num_waiting(self) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from llmstack_llm.text.expansion import find_expansion_problem
 from llmstack_llm.text.token_bytes import TokenBytes, token_bytes_of
 from llmstack_llm.text.word_piece import content_of, is_word_piece, word_piece_tokenizer
-from llmstack_types import LLMStackError
+from llmstack_types import InvalidRequestError, LLMStackError
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +88,11 @@ class Tokenizer:
 
         Releases the interpreter lock, which the library's single `encode` does not: a thread may do this beside an
         event loop (measured: 1 MB takes 0.5 s, the loop waits 1 ms).
+
+        Raises:
+            InvalidRequestError: An expression of the tokenizer needs too many steps for this text.
         """
-        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return _encode(self.backend, [text], add_special_tokens=add_special_tokens)[0].ids
 
     def num_special_tokens(self, *, is_pair: bool = False) -> int:
         """How many tokens the post-processor adds to one text, or to a pair."""
@@ -107,7 +111,7 @@ class Tokenizer:
         With `max_text_tokens` the texts are cut at `side` to that many tokens together, the longer one first; special
         tokens are not counted and stay.
         """
-        parts = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        parts = _encode(self.backend, list(texts), add_special_tokens=False)
         if max_text_tokens is not None:
             lengths = _shares([len(part) for part in parts], max_text_tokens)
             for part, length in zip(parts, lengths, strict=True):
@@ -118,7 +122,7 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text in which nothing is a special token."""
-        return self.plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return _encode(self.plain, [text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids without a token are left out."""
@@ -147,7 +151,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Reads `tokenizer.json`, GPT-2's `vocab.json` with `merges.txt`, or BERT's `vocab.txt`, and their configuration.
 
     Raises:
-        TokenizerError: There is neither, or one that cannot be read.
+        TokenizerError: There is neither, or one that cannot be read, or that makes much longer texts of texts.
     """
     from llmstack_model_files import read_json
 
@@ -163,7 +167,20 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     else:
         found = "no tokenizer.json, no vocab.json with merges.txt and no vocab.txt"
         raise TokenizerError(f"{folder.name}: {found}; convert the tokenizer first")
+    problem = find_expansion_problem(backend)
+    if problem:
+        raise TokenizerError(f"{folder.name}: the tokenizer is refused: {problem}")
     return Tokenizer(backend, config)
+
+
+def _encode(backend: tokenizers.Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
+    try:
+        return backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except BaseException as error:  # the library's panic is no Exception, and it exports no class for it
+        if type(error).__name__ != "PanicException":
+            raise
+        message = "The tokenizer gives up on this text: an expression of it needs too many steps."
+        raise InvalidRequestError(message, code="invalid_value") from error
 
 
 def _read(folder: Path, name: str) -> bytes:
