@@ -57,7 +57,7 @@ class Attention:
         kv_cache: tuple[torch.Tensor, torch.Tensor],
         metadata: AttentionMetadata,
         plans: AttentionPlans,
-    ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
+    ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
         key_cache, value_cache = kv_cache
         scales = self.kv_scales.of(key_cache)
         reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping, *scales)
@@ -84,7 +84,7 @@ class Attention:
         kv_cache: tuple[torch.Tensor, torch.Tensor],
         metadata: AttentionMetadata,
         plans: AttentionPlans,
-    ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
+    ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
         """Applies RoPE, writes keys and values to the cache, then attends.
 
         On a GPU one kernel rotates the keys and writes them to their slots.
@@ -104,7 +104,7 @@ class Attention:
         key_scale, value_scale = self.kv_scales.of(key_cache)
         out = paged_attention(
             AttentionInputs(
-                query,
+                metadata.of_queries(query),
                 key_cache,
                 value_cache,
                 metadata.query_start_loc,
@@ -142,6 +142,16 @@ def plan_layers(
     metadata: AttentionMetadata, key_cache: torch.Tensor, sliding_windows: Sequence[int | None]
 ) -> list[tuple[AttentionMetadata, AttentionPlans]]:
     """For each layer, whose windows are given, its group's metadata and its plans."""
+    planned = _plan_whole_layers(metadata, key_cache, sliding_windows)
+    last_layer = planned[-1][0].last_layer
+    if last_layer is not None:
+        planned[-1] = last_layer, plan_attention(last_layer, key_cache, sliding_windows[-1:])
+    return planned
+
+
+def _plan_whole_layers(
+    metadata: AttentionMetadata, key_cache: torch.Tensor, sliding_windows: Sequence[int | None]
+) -> list[tuple[AttentionMetadata, AttentionPlans]]:
     if not metadata.groups:
         return [(metadata, plan_attention(metadata, key_cache, sliding_windows))] * len(sliding_windows)
     windows: list[set[int | None]] = [set() for _ in metadata.groups]

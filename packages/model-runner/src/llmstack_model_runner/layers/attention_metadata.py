@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -35,6 +36,9 @@ class AttentionMetadata:
         max_seq_len: Longest context, or an upper bound if only the device has the values.
         groups: The same step for each group of layers with block tables of its own; empty where all layers share one.
         layer_to_group: By layer, its place in `groups`.
+        queries: The tokens that attend, if not all do; rows, `query_start_loc` and `seq_lens` are then of these alone.
+            The keys and values of all tokens are written.
+        last_layer: The layout of the last layer, where only some tokens have a use for its output; None if all have.
     """
 
     query_start_loc: torch.Tensor  # [num_rows + 1]
@@ -47,6 +51,8 @@ class AttentionMetadata:
     max_seq_len: int
     groups: tuple[AttentionMetadata, ...] = ()
     layer_to_group: tuple[int, ...] = ()
+    queries: torch.Tensor | None = None  # [num_queries] int64
+    last_layer: AttentionMetadata | None = None
 
     def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int, ...]) -> AttentionMetadata:
         """The same step for layers in groups; the tables here are those of the first group."""
@@ -54,3 +60,24 @@ class AttentionMetadata:
             return self
         groups = tuple(replace(self, block_tables=own.block_tables, slot_mapping=own.slot_mapping) for own in tables)
         return replace(self, groups=groups, layer_to_group=layer_to_group)
+
+    def with_last_layer(
+        self, queries: torch.Tensor, rows: torch.Tensor, query_start_loc: torch.Tensor
+    ) -> AttentionMetadata:
+        """The same step, of whose tokens only `queries` attend in the last layer: the last ones of each of `rows`.
+
+        `query_start_loc`: Prefix sums of their number by row; int32. The tensors are on a CPU.
+        """
+        starts, seq_lens = query_start_loc.tolist(), self.seq_lens[rows]
+        lengths = seq_lens.tolist()
+        last_layer = replace(
+            self, query_start_loc=query_start_loc, seq_lens=seq_lens, block_tables=self.block_tables[rows],
+            query_start_loc_list=starts, seq_lens_list=lengths, queries=queries, groups=(), layer_to_group=(),
+            max_query_len=max(end - start for start, end in pairwise(starts)), max_seq_len=max(lengths),
+        )  # fmt: skip
+        groups = tuple(group.with_last_layer(queries, rows, query_start_loc) for group in self.groups)
+        return replace(self, groups=groups, last_layer=last_layer)
+
+    def of_queries(self, states: torch.Tensor) -> torch.Tensor:
+        """The states of the tokens that attend; `states` has all tokens."""
+        return states if self.queries is None else states[self.queries]

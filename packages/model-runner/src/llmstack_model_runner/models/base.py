@@ -157,7 +157,14 @@ class Model(ABC):
 
 
 class CausalLM(Model):
-    """A causal language model over the paged KV storage."""
+    """A causal language model over the paged KV storage.
+
+    Attributes:
+        can_omit_tokens: Whether the last layer follows `AttentionMetadata.last_layer`, so that `forward` returns the
+            states of its queries alone.
+    """
+
+    can_omit_tokens: ClassVar[bool] = False
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

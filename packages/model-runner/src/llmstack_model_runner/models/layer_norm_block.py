@@ -145,16 +145,20 @@ class LayerNormBlock:
         kv_cache: tuple[torch.Tensor, torch.Tensor],
         metadata: AttentionMetadata,
         plans: AttentionPlans,
-    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+    ) -> torch.Tensor:  # [num_queries, hidden_size]
         if not self._is_norm_first:
             attended = self._attend(hidden, positions, kv_cache, metadata, plans)
+            hidden = metadata.of_queries(hidden)
             total = self._attention_norm(self._attention_out(attended, residual=hidden))
             total = self._feed_forward(total, total)
             return total if self._mlp_norm is None else self._mlp_norm(total)
         normed = self._attention_norm(hidden)
         attended = self._attend(normed, positions, kv_cache, metadata, plans)
+        hidden = metadata.of_queries(hidden)
         total = self._attention_out(attended, residual=hidden)
-        if self._mlp_norm is not None:
+        if self._mlp_norm is None:
+            normed = metadata.of_queries(normed)
+        else:
             normed = self._mlp_norm(hidden if self._is_parallel else total)
         return self._feed_forward(normed, total)
 

@@ -17,7 +17,7 @@ from llmstack_model_runner.layers import (
     OutputHead,
     RotaryEmbedding,
     WeightSlot,
-    plan_attention,
+    plan_layers,
 )
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
@@ -89,6 +89,7 @@ class LayerNormDecoder(CausalLM):
     """Embedding, blocks, norm and output head."""
 
     can_be_sharded: ClassVar[bool] = True
+    can_omit_tokens: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         settings = self.read_settings(config)
@@ -162,11 +163,12 @@ class LayerNormDecoder(CausalLM):
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
         """Hidden states after the last norm and projection, or after this stage's last block."""
-        plans = plan_attention(metadata, kv_caches[0][0], [None])
+        planned = plan_layers(metadata, kv_caches[0][0], [None] * self.kv_spec.num_layers)
         hidden = self._enter(token_ids, positions)
         start = self.kv_spec.first_layer
-        for layer, kv_cache in zip(self._layers[start : start + self.kv_spec.num_layers], kv_caches, strict=True):
-            hidden = layer(hidden, positions, kv_cache, metadata, plans)
+        layers = self._layers[start : start + self.kv_spec.num_layers]
+        for layer, kv_cache, (own_metadata, plans) in zip(layers, kv_caches, planned, strict=True):
+            hidden = layer(hidden, positions, kv_cache, own_metadata, plans)
         if not self._sharding.is_last_stage:
             self._sharding.send([hidden])
             return hidden

@@ -47,6 +47,7 @@ class Llama(CausalLM):
     """`LlamaForCausalLM`: Llama 1 to 3 and models of the same shape."""
 
     can_be_sharded: ClassVar[bool] = True
+    can_omit_tokens: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         settings = self.read_settings(config)

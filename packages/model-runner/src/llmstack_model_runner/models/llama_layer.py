@@ -180,7 +180,7 @@ class LlamaLayer:
         attended = self._attention_out(attended)
         if self._post_attention_norm is not None:
             attended = self._post_attention_norm(attended)
-        normed, residual = self._mlp_norm.add(attended, residual)
+        normed, residual = self._mlp_norm.add(attended, metadata.of_queries(residual))
         fed = self._feed_forward(normed)
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
 

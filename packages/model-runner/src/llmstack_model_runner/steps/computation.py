@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -43,7 +43,12 @@ def compute(
     label_head: LabelHead | None,
     select_rows: SelectRows | None = None,
 ) -> Computed:
-    """Runs the model, and all computations that need its hidden states."""
+    """Runs the model, and all computations that need its hidden states.
+
+    Where these are logits alone, the last layer computes the tokens that need them, besides all keys and values.
+    """
+    if select_rows is None and _needs_few_tokens(model, batch, inputs):
+        return Computed(_logits_of(model, _forward(model, _omit_tokens(step, inputs), kv_caches), None, None))
     hidden = _forward(model, inputs, kv_caches)
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     compute_logits = partial(_logits_of, model, hidden, select_rows)
@@ -94,11 +99,32 @@ def _forward(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> torch.Te
     return model.forward(*arguments, inputs.token_types) if isinstance(model, Encoder) else model.forward(*arguments)
 
 
+def _needs_few_tokens(model: Model, batch: InputBatch, inputs: ModelInputs) -> bool:
+    """Whether the output of the last layer is used for some tokens only, which the model can select."""
+    is_possible = isinstance(model, CausalLM) and model.can_omit_tokens and inputs.token_ids.device.type == "cpu"
+    has_other_use = batch.num_prompt_logprobs or batch.pooling.row_to_params
+    return is_possible and not has_other_use and 0 < len(inputs.logits_indices) < len(inputs.token_ids)
+
+
+def _omit_tokens(step: StepRows, inputs: ModelInputs) -> ModelInputs:
+    """The inputs with the last layer's layout: of each row that samples, the tokens that have logits."""
+    rows = inputs.sampling_indices
+    query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(step.num_drafts[rows] + 1, out=query_start_loc[1:])
+    metadata = inputs.attention_metadata.with_last_layer(
+        inputs.logits_indices, torch.from_numpy(rows), torch.from_numpy(query_start_loc)
+    )
+    return replace(inputs, attention_metadata=metadata)
+
+
 def _logits_of(
-    model: Model, hidden: torch.Tensor, select_rows: SelectRows | None, tokens: torch.Tensor
+    model: Model, hidden: torch.Tensor, select_rows: SelectRows | None, tokens: torch.Tensor | None
 ) -> torch.Tensor:
+    """Logits of these tokens; of all hidden states if None."""
     if not isinstance(model, CausalLM):
         raise InputBatchError("a row is to sample, but the model has no output head")
+    if tokens is None:
+        return model.compute_logits(hidden)
     if select_rows is not None:
         select_rows(tokens)
     return model.compute_logits(hidden[tokens])
