@@ -156,6 +156,18 @@ def test_a_damaged_log_is_used_up_to_its_last_proof(tmp_path: Path, capsys: pyte
     assert "damaged" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("damage", [b"\x81\x80\x01", b"\x81\x90\x01", b"\xdf\xff\xff\xff\xff", b"\xc1"])
+def test_a_header_that_cannot_be_read_is_one_sentence(
+    damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = recorded_log(tmp_path / "steps.log")
+    data = log.read_bytes()
+    at = data.index(b"scheduler") - 2
+    log.write_bytes(data[:at] + damage + data[at + len(damage) :])
+    assert command("r4", "--log", str(log)) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_log_that_other_packages_decided_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = recorded_log(tmp_path / "steps.log")
     data = log.read_bytes()

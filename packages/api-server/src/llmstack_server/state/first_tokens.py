@@ -17,7 +17,8 @@ MAX_NUM_COUNTED: Final = 256
 # An engine core on another machine has another clock; its reports count from when they came.
 _MAX_REPORT_AGE_S: Final = 5.0
 _SMOOTHING: Final = 0.05
-_MAX_CORRECTION_S: Final = 0.05
+# Requests that came after a prediction made a token late: that is no overhead, and has no limit.
+_MAX_CORRECTION_S: Final = 0.02
 _MAX_OVERHEAD_S: Final = 1.0
 
 
@@ -68,6 +69,7 @@ class FirstTokens:
         self.overhead_s = 0.0
         self.is_calibrated = self.is_blocked = False
         self.num_waiting = 0
+        self._is_corrected = False
         self._limits = limits
         self._quantum = quantum
         self._has_deadlines = has_deadlines
@@ -84,7 +86,7 @@ class FirstTokens:
 
     def observe(self, stats: SchedulerStats, iteration: IterationStats, now_s: float) -> None:
         """Processes the report of an engine core after a step."""
-        index = iteration.engine_index
+        index, self._is_corrected = iteration.engine_index, False
         engine = self._engines.get(index)
         if engine is None:
             engine = self._engines[index] = EnginePredictor(self._limits, self._block_size)
@@ -132,10 +134,14 @@ class FirstTokens:
             engine.note_arrival(request.num_prompt_tokens // len(self._engines), now_s)
 
     def note_first(self, request: PendingRequest, real_s: float) -> None:
-        """The first token of a request is there, so long after it was submitted."""
+        """The first token of a request is there, so long after it was submitted.
+
+        Requests whose first tokens come from one step have one cause of their errors, so that it counts once.
+        """
         self.queued.pop(id(request), None)
         request.first_s = real_s
-        if request.prediction is not None:
+        if request.prediction is not None and not self._is_corrected:
+            self._is_corrected = True
             error_s = real_s - request.prediction.ttft_s
             correction_s = min(max(error_s, -_MAX_CORRECTION_S), _MAX_CORRECTION_S)
             self.overhead_s = min(max(self.overhead_s + _SMOOTHING * correction_s, 0.0), _MAX_OVERHEAD_S)

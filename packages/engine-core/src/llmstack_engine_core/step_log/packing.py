@@ -30,7 +30,7 @@ def unpack(packed: bytes, kind: type[T]) -> T:
     """
     try:
         value = msgpack.unpackb(packed, ext_hook=_unpack_ints, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # a key may be a map
         raise StepLogError("a record cannot be read") from error
     if not isinstance(value, kind):
         raise StepLogError(f"a record holds no {kind.__name__}")
