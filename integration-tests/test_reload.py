@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,26 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
-
-import llmstack_demo_model
+from other_weights import write_checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = Path(llmstack_demo_model.__file__).parent / "model"
 COMMANDS = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / "reload.md").read_text(), re.MULTILINE | re.DOTALL)
 PROMPT = "Once upon a time"
 BODY = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-
-
-def write_checkpoints(folder: Path) -> None:
-    """The demo model, and one of its shape with other weights."""
-    shutil.copytree(MODEL, folder / "first")
-    shutil.copytree(MODEL, folder / "next")
-    (file,) = (folder / "next").glob("*.safetensors")
-    tensors = load_file(file)
-    name = max(tensors, key=lambda name: tensors[name].numel())
-    tensors[name] = tensors[name].roll(1, 0).contiguous()
-    save_file(tensors, file, {"format": "pt"})
 
 
 class Reloading:

@@ -19,7 +19,7 @@ from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.hosts import HostsClient
 from llmstack_engine_core.config import HostsConfig
 from llmstack_engine_core.hosts.joining import Joining, JoinRefusedError
-from llmstack_engine_core.hosts.messages import Join, own_version
+from llmstack_engine_core.hosts.messages import Join, Load, LoadFailed, own_version
 from llmstack_engine_core.hosts.rendezvous import Rendezvous
 from llmstack_engine_core.ipc.keys import make_key_file, read_keys, replace_keys
 from llmstack_engine_core.launcher import launch_engine_process
@@ -188,3 +188,52 @@ async def test_an_engine_core_of_other_bits_is_refused_with_its_machine_unless_t
             await asyncio.gather(running, return_exceptions=True)
     finally:
         process.stop()
+
+
+async def test_a_generation_is_started_awaited_and_ended_on_the_other_machines(
+    hosts: HostsConfig, key_file: Path
+) -> None:
+    rendezvous = Rendezvous(hosts, str(key_file), 2)
+    loads: list[Load] = []
+
+    def join(generation: str) -> tuple[Joining, asyncio.Future[None]]:
+        joining = Joining(hosts, str(key_file), 60, loads.append)
+        return joining, asyncio.ensure_future(joining.run(replace(JOIN, generation=generation)))
+
+    joins: list[Join] = []
+    start = rendezvous.open("start")
+    start.serve(joins.append, lambda join: None)
+    _, of_start = join("")
+    await wait_until(lambda: joins)
+    assert (list(start.awaited), start.find_problem()) == ([], "")
+    second = rendezvous.open("next")
+    assert second.awaited == [2, 3]
+    await wait_until(lambda: loads)
+    assert loads == [second.load]
+    assert second.load.name == "next"
+
+    # Both are there, until the first machine ends one.
+    later: list[Join] = []
+    second.serve(later.append, lambda join: None)
+    joining, of_second = join(second.load.generation)
+    await wait_until(lambda: later)
+    joining.tell(LoadFailed(second.load.generation, "it has ended"))
+    await wait_until(lambda: second.find_problem() == "other: it has ended")
+    await start.close()
+    async with asyncio.timeout(60):
+        await of_start
+    assert not of_second.done()
+
+    # A machine with unknown engine cores starts those of now, and ends its own.
+    del loads[:]
+    _, of_third = join("another first machine's:7")
+    async with asyncio.timeout(60):
+        await of_third
+    assert loads == [second.load]
+    third = rendezvous.open("larger")
+    of_second.cancel()
+    await asyncio.gather(of_second, return_exceptions=True)
+    await wait_until(third.find_problem)
+    assert third.problem == "other is away"
+    await third.close()
+    await second.close()

@@ -26,6 +26,13 @@ def test_several_processes_of_one_machine_can_reload() -> None:
     assert (found.engine.can_reload, found.processes.num_api_servers, found.engine.num_ranks) == (True, 2, 4)
 
 
+def test_machines_with_engine_cores_of_one_endpoint_can_reload() -> None:
+    assert config(*HOSTS).engine.can_reload
+    other = config(*HOSTS, "-dpr", "1", "--headless")
+    assert [*other.reload.entries] == ["start", "next"]
+    assert not any("--reload-models" in line for line in other.warnings)
+
+
 def test_an_entry_is_a_model_or_an_object_with_settings_and_adapters() -> None:
     found = config(
         '{"name": "small", "max_model_len": 64}', '{"name": "styled", "lora_modules": {"s": "/s"}}', "--enable-lora"
@@ -40,13 +47,18 @@ def test_an_entry_is_a_model_or_an_object_with_settings_and_adapters() -> None:
     assert any("--reload-models opens no route" in line for line in found.warnings)
 
 
+RAY = ["-dp", "2", "--data-parallel-backend", "ray", "-dpa", "127.0.0.1", "--cluster-key-file", "k"]
+HOSTS = ["-dp", "2", "-dpl", "1", "-dpa", "127.0.0.1", "--cluster-key-file", "k"]
+
+
 @pytest.mark.parametrize(
     ("line", "flag"),
     [
         (["--engine-address", "ipc:///a"], "--engine-address"),
         (["--headless"], "--headless"),
         (["--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing"),
-        (["-dp", "2", "-dpl", "1", "-dpa", "h", "--cluster-key-file", "k"], "--data-parallel-size-local"),
+        ([*HOSTS, "--api-server-count", "2"], "--api-server-count"),
+        (RAY, "--data-parallel-backend"),
         (NODES, "--distributed-executor-backend"),
         (["--record-steps", "f"], "--record-steps"),
         (["--receipts", "key.pem"], "--receipts"),

@@ -29,6 +29,7 @@ class HostsConfig:
         allow_mixed_numerics: Engine cores may compute different bits; then no request moves between those.
         backend: `mp` waits for machines that others start, `ray` places all engine cores in a Ray cluster.
         allow_ray_without_token: The Ray cluster may be one that asks for no token.
+        weights_name: What the engine cores serve, by the name in a list that each machine has.
     """
 
     address: str
@@ -39,6 +40,7 @@ class HostsConfig:
     allow_mixed_numerics: bool = False
     backend: str = "mp"
     allow_ray_without_token: bool = False
+    weights_name: str = "start"
 
 
 @dataclass(frozen=True, slots=True)

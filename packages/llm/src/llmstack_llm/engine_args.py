@@ -192,6 +192,7 @@ class EngineArgs(
             "size": self.data_parallel_size, "num_local": self.num_local_engines,
             "start_rank": self.data_parallel_start_rank, "heartbeat_timeout_s": self.cluster_timeout,
             "allow_mixed_numerics": self.allow_mixed_numerics, "backend": self.data_parallel_backend,
+            "weights_name": self.weights_name,
             "allow_ray_without_token": self.allow_ray_without_token,
         }  # fmt: skip
 

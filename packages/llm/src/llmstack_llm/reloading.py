@@ -127,6 +127,8 @@ async def _exchange(
         check_longest(engine, started)
 
     if problem:
+        if config.hosts is not None:
+            raise ReloadError(f"{problem}; with engine cores on other machines there has to be room for both")
         if config.model.max_model_len < _now(engine).max_model_len:  # known before the engine core is touched
             raise ReloadError(f"{problem}, and requests that wait could be too long for the next engine core")
         logger.warning("new requests wait until the running ones have ended: %s", problem)
@@ -153,7 +155,7 @@ async def plan_reload(
         ReloadError, ModelConfigError, ModelFilesError, EngineArgsError: It cannot replace that one.
     """
     model_config, config, problem = await asyncio.to_thread(_plan, args, engine.model_config)
-    if client.engines[0].device != "cpu":
+    if any(engine.device != "cpu" for engine in client.engines):
         problem = "the weights would take the memory of the device twice"
     return model_config, config, problem
 
@@ -190,7 +192,8 @@ def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineCon
     if _text_digests(before) != _text_digests(model_config):
         raise ReloadError("the tokenizer or the chat template is another one: that needs a restart")
     check_model_runs(config)
-    return model_config, config, find_memory_problem(config)
+    starts_here = config.hosts is None or config.hosts.num_local > 0
+    return model_config, config, find_memory_problem(config) if starts_here else ""
 
 
 def _check_ready(before: EngineReady, started: EngineReady) -> None:

@@ -273,7 +273,7 @@ def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
         yield "--enable-sleep-mode opens no routes without --enable-control-routes or --uds"
     if settings["profiler_config"] and not http.enable_control_routes:
         yield "--profiler-config opens no routes without --enable-control-routes or --uds"
-    if settings["reload_models"] and not http.enable_control_routes:
+    if settings["reload_models"] and not (http.enable_control_routes or settings["headless"]):
         yield "--reload-models opens no route without --enable-control-routes or --uds"
     if settings["engine_address"] and not settings["headless"]:
         yield "attached to running engine cores: options of the engine have no effect there"

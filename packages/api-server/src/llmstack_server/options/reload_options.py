@@ -104,7 +104,7 @@ def engine_args_of(
     changes = dict(entry.settings)
     if model_path is None and entry.model is not None:
         model_path = str(resolve_model(entry.model, changes.get("revision", engine.revision)))
-    return replace(engine, **changes, model=model_path or start_model_path)
+    return replace(engine, **changes, model=model_path or start_model_path, weights_name=entry.name)
 
 
 @option_group
@@ -136,9 +136,10 @@ class ReloadOptions(OptionGroup):
         flag = "{reload_models}"
         for name, is_given, reason in (
             ("engine_addresses", processes.is_attached, "another program runs the engine cores"),
-            ("is_headless", processes.is_headless, "headless serves no HTTP"),
+            ("is_headless", processes.is_headless and not engine.has_other_hosts, "headless serves no HTTP"),
             ("is_multiprocess", not processes.is_multiprocess, "the engine core has no process of its own"),
-            ("data_parallel_size_local", engine.has_other_hosts, "engine cores of other machines cannot be exchanged"),
+            ("data_parallel_backend", engine.data_parallel_backend == "ray", "Ray has no place for both"),
+            ("num_api_servers", engine.has_other_hosts and processes.num_api_servers > 1, "they share other machines"),
             ("distributed_executor_backend", engine.num_nodes > 1, "ranks of other machines cannot be exchanged"),
             ("record_steps", engine.record_steps is not None, "two processes would write one file"),
             ("kv_events_config", bool(engine.kv_events_config), "two processes would publish at one port"),

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from llmstack_engine_core.client.factory import attach_async_client
-from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_address, tcp_address
+from llmstack_engine_core.ipc.addresses import free_addresses, prepare_address
 from llmstack_engine_core.ipc.keys import keys_for, make_key_file
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
@@ -32,8 +32,7 @@ def with_addresses(config: ServeConfig) -> ServeConfig:
     Raises:
         EngineStartError: The first machine cannot be reached.
     """
-    host = own_host(str(config.engine.data_parallel_address))
-    addresses = [tcp_address(host, free_port(host)) for _ in range(config.engine.num_local_engines)]
+    addresses = free_addresses(str(config.engine.data_parallel_address), config.engine.num_local_engines)
     return replace(config, processes=replace(config.processes, engine_addresses=tuple(addresses)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from llmstack_engine_core.adapter_gate import LOADED, LOADING
+from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.balanced import BalancedClient
 from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.routing import RoutingPolicy
@@ -18,9 +19,15 @@ LOAD_POLL_S: Final = 0.01
 class ReplicasClient(BalancedClient):
     """Replicas that are exchanged together; offers what `RecoveringClient` does for a reload."""
 
-    def __init__(self, clients: Sequence[RecoveringClient], *, routing: RoutingPolicy = RoutingPolicy.EXACT) -> None:
-        super().__init__(clients, routing=routing)
-        self._replicas = list(clients)
+    def __init__(
+        self,
+        clients: Sequence[AsyncClient | RecoveringClient],
+        *,
+        allow_mixed_numerics: bool = False,
+        routing: RoutingPolicy = RoutingPolicy.EXACT,
+    ) -> None:
+        super().__init__(clients, allow_mixed_numerics=allow_mixed_numerics, routing=routing)
+        self._replicas = [client for client in clients if isinstance(client, RecoveringClient)]  # all that a reload has
 
     @property
     def num_requests(self) -> int:

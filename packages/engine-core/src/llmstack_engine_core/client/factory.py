@@ -17,6 +17,7 @@ from llmstack_engine_core.client.reloading import ReloadingClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.hosts.relay import RelayedMembers
+from llmstack_engine_core.hosts.rendezvous import Rendezvous
 from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.launcher import make_spares
 from llmstack_engine_core.routing import RoutingPolicy
@@ -51,8 +52,11 @@ def make_async_client(
     """
     configs = engine_configs(config)
     if can_reload:
-        if not multiprocess or config.hosts is not None:
-            raise ValueError("a reload needs engine cores in processes of their own, on this machine")
+        if not multiprocess:
+            raise ValueError("a reload needs engine cores in processes of their own")
+        if config.hosts is not None:
+            rendezvous = Rendezvous(config.hosts, config.key_file, config.hosts.num_local)
+            return ReloadingClient(config, partial(_start_hosts, rendezvous, routing=routing))
         return ReloadingClient(config, partial(_start_exchangeable, routing=routing))
     if not multiprocess:
         if len(configs) > 1:
@@ -79,6 +83,18 @@ def _start_exchangeable(config: EngineConfig, addresses: Sequence[str], *, routi
     spares = make_spares(config)
     clients = [_recovering(one, spares) for one in engine_configs(config)]
     return clients[0] if len(clients) == 1 else ReplicasClient(clients, routing=routing)
+
+
+def _start_hosts(
+    rendezvous: Rendezvous, config: EngineConfig, addresses: Sequence[str], *, routing: RoutingPolicy
+) -> HostsClient:
+    if addresses or config.hosts is None:
+        raise ValueError("these engine cores are started here, and by the other machines")
+    spares = make_spares(config)
+    configs = engine_configs(config) if config.hosts.num_local else []
+    local = [_recovering(one, spares) for one in configs]
+    members = rendezvous.open(config.hosts.weights_name)
+    return HostsClient(config, config.hosts, local, routing, members=members)
 
 
 def _recovering(config: EngineConfig, spares: Spares | None) -> RecoveringClient:

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from llmstack_engine_core.client.async_client import AsyncClient
-from llmstack_engine_core.client.balanced import BalancedClient
+from llmstack_engine_core.client.exchangeable import ReplicasClient
 from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.remote import RemoteClient
 from llmstack_engine_core.config import EngineConfig, HostsConfig
@@ -24,6 +24,9 @@ from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_types import EngineReady, EngineStartError
 
 logger = logging.getLogger(__name__)
+
+# How often a reload looks whether the other machines are there.
+LOOK_S: Final = 0.2
 
 _ALWAYS_EQUAL = (
     "vocab_size",
@@ -49,7 +52,17 @@ class HostsLauncher(Protocol):
 
 
 class Membership(Protocol):
-    """The source of the list of machines: a `Rendezvous`, or the reports of another process that has one."""
+    """The source of the list of machines: a `Rendezvous`, or the reports of another process that has one.
+
+    Attributes:
+        awaited: Engine cores of other machines without which there is no start.
+    """
+
+    awaited: Sequence[int]
+
+    def find_problem(self) -> str:
+        """Why those will not come; empty where they may."""
+        ...
 
     def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
         """Calls `on_join` for a machine that is welcome, `on_leave` for one that ends. Idempotent."""
@@ -85,7 +98,7 @@ def make_launcher(config: EngineConfig, hosts: HostsConfig) -> HostsLauncher | N
     return launcher
 
 
-class HostsClient(BalancedClient):
+class HostsClient(ReplicasClient):
     """The engine cores of this machine have the first numbers; others get theirs by joining, at any time.
 
     It is ready with the engine cores of this machine, or with the first of another one where this has none.
@@ -123,6 +136,7 @@ class HostsClient(BalancedClient):
             self._rendezvous = members
         self._num_local = len(local)
         self._start_timeout_s = config.start_timeout_s
+        self._model_path = config.model.model_path
         self._promised: EngineReady | None = None
         link = Link(config.key_file, heartbeat_timeout_s=hosts.heartbeat_timeout_s)
         remote = [
@@ -138,16 +152,45 @@ class HostsClient(BalancedClient):
 
     @property
     def engines(self) -> list[EngineReady]:
-        """The `EngineReady` of each engine core; folders in those of other machines do not exist here."""
+        """The `EngineReady` of each engine core; all name the model's folder of this machine."""
         engines = super().engines
-        return [one if one.engine_index < self._num_local else replace(one, model_path="") for one in engines]
+        local = self._num_local
+        return [one if one.engine_index < local else replace(one, model_path=self._model_path) for one in engines]
+
+    @property
+    def is_available(self) -> bool:
+        """True while each of them that has requests computes them."""
+        return all(client.is_available for client in self._replicas if client.num_requests)
+
+    @property
+    def contract_id(self) -> str:
+        """The numeric contract id of all that have been there; empty where they differ."""
+        contract_ids = {client.contract_id for client in self._replicas} - {""}
+        return contract_ids.pop() if len(contract_ids) == 1 else ""
 
     async def wait_until_ready(self) -> EngineReady:
         """Waits for the engine cores of this machine, or for the first of another one where none of those serves.
 
+        In a reload it also waits for those of the machines that were there when it began.
+
         Raises:
             EngineStartError: One could not start, or none has joined in time; all are shut down.
         """
+        ready = await self._wait_for_first()
+        if not self._rendezvous.awaited:
+            return ready
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while not all(self._clients[rank].engines for rank in self._rendezvous.awaited):
+                    if problem := self._rendezvous.find_problem():
+                        raise EngineStartError(problem)
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise EngineStartError(f"other machines are not ready after {self._start_timeout_s:g} s") from None
+        self._promised = min(self.engines, key=lambda one: (one.max_model_len, one.num_blocks))
+        return self._promised
+
+    async def _wait_for_first(self) -> EngineReady:
         self._rendezvous.serve(self._on_join, self._on_leave)
         self._listen()
         self._promised = await self._wait_for(self._clients[: self._num_local])
@@ -159,8 +202,11 @@ class HostsClient(BalancedClient):
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while not self.engines:
+                    if problem := self._rendezvous.find_problem():
+                        raise EngineStartError(problem)
                     self._has_news.clear()
-                    await self._has_news.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._has_news.wait(), LOOK_S)
         except TimeoutError:
             await self.shutdown()
             raise EngineStartError(f"no engine core has joined within {self._start_timeout_s:g} s") from None

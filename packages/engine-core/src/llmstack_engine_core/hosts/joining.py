@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import struct
+from collections.abc import Callable
 from time import monotonic
 
 import zmq
 import zmq.asyncio
 
 from llmstack_engine_core.config import HostsConfig
-from llmstack_engine_core.hosts.messages import MAX_MESSAGE_BYTES, Answer, Join, Leave, pack, unpack
+from llmstack_engine_core.hosts.messages import MAX_MESSAGE_BYTES, Answer, Join, Leave, Load, LoadFailed, pack, unpack
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.keys import Keys, keys_for
 from llmstack_engine_core.ipc.sockets import RECONNECT_MS, set_heartbeats, use_keys
@@ -47,8 +48,14 @@ class _AskAgainError(Exception):
 class Joining:
     """Keeps this machine joined, until the first one ends on purpose or refuses it."""
 
-    def __init__(self, hosts: HostsConfig, key_file: str | None, patience_s: float) -> None:
-        """`patience_s`: How long the first machine may be away.
+    def __init__(
+        self,
+        hosts: HostsConfig,
+        key_file: str | None,
+        patience_s: float,
+        on_load: Callable[[Load], None] = lambda load: None,
+    ) -> None:
+        """`patience_s`: How long the first machine may be away; `on_load`: Starts further engine cores.
 
         Raises:
             EngineStartError: The key file cannot be used.
@@ -56,12 +63,20 @@ class Joining:
         self._hosts = hosts
         self._keys: Keys | None = keys_for(hosts.address, key_file)
         self._patience_s = patience_s
+        self._on_load = on_load
+        self._socket: zmq.asyncio.Socket | None = None
         self._num_attempts = self._num_refusals = self._num_failures = 0
 
     @property
     def server_key(self) -> bytes:
         """The public key by which the engine cores of this machine are known."""
         return b"" if self._keys is None else self._keys.public
+
+    def tell(self, message: LoadFailed) -> None:
+        """Tells the first machine, where it is there."""
+        if self._socket is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send(pack(message), zmq.NOBLOCK)
 
     async def run(self, join: Join) -> None:
         """Returns when the first machine ends on purpose.
@@ -90,7 +105,7 @@ class Joining:
 
     async def _stay(self, context: zmq.asyncio.Context, join: Join) -> tuple[bool, bool]:
         """One connection: whether the first machine has ended on purpose, and whether it has answered."""
-        socket = self._connect(context)
+        socket = self._socket = self._connect(context)
         monitor = socket.get_monitor_socket(_EVENTS)
         was_answered = False
         try:
@@ -119,6 +134,7 @@ class Joining:
                 socket.send(pack(Leave()), zmq.NOBLOCK)
             raise
         finally:
+            self._socket = None
             socket.disable_monitor()
             monitor.close(0)
             socket.close(FAREWELL_MS)
@@ -155,6 +171,8 @@ class Joining:
                 raise JoinRefusedError(message.refusal)
             raise _AskAgainError
         self._num_refusals = 0
+        if isinstance(message, Load):
+            self._on_load(message)
         return isinstance(message, Leave)
 
 

@@ -17,7 +17,8 @@ from llmstack_engine_core.ipc.keys import KEY_LENGTH
 _MAGIC: Final = "llmstack-hosts"
 MAX_MESSAGE_BYTES: Final = 65_536
 MAX_ENGINES: Final = 1024
-_JOIN, _LEAVE, _ANSWER = 1, 2, 3
+MAX_REASON_LENGTH: Final = 1024
+_JOIN, _LEAVE, _ANSWER, _LOAD, _LOAD_FAILED = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Join:
         addresses: Where they listen.
         server_key: The public key by which they are known.
         host: The machine, for messages.
+        generation: That of its engine cores, by `Load`; empty for those of the start.
     """
 
     version: str
@@ -39,6 +41,7 @@ class Join:
     addresses: tuple[str, ...]
     server_key: bytes
     host: str
+    generation: str = ""
 
     @property
     def ranks(self) -> range:
@@ -64,7 +67,33 @@ class Answer:
     is_final: bool = True
 
 
-Message = Join | Leave | Answer
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An order of the first machine: start further engine cores, which join by a connection of their own.
+
+    Attributes:
+        generation: What they are known by when they join.
+        name: The entry of `--reload-models` that says what they serve.
+    """
+
+    generation: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The answer to a `Load` that cannot be followed, or whose engine cores have ended.
+
+    Attributes:
+        generation: That of the `Load`.
+        reason: Why, in one line.
+    """
+
+    generation: str
+    reason: str
+
+
+Message = Join | Leave | Answer | Load | LoadFailed
 
 
 def own_version() -> str:
@@ -83,12 +112,16 @@ def pack(message: Message) -> bytes:
         case Join():
             values = [
                 _JOIN, message.version, message.size, message.start_rank, list(message.addresses),
-                message.server_key, message.host,
+                message.server_key, message.host, message.generation,
             ]  # fmt: skip
         case Leave():
             values = [_LEAVE]
         case Answer():
             values = [_ANSWER, message.refusal, message.is_final]
+        case Load():
+            values = [_LOAD, message.generation, message.name]
+        case LoadFailed():
+            values = [_LOAD_FAILED, message.generation, message.reason[:MAX_REASON_LENGTH]]
     packed: bytes = msgpack.packb([_MAGIC, *values])
     return packed
 
@@ -100,19 +133,23 @@ def unpack(frame: bytes) -> Message:
         CodecError: They are none.
     """
     match fields.unpack_values(frame, MAX_MESSAGE_BYTES):
-        case [magic, tag, version_, size, start_rank, addresses, server_key, host] if (magic, tag) == (
+        case [magic, tag, version_, size, start_rank, addresses, server_key, host, generation] if (magic, tag) == (
             _MAGIC,
             _JOIN,
         ):
             return Join(
                 _TEXT(version_, "version"), _COUNT(size, "size"),
                 _RANK(start_rank, "start_rank"), tuple(_ADDRESSES(addresses, "addresses")), _key(server_key),
-                _TEXT(host, "host"),
+                _TEXT(host, "host"), _TEXT(generation, "generation"),
             )  # fmt: skip
         case [magic, tag] if (magic, tag) == (_MAGIC, _LEAVE):
             return Leave()
         case [magic, tag, refusal, bool(is_final)] if (magic, tag) == (_MAGIC, _ANSWER):
             return Answer(_NAME(refusal, "refusal"), is_final)
+        case [magic, tag, generation, name] if (magic, tag) == (_MAGIC, _LOAD):
+            return Load(_TEXT(generation, "generation"), _TEXT(name, "name"))
+        case [magic, tag, generation, reason] if (magic, tag) == (_MAGIC, _LOAD_FAILED):
+            return LoadFailed(_TEXT(generation, "generation"), _NAME(reason, "reason"))
         case _:
             raise CodecError("the message is of another program, or of another version")
 

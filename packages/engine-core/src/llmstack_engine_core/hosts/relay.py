@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from llmstack_engine_core.hosts.messages import Join, pack, unpack
+from llmstack_engine_core.hosts.messages import MAX_REASON_LENGTH, Join, pack, unpack
 from llmstack_engine_core.hosts.rendezvous import Rendezvous
 from llmstack_engine_core.ipc.fields import CodecError
 
 Message = dict[str, Any]
 """A JSON object."""
-
-MAX_REASON_LENGTH: Final = 1024
 
 
 class MembershipFeed:
@@ -71,12 +69,18 @@ class MembershipFeed:
 class RelayedMembers:
     """The side of another process: stands in for a `Rendezvous`."""
 
+    awaited: Sequence[int] = ()
+
     def __init__(self, send: Callable[[Message], None]) -> None:
         """`send`: Sends a message to the process that listens for machines."""
         self._send = send
         self._number_to_join: dict[int, Join] = {}
         self._on_join: Callable[[Join], None] | None = None
         self._on_leave: Callable[[Join], None] | None = None
+
+    def find_problem(self) -> str:
+        """There is none: an endpoint can begin without other machines."""
+        return ""
 
     def take(self, message: Message) -> None:
         """Takes a message of the process that listens.

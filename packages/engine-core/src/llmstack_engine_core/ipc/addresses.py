@@ -109,6 +109,16 @@ def own_host(other_host: str) -> str:
         raise EngineStartError(f"{other_host[:256]} cannot be reached: {error.strerror}") from error
 
 
+def free_addresses(other_host: str, number: int) -> list[str]:
+    """Addresses of this machine that another one, or this one, can connect to.
+
+    Raises:
+        EngineStartError: There is no way to it.
+    """
+    host = own_host(other_host)
+    return [tcp_address(host, free_port(host)) for _ in range(number)]
+
+
 def resolved(host: str) -> str:
     """The IP address of a host; an address is its own.
 

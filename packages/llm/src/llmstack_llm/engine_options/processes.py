@@ -21,6 +21,7 @@ class EngineProcessOptions(OptionGroup):
     Attributes:
         digests_weight_content: The digest of the weights is that of their content, which other machines can compare.
         can_reload: The engine core can be exchanged for another one while requests run.
+        weights_name: What the engine cores of other machines serve, in the list that a reload chooses from.
     """
 
     title = "Processes"
@@ -209,6 +210,7 @@ class EngineProcessOptions(OptionGroup):
 
     digests_weight_content: bool = False
     can_reload: bool = False
+    weights_name: str = "start"
 
     @property
     def num_ranks(self) -> int:
