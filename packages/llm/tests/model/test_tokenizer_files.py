@@ -139,6 +139,24 @@ def test_ids_equal_those_of_sentencepiece(kind: str, options: dict[str, Any], tm
     assert tokenizer.encode("the")[0] == reference.bos_id()
 
 
+@pytest.mark.parametrize("rule", ["identity", "nfkc", "nmt_nfkc"])
+@pytest.mark.parametrize("removes", [True, False])
+def test_spaces_lines_and_marks_are_cleaned_as_by_sentencepiece(rule: str, removes: bool, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    written = io.BytesIO()
+    corpus = ["ab ｶﾞｷﾞ é", "b\u200d\r\n ガギ", "a▁b"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus), model_writer=written, model_type="bpe", vocab_size=320, byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2, num_threads=1, character_coverage=1.0, normalization_rule_name=rule,
+        remove_extra_whitespaces=removes,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
+    reference = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    tokenizer = here(tmp_path)
+    for text in ("a\n  b", "a  \nb ", " \n a", "a▁▁", "▁a ", "ｶﾞｷﾞ", "a\r\nb", "a\r\n\r\n", "be\u0301\u200da"):
+        assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text), text
+
+
 def test_a_bpe_model_of_sentencepiece_merges_the_best_piece_first(tmp_path: Path) -> None:
     pieces = b"".join(piece(text, -rank) for rank, text in enumerate(("ab", "bc", "▁ab", "▁", "a", "b", "c")))
     (tmp_path / "tokenizer.model").write_bytes(UNKNOWN + pieces + BPE)

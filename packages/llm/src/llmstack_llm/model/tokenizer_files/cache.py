@@ -27,7 +27,7 @@ from llmstack_model_files import artifact_path
 logger = logging.getLogger(__name__)
 
 MAX_FOLDERS = 32
-_FORMAT = "2"
+_FORMAT = "3"
 """Is part of a folder's name, and changes when the conversion does."""
 
 _CHILD = "llmstack_llm.model.tokenizer_files.child"

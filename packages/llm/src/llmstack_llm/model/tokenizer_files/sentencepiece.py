@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from llmstack_llm.model.tokenizer_files.proto import (
 from llmstack_llm.model.tokenizer_files.source import ConversionError
 
 _SPACE = "▁"
+_COMPOSED = (("e\u0301", "é"), ("o\u0308", "ö"), ("\u0438\u0306", "\u0439"))
 
 
 def convert_sentencepiece(
@@ -67,15 +69,40 @@ def _extended(model: SentencePieceModel, added: Mapping[int, str]) -> list[Piece
 def _cleaning(model: SentencePieceModel) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if model.charsmap:
-        charsmap = base64.b64encode(model.charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+        steps += _mapping(base64.b64encode(model.charsmap).decode())
     if model.remove_extra_whitespaces:
-        steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""})
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     if model.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": _SPACE})
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    if model.remove_extra_whitespaces:  # also where the text itself has this character
+        steps.append({"type": "Replace", "pattern": {"Regex": rf"{_SPACE}+\z"}, "content": ""})
     return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": None}
+
+
+def _mapping(charsmap: str) -> list[dict[str, Any]]:
+    """The steps of a map of characters.
+
+    The library looks up clusters of at most 5 bytes as a whole, others character by character. So it composes less, and
+    takes a line's end of two characters for one.
+    """
+    import tokenizers
+
+    step = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+    whole = assembled({"normalizer": step, "model": bpe({}, [])}, {}, frozenset(), None, None)
+    try:
+        normalizer = tokenizers.Tokenizer.from_str(json.dumps(whole)).normalizer
+        joins_lines = normalizer.normalize_str("\r") == " "
+        composes = all(normalizer.normalize_str(text) == composed for text, composed in _COMPOSED)
+    except BaseException as error:  # the library raises bare Exception, and a panic is not even that
+        raise ConversionError("tokenizer.model is damaged: its map of characters makes no tokenizer") from error
+    steps: list[dict[str, Any]] = [step]
+    if joins_lines:
+        steps.insert(0, {"type": "Replace", "pattern": {"String": "\r\n"}, "content": "  "})
+    if composes:
+        steps.append({"type": "NFC"})
+    return steps
 
 
 def _first_prefix(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +120,7 @@ def _decoder(model: SentencePieceModel) -> dict[str, Any]:
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if model.add_dummy_prefix:
+    if model.add_dummy_prefix or model.remove_extra_whitespaces:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"decoder": {"type": "Sequence", "decoders": decoders}}
 
