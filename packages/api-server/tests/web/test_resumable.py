@@ -287,6 +287,31 @@ async def test_messages_are_joined_and_end_in_their_own_form():
     assert len(engine.admitted) == 1
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_responses_are_joined_and_resumed(is_stream: bool):
+    app, state = server()
+    body = {"input": "Hello", "max_output_tokens": 20, "stream": is_stream}
+    first, second = [await post(app, body, path="/v1/responses") for _ in range(2)]
+    assert (first.status, first.body) == (200, second.body)
+    assert len(state.engine.admitted) == 1
+    if is_stream:
+        rest = await call(app, "GET", f"/v1/streams/{first.headers['x-llmstack-stream-id']}?after=4")
+        assert rest.body == first.body[first.body.index(b".5\n") - 36 :]
+        assert re.findall(rb"^event: ([a-z._]+)", rest.body, re.MULTILINE)[-1] == b"response.incomplete"
+
+
+async def test_a_response_that_fails_is_not_remembered():
+    engine = FakeEngineClient()
+    app, _ = server(engine)
+    body = {"input": "Hello", "stream": True, "max_output_tokens": 20}
+    engine.error, engine.num_tokens_before_error = NumericalError(), 2
+    assert b"event: response.failed" in (await post(app, body, path="/v1/responses")).body
+    engine.error = None
+    again = await post(app, body, path="/v1/responses")
+    assert b"event: response.incomplete" in again.body
+    assert len(engine.admitted) == 2
+
+
 async def test_the_official_client_retries_and_streams_with_a_key():
     app, state = server()
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))

@@ -14,8 +14,10 @@ from llmstack_server.web.keep_alive import RawHeaders
 
 _END_OF_EVENT = b"\n\n"
 _ERROR_EVENTS = (b'data: {"error":', b"event: error\n")
+# Of a response, whose first events come before its first token.
+_FAILED_EVENT = b"event: response.failed\n"
 _COMMENT = b":"
-_UNUSUAL_EVENTS = (*_ERROR_EVENTS, _COMMENT)
+_UNUSUAL_EVENTS = (*_ERROR_EVENTS, _FAILED_EVENT, _COMMENT)
 
 
 class Recorder:
@@ -93,7 +95,8 @@ class Recorder:
                 continue  # each connection has comments of its own
             if event.startswith(_ERROR_EVENTS) and await self.leave():
                 return
-            if not self._record.num_parts and event.startswith(_ERROR_EVENTS):
+            is_first_error = not self._record.num_parts and event.startswith(_ERROR_EVENTS)
+            if is_first_error or event.startswith(_FAILED_EVENT):
                 self._table.remove(self._record)
             await self._append_event(event + _END_OF_EVENT)
 

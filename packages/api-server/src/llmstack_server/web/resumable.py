@@ -32,7 +32,8 @@ RESUME_HEADER = "x-llmstack-resume"
 LAST_EVENT_HEADER = "last-event-id"
 MAX_KEY_CHARS = 255
 MAX_KEEP_S = 60
-RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+RESPONSES_PATH = "/v1/responses"
+RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES_PATH})
 
 _HEADERS = frozenset({KEY_HEADER.lower().encode(), RESUME_HEADER.encode(), LAST_EVENT_HEADER.encode()})
 _name_of = operator.itemgetter(0)
@@ -97,7 +98,9 @@ class ResumableMiddleware:
         elif isinstance(found, StreamRecord):
             metrics.count_stream("started")
             reader = found.open(0)
-            seed = keep_stream(self._state, found, scope, body)
+            # Responses have a store of their own, which outlives the server.
+            is_kept = route_path(scope) != RESPONSES_PATH
+            seed = keep_stream(self._state, found, scope, body) if is_kept else None
             self._start(scope, body, found, seed)
             await StreamAnswer(self._state, reader, is_first=True)(scope, receive, send)
         else:
