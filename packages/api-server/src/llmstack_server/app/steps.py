@@ -119,7 +119,7 @@ def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**
 def step_log_object(log: StepRecording, now: float, tenant: str | None = None) -> dict[str, Any]:
     """The log as JSON; `now` is the time of day at `log.now_s`, in seconds since 1970.
 
-    `tenant`: Who reads it, and sees of the requests of others that they exist; None sees all.
+    `tenant`: Who reads it, and sees the steps of its own requests, and that others were in those; None sees all.
     """
 
     def at(time_s: float) -> float:
@@ -128,14 +128,15 @@ def step_log_object(log: StepRecording, now: float, tenant: str | None = None) -
     def is_shown(request_id: str) -> bool:
         return tenant is None or log.tenants.get(request_id) == tenant
 
-    steps = [_step(record, at, is_shown) for record in log.steps]
+    records = [one for one in log.steps if tenant is None or any(is_shown(row.request_id) for row in one.rows)]
+    steps = [_step(record, at, is_shown) for record in records]
     if tenant is not None:
         for step in steps:  # the blocks that steps take tell how long their requests are
             step["num_free_blocks"] = None
     return {
         "now": round(now, 6),
         "steps": steps,
-        "events": [_event(event, at, is_shown) for event in log.events],
+        "events": [_event(event, at) for event in log.events if is_shown(event.request_id)],
     }
 
 
@@ -167,6 +168,5 @@ def _row(row: ScheduledRequest) -> dict[str, Any]:
     }
 
 
-def _event(event: RequestEvent, at: Callable[[float], float], is_shown: IsShown) -> dict[str, Any]:
-    shown_id = event.request_id if is_shown(event.request_id) else FOREIGN_ID
-    return {"time": at(event.time_s), "id": shown_id, "status": event.status.name}
+def _event(event: RequestEvent, at: Callable[[float], float]) -> dict[str, Any]:
+    return {"time": at(event.time_s), "id": event.request_id, "status": event.status.name}
