@@ -211,9 +211,9 @@ def test_a_tenant_tells_neither_its_key_nor_its_place():
 
 def step_log(tenants: dict[str, str]) -> StepRecording:
     rows = [ScheduledRequest(name, 3, 2, [5], [9]) for name in ("a", "b", "old")]
-    stats = SchedulerStats(1, num_running=3, num_free_blocks=7, num_blocks=8)
+    stats = SchedulerStats(2, num_running=3, num_free_blocks=7, num_blocks=8)
     record = StepRecord(10.0, StepPhases(0.0, 0.0, 0.0), stats, rows)
-    before = record._replace(stats=stats._replace(step=0), rows=rows[2:])
+    before = record._replace(stats=stats._replace(step=1), rows=rows[2:])
     return StepRecording(20.0, [before, record], [RequestEvent("b", RequestStatus.RUNNING, 1.0)], tenants)
 
 
