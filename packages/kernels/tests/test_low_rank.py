@@ -149,6 +149,20 @@ def test_rows_are_sorted_by_slot_and_cut_into_tiles() -> None:
     assert slots.host_tiles == [[0, 0, 2], [2, 2, 4], [2, 6, 1]]
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_the_order_of_rows_follows_each_step(dtype: torch.dtype) -> None:
+    slots = make_slots(dtype)
+    x, y, row_slots = make_rows(23, dtype)
+    for row_slots_of_step in (row_slots, row_slots, row_slots[::-1], row_slots, [-1] * 23, row_slots):
+        if row_slots_of_step[0] == -1:  # and so does what is in the slots
+            slots.put(1, make_adapter(9, 4, dtype))
+        assert slots.group(np.array(row_slots_of_step)) == (max(row_slots_of_step) >= 0)
+        out = y.clone()
+        add_low_rank_(out, x, slots, 0)
+        expected = expect(x, y, slots, row_slots_of_step, 0)
+        torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
 @pytest.mark.skipif(not runs_native_kernels(), reason="nothing is captured without native kernels")
 def test_a_replayed_call_follows_the_rows_and_adapters_of_its_step() -> None:
     slots = make_slots(torch.float32)

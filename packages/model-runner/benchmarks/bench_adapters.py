@@ -15,7 +15,7 @@ from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, identity_of, write_gpt2_config, write_random_adapter
 from llmstack_types import ModelRunnerConfig, SamplingParams
 
-NUM_ROWS, NUM_ADAPTERS, RANK, NUM_TURNS, NUM_BLOCKS, CONTEXT = 32, 8, 16, 15, 512, 16
+NUM_ROWS, NUM_ADAPTERS, RANK, NUM_TURNS, NUM_BLOCKS, CONTEXT = 32, 8, 16, 45, 512, 16
 GPT2 = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50_257}
 WIDE = {
     "architectures": ["LlamaForCausalLM"],

@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmstack_kernels.native.huge_pages import empty_in_huge_pages
+
 MAX_PARTS = 4
 """Most pairs of factors of one layer, such as those of queries, keys and values."""
 PANEL_SIZE = 32
 """Outputs of a panel of a second factor. `native.cpp` has the same number."""
 _WORDS_PER_PART = 5
 _NUM_TILE_FIELDS = 3
+_ALIGNMENT = 64  # a line of the cache
 
 
 Send = Callable[[Sequence[npt.NDArray[Any]]], Sequence[torch.Tensor]]
@@ -51,19 +54,38 @@ class _StoredFactors(NamedTuple):
     num_outputs: int
 
     @classmethod
-    def store(cls, factors: LowRankFactors, device: torch.device) -> _StoredFactors:
+    def store(cls, factors: LowRankFactors, place: Callable[[torch.Tensor], torch.Tensor]) -> _StoredFactors:
+        """`place`: A contiguous copy in the memory that kernels read."""
         a, b, first_output = factors
         if a.shape[0] != b.shape[0] or a.dtype != b.dtype or not (a.is_contiguous() and b.is_contiguous()):
             raise ValueError(f"factors of shapes {tuple(a.shape)} and {tuple(b.shape)} are no pair.")
         rank, num_outputs = b.shape
         # A thread reads some columns of all ranks: in `b` they lie kilobytes apart, in a panel side by side.
         padded = torch.nn.functional.pad(b, (0, -num_outputs % PANEL_SIZE))
-        panels = padded.view(rank, -1, PANEL_SIZE).transpose(0, 1).contiguous()
-        return cls(a.to(device), panels.to(device), first_output, num_outputs)
+        panels = padded.view(rank, -1, PANEL_SIZE).transpose(0, 1)
+        return cls(place(a), place(panels), first_output, num_outputs)
 
     def factors(self) -> LowRankFactors:
         b = self.panels.transpose(0, 1).reshape(self.a.shape[0], -1)[:, : self.num_outputs]
         return LowRankFactors(self.a, b, self.first_output)
+
+
+class _Memory:
+    """Memory of an adapter on a CPU: one piece in huge pages, its factors in the order in which steps read them."""
+
+    def __init__(self, layers: Sequence[Sequence[LowRankFactors]]) -> None:
+        factors = [factor for parts in layers for a, b, _ in parts for factor in (a, b)]
+        # Each is padded to whole panels and lines of the cache.
+        sizes = (factor.nbytes + (PANEL_SIZE - 1) * len(factor) * factor.itemsize + _ALIGNMENT for factor in factors)
+        self._memory = empty_in_huge_pages(sum(sizes), torch.uint8)
+        self._used = 0
+
+    def place(self, factor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy behind those before it."""
+        size = factor.numel() * factor.itemsize
+        placed = self._memory[self._used : self._used + size].view(factor.dtype).view(factor.shape)
+        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return placed.copy_(factor)
 
 
 class LowRankAdapter:
@@ -75,7 +97,8 @@ class LowRankAdapter:
         `device`: Where the kernels run; the CPU by default.
         """
         device = device or torch.device("cpu")
-        self._layers = tuple(tuple(_StoredFactors.store(pair, device) for pair in parts) for parts in layers)
+        store = _Memory(layers).place if device.type == "cpu" else lambda factor: factor.contiguous().to(device)
+        self._layers = tuple(tuple(_StoredFactors.store(pair, store) for pair in parts) for parts in layers)
         words = np.zeros((len(layers), MAX_PARTS, _WORDS_PER_PART), dtype=np.int64)
         for number, parts in enumerate(self._layers):
             if len(parts) > MAX_PARTS:
@@ -126,6 +149,7 @@ class LowRankSlots:
         self.num_tiles = torch.zeros(1, dtype=torch.int32, device=device)
         self.host_tiles: list[list[int]] = []
         self.host_rows: list[int] = []
+        self._grouped = b""  # the slots of the rows that are in order
 
     def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
         """Places an adapter; no step that uses the slot may be under way."""
@@ -142,6 +166,10 @@ class LowRankSlots:
 
         `send`: Copies arrays to the device; by default the host waits for that.
         """
+        wanted = row_slots.tobytes()
+        if wanted == self._grouped:  # as in most decode steps
+            return bool(self.host_tiles)
+        self._grouped = wanted
         order = np.argsort(row_slots, kind="stable")
         order = order[np.searchsorted(row_slots[order], 0) :]
         ordered = row_slots[order]

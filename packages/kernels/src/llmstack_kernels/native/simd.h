@@ -183,14 +183,27 @@ inline Floats maximum(Floats a, Floats b) {
 #endif
 }
 
+// Halves, since a chain of single lanes takes several times as long. The tree of additions is the same everywhere.
 inline float sum(Floats x) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m512d doubles = _mm512_castps_pd((__m512)x);
+  const __m256 eights = _mm256_add_ps(_mm256_castpd_ps(_mm512_castpd512_pd256(doubles)),
+                                      _mm256_castpd_ps(_mm512_extractf64x4_pd(doubles, 1)));
+#else
+  const __m256 eights = (__m256)x;
+#endif
+  const __m128 quarters = _mm_add_ps(_mm256_castps256_ps128(eights), _mm256_extractf128_ps(eights, 1));
+  const __m128 pairs = _mm_add_ps(quarters, _mm_movehl_ps(quarters, quarters));
+  return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)));
+#else
   for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
   }
   return x[0];
+#endif
 }
 
-// Halves, since a chain of single lanes takes four times as long.
 inline float largest(Floats x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
