@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 
 import llmstack_demo_model
 from llmstack_llm import LLM, BeamSearchParams, LoRARequest, SamplingParams
@@ -46,6 +47,27 @@ def test_prompts_and_beams_of_one_call_have_their_own_adapters(tmp_path: Path) -
                 scores = list(zip(best.tokens, scored.prompt_logprobs or [], strict=True))[prompt_length:]
                 total = sum(entry[token].logprob for token, entry in scores if entry is not None)
                 assert (total == pytest.approx(best.cum_logprob, abs=1e-3)) == (other is request)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of peft and transformers
+def test_vectors_are_those_of_the_adapter_in_peft(tmp_path: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    folder = write(tmp_path / "a", 1)
+    base = transformers.GPT2LMHeadModel.from_pretrained(MODEL, dtype=torch.float32).eval()
+    requests = [None, LoRARequest("a", 1, str(folder))]
+    with LLM(str(MODEL), enable_lora=True, num_kv_blocks=64, max_model_len=64, dtype="float32") as llm:
+        token_ids = llm.get_tokenizer().encode(PROMPT)
+        together = llm.embed([PROMPT] * 2, lora_request=requests, use_tqdm=False)
+        for request, output in zip(requests, together, strict=True):
+            model = base if request is None else peft.PeftModel.from_pretrained(base, folder).get_base_model()
+            with torch.no_grad():
+                hidden = model.transformer(torch.tensor([token_ids])).last_hidden_state[0, -1]
+            found, expected = torch.tensor(output.outputs.embedding), torch.nn.functional.normalize(hidden, dim=0)
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5)
+            alone = llm.embed(PROMPT, lora_request=request, use_tqdm=False)[0]
+            assert alone.outputs.embedding == output.outputs.embedding
+        scores = [llm.score("a", "b", lora_request=one, use_tqdm=False)[0].outputs.score for one in requests]
+        assert scores[0] != scores[1]
 
 
 @pytest.mark.full

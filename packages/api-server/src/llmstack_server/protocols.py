@@ -258,6 +258,7 @@ class EngineClient(Protocol):
         param: str = "prompt",
         param_names: Mapping[str, str] = ...,
         add_special_tokens: bool = True,
+        adapter: Adapter | None = None,
     ) -> AdmittedInput:
         """Tokenizes and checks a pooling prompt.
 

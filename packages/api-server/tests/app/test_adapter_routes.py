@@ -63,8 +63,18 @@ async def test_an_adapter_is_loaded_listed_named_and_unloaded(server: Server) ->
         assert (await server.post(path, {"model": "fake", **body})).status == 200
         assert server.engine.admitted[-1].adapter is None
     assert (await server.post("/tokenize", {"model": "style", "prompt": "a"})).status == 200
-    refused = await server.post("/v1/embeddings", {"model": "style", "input": "a"})
-    assert (refused.status, refused.json()["error"]["param"]) == (400, "model")
+    for path, body in (
+        ("/v1/embeddings", {"input": "a"}),
+        ("/pooling", {"input": "a"}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v2/embed", {"texts": ["a"], "input_type": "classification", "embedding_types": ["float"]}),
+    ):
+        for model in ("style", "fake"):
+            answered = await server.post(path, {"model": model, **body})
+            assert (answered.status, answered.json().get("model", model)) == (200, model), path
+            pooling = server.engine.pooling_adapter
+            assert (pooling and pooling.name) == ("style" if model == "style" else None)
     answer = await server.post(UNLOAD, {"lora_name": "style", "lora_int_id": 1})
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'style' removed successfully.")
     gone = await server.post("/v1/completions", {"model": "style", "prompt": "a"})

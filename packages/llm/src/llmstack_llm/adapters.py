@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,10 @@ class LoRARequest:
     lora_int_id: int = 0
     lora_path: str = ""
     base_model_name: str | None = None
+
+
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
+"""An adapter for all prompts, or one or None for each."""
 
 
 def lora_request_of(identity: str, path: str) -> LoRARequest:

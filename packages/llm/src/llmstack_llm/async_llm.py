@@ -28,13 +28,7 @@ from llmstack_llm.outputs.stream import GenerationStream
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.reloading import reload_engine, reloadable_client
-from llmstack_llm.requests import (
-    AdmittedRequest,
-    ChatPrompt,
-    GenerationRequest,
-    PromptInput,
-    RenderedPrompt,
-)
+from llmstack_llm.requests import Adapter, AdmittedRequest, ChatPrompt, GenerationRequest, PromptInput, RenderedPrompt
 from llmstack_llm.shared_reloading import SharedReload
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
@@ -289,9 +283,9 @@ class AsyncLLM(EngineFrontEnd):
                 yield output
 
     async def admit_pooling(
-        self, prompt: PromptInput, pooling_params: PoolingParams, **options: Any
+        self, prompt: PromptInput, pooling_params: PoolingParams, *, adapter: Adapter | None = None, **options: Any
     ) -> AdmittedPooling:
-        """`admit` for a prompt to pool; the options are those of `InputProcessor.admit_pooling`.
+        """`admit` for a prompt to pool; further options are those of `InputProcessor.admit_pooling`.
 
         Waits until the engine core is ready: only it knows what vectors the model has.
 
@@ -300,7 +294,8 @@ class AsyncLLM(EngineFrontEnd):
             EngineStartError, EngineDeadError: The engine core is not there.
         """
         await self.wait_until_ready()
-        return await self.input_processor.admit_pooling_async(prompt, pooling_params, **options)
+        admitted = await self.input_processor.admit_pooling_async(prompt, pooling_params, **options)
+        return dataclasses.replace(admitted, adapter=adapter)
 
     async def encode(
         self,

@@ -248,7 +248,7 @@ class InputProcessor:
         check_control_fields(request_id, priority=priority, cache_salt=cache_salt, tenant=tenant)
         return EngineCoreRequest(
             request_id, list(admitted.prompt_token_ids), _NO_TOKENS, arrival_time_s=self._clock(), priority=priority,
-            cache_salt=cache_salt, pooling_params=admitted.pooling_params, tenant=tenant,
+            cache_salt=cache_salt, pooling_params=admitted.pooling_params, tenant=tenant, **admitted.adapter_fields(),
         )  # fmt: skip
 
     def process_inputs(self, request_id: str, admitted: AdmittedRequest, **fields: Any) -> list[EngineCoreRequest]:

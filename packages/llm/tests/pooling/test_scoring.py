@@ -75,7 +75,7 @@ class Offline(OfflinePooling):
     def __init__(self, folder: Path, ready: EngineReady) -> None:
         processor = InputProcessor(load_model_config(str(folder)), load_tokenizer(folder))
         processor.set_ready(ready)
-        self.llm_engine = SimpleNamespace(input_processor=processor)  # type: ignore[assignment]
+        self.llm_engine = SimpleNamespace(input_processor=processor, resolve_adapters=lambda _, num: [None] * num)  # type: ignore[assignment]
         self.num_labels = ready.num_labels
         self.finish_reason = "stop"
         self.admitted: list[AdmittedPooling] = []

@@ -25,7 +25,7 @@ from llmstack_llm import (
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_SAMPLING, check_sampling, resolve_max_tokens
 from llmstack_llm.pooling.admission import AdmittedPooling
-from llmstack_llm.requests import AdmittedRequest
+from llmstack_llm.requests import Adapter, AdmittedRequest
 from llmstack_server.chat.parsers import choose_parsers
 from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_server.options.chat_options import ChatOptions
@@ -37,14 +37,7 @@ from llmstack_server.testing.adapters import FakeAdapters
 from llmstack_server.testing.byte_tokenizer import ByteTokenizer
 from llmstack_server.testing.pooling import admit_bytes, pool_bytes
 from llmstack_server.web.streams import close, merge
-from llmstack_types import (
-    EngineDeadError,
-    EngineReady,
-    PoolingParams,
-    RequestOutputKind,
-    SamplingParams,
-    StepRecording,
-)
+from llmstack_types import EngineDeadError, EngineReady, PoolingParams, RequestOutputKind, SamplingParams, StepRecording
 
 READY = EngineReady(
     num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu", embedding_size=4
@@ -112,6 +105,7 @@ class FakeEngineClient(FakeAdapters):
         self.prompt_prefixes = {"query": "q: "}
         self.label_names = {index: chr(ord("a") + index) for index in range(num_labels)}
         self.admitted: list[AdmittedRequest] = []
+        self.pooling_adapter: Adapter | None = None
         self.aborted_request_ids: list[str] = []
         self.step_delay_s = step_delay_s
         self.script: str | None = None
@@ -173,9 +167,10 @@ class FakeEngineClient(FakeAdapters):
         *,
         param: str = "prompt",
         param_names: Mapping[str, str] | None = None,
-        add_special_tokens: bool = True,
+        **options: Any,
     ) -> AdmittedPooling:
         """Runs the real checks on the bytes of the prompt."""
+        self.pooling_adapter = options.get("adapter")
         return admit_bytes(prompt, pooling_params, self.limits, param, param_names)
 
     @property

@@ -15,7 +15,6 @@ from llmstack_server.web.errors import model_not_found, unknown_parameter
 from llmstack_server.web.fields import GenerationFields, PoolingFields, unknown_fields
 from llmstack_server.web.sampling import CONTROL_FIELDS, STREAM_FIELDS, check_control_fields, check_stream_options
 from llmstack_server.web.unsupported import IGNORED, Predicate, check_unsupported
-from llmstack_types import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ def check_fields(
     Raises:
         InvalidRequestError: In this order: model, fields that are not available, combinations.
     """
-    check_model(state, getattr(fields, "model", None), allows_adapters=not isinstance(fields, PoolingFields))
+    check_model(state, getattr(fields, "model", None))
     check_unsupported(body, unsupported)
     if fields.model_extra:
         _count_unknown(state, fields, unsupported)
@@ -50,7 +49,7 @@ def _count_unknown(state: ServerState, fields: BaseModel, known: Mapping[str, Pr
     logger.debug("ignored %d unknown request fields", len(unknown))
 
 
-def check_model(state: ServerState, model: str | None, *, allows_adapters: bool = True) -> str:
+def check_model(state: ServerState, model: str | None) -> str:
     """The model name of the answer; without a model it is the first served name.
 
     Raises:
@@ -62,8 +61,6 @@ def check_model(state: ServerState, model: str | None, *, allows_adapters: bool 
     if adapter_of(state, model) is None:
         adapters = [] if state.opened_engine is None else [one.name for one in state.opened_engine.adapters.adapters]
         raise model_not_found(model, ", ".join(f"`{name}`" for name in [*names, *adapters][:8]))
-    if not allows_adapters:
-        raise InvalidRequestError("LoRA adapters serve generation only.", param="model", code="unsupported_value")
     return model
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
 from llmstack_llm import request_errors
-from llmstack_llm.adapters import LoRARequest
+from llmstack_llm.adapters import LoRARequests
 from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.chat.template import ChatTemplate
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from llmstack_llm.model.config import ModelConfig
 
 Message = Mapping[str, Any]
-LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 DEFAULT_MAX_TOKENS = 16
 
 # Methods of vLLM's `LLM` that are not there, and why.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.adapters import LoRARequest, LoRARequests
 from llmstack_llm.offline.llm_engine import LLMEngine
 from llmstack_llm.offline.requests import UseTqdm, one_each, prompt_list
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -45,18 +46,21 @@ class OfflinePooling(ABC):
         *,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequests = None,
         pooling_task: PoolingTask | str | None = None,
     ) -> list[PoolingRequestOutput]:
         """The raw numbers of each prompt, in the prompts' order.
 
+        `lora_request`: A `LoRARequest` for all, or one or None for each.
         `pooling_task`: `embed`, `classify`, `score`, `token_embed` or `token_classify`; None does what the model does.
         """
         all_prompts = prompt_list(prompts)
         params = _one_each(pooling_params, len(all_prompts), truncate_prompt_tokens, pooling_task)
         admit = self.llm_engine.input_processor.admit_pooling
+        adapters = self.llm_engine.resolve_adapters(lora_request, len(all_prompts))
         admitted = [
-            admit(prompt, one, param=f"prompts[{index}]")
-            for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
+            dataclasses.replace(admit(prompt, one, param=f"prompts[{index}]"), adapter=adapter)
+            for index, (prompt, one, adapter) in enumerate(zip(all_prompts, params, adapters, strict=True))
         ]
         return _checked(self._run_pooling(admitted, use_tqdm))
 
@@ -67,11 +71,12 @@ class OfflinePooling(ABC):
         *,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequests = None,
     ) -> list[EmbeddingRequestOutput]:
         """A vector for each prompt, pooled as the model was trained for, or else as is usual for its kind."""
         outputs = self.encode(
             prompts, pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, use_tqdm=use_tqdm,
-            pooling_task=PoolingTask.EMBED,
+            lora_request=lora_request, pooling_task=PoolingTask.EMBED,
         )  # fmt: skip
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
@@ -98,6 +103,7 @@ class OfflinePooling(ABC):
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well one text fits each of `data_2`, or texts fit one by one.
 
@@ -106,7 +112,13 @@ class OfflinePooling(ABC):
         (params,) = _one_each(pooling_params, 1, truncate_prompt_tokens, None)
         processor = self.llm_engine.input_processor
         plan = plan_scores(_texts(data_1, "data_1"), _texts(data_2, "data_2"), processor.limits, params)
-        admitted = [processor.admit_pooling(one.prompt, plan.pooling_params, param=one.param) for one in plan.prompts]
+        (adapter,) = self.llm_engine.resolve_adapters(lora_request, 1)
+        admitted = [
+            dataclasses.replace(
+                processor.admit_pooling(one.prompt, plan.pooling_params, param=one.param), adapter=adapter
+            )
+            for one in plan.prompts
+        ]
         outputs = _checked(self._run_pooling(admitted, use_tqdm))
         return [ScoringRequestOutput.from_parts([outputs[index] for index in pair]) for pair in plan.pairs]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.admission.rules import IntegerRule, check_token_ids
 from llmstack_llm.model.pooling_config import PoolingConfig
+from llmstack_llm.requests import Adapter
 from llmstack_types import PoolingParams, PoolingTask, PoolingType
 
 MAX_NUMBERS_PER_PROMPT = 1 << 23
@@ -26,12 +28,18 @@ class AdmittedPooling:
     Attributes:
         prompt: The text, or None where token ids or two texts were given.
         param: The user's name of the prompt.
+        adapter: The adapter to use; None is the base model.
     """
 
     prompt: str | None
     prompt_token_ids: list[int]
     pooling_params: PoolingParams
     param: str = field(default="prompt", compare=False)
+    adapter: Adapter | None = None
+
+    def adapter_fields(self) -> dict[str, Any]:
+        """The fields of an `EngineCoreRequest` that name the adapter."""
+        return {} if self.adapter is None else self.adapter.fields()
 
 
 def admit_pooling_params(

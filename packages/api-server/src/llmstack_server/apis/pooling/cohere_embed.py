@@ -47,7 +47,7 @@ async def prepare_cohere_embed(state: ServerState, body: dict[str, Any]) -> Cohe
     prefix = _prefix(state, fields.input_type)
     prompts = [(prefix + text, f"texts[{index}]") for index, text in enumerate(texts)]
     params = _params(fields)
-    inputs = await admit_prompts(state, prompts, params, param_names={"dimensions": "output_dimension"})
+    inputs = await admit_prompts(state, prompts, params, fields.model, param_names={"dimensions": "output_dimension"})
     return CohereEmbedAnswer(state, fields, texts, encodings, inputs)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from llmstack_server.protocols import AdmittedInput, PooledOutput
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import adapter_of, check_model
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import timed
 from llmstack_server.web.fields import PoolingFields
@@ -27,21 +28,28 @@ async def admit_all(
     state: ServerState,
     prompts: Iterable[tuple[Any, str]],
     params: PoolingParams,
+    model: str | None,
     *,
     add_special_tokens: bool = True,
     param_names: Mapping[str, str] = _NO_NAMES,
 ) -> list[AdmittedInput]:
     """Tokenizes and checks each prompt; its name in the request appears in errors.
 
+    `model`: The served model, or the adapter to use.
+
     `param_names`: Field of the parameters to its name in the request, where the two differ.
 
     Raises:
         InvalidRequestError: Names the first invalid field.
     """
+    check_model(state, model)  # again, since time has passed in which the adapter may have been unloaded
+    adapter = adapter_of(state, model)
     admitted = []
     for prompt, param in prompts:
         admit = state.engine.admit_pooling
-        options: dict[str, Any] = {"param": param, "param_names": param_names, "add_special_tokens": add_special_tokens}
+        options: dict[str, Any] = {
+            "param": param, "param_names": param_names, "add_special_tokens": add_special_tokens, "adapter": adapter
+        }  # fmt: skip
         admitted.append(await admit(prompt, params, **options))
         await asyncio.sleep(0)  # short texts are tokenized on the event loop, and there may be thousands
     return admitted

@@ -45,14 +45,16 @@ async def admit_inputs(
     if prompts is None:
         is_cut = params.truncate_prompt_tokens is not None
         prompts = [(await _render(state, fields, is_cut=is_cut), "messages")]
-    return await admit_prompts(state, prompts, params, add_special_tokens=fields.add_special_tokens is not False)
+    return await admit_prompts(
+        state, prompts, params, fields.model, add_special_tokens=fields.add_special_tokens is not False
+    )
 
 
 async def admit_prompts(
-    state: ServerState, prompts: Prompts, params: PoolingParams, **options: Any
+    state: ServerState, prompts: Prompts, params: PoolingParams, model: str | None, **options: Any
 ) -> list[AdmittedInput]:
-    """Does the same for given prompts; `options` are those of `admit_all`."""
-    admitted = await admit_all(state, prompts, params, **options)
+    """Does the same for given prompts; `model` and `options` are those of `admit_all`."""
+    admitted = await admit_all(state, prompts, params, model, **options)
     num_numbers = sum(_num_numbers(state, one) for one in admitted)
     if num_numbers > MAX_NUMBERS_PER_ANSWER:
         raise request_errors.answer_too_large(prompts[0][1].partition("[")[0], MAX_NUMBERS_PER_ANSWER, num_numbers)

@@ -12,7 +12,6 @@ from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
 from llmstack_server.protocols import AdmittedInput, Numbers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds
-from llmstack_server.web.checks import check_model
 from llmstack_server.web.fields import PoolingFields
 from llmstack_server.web.sse import encode_json
 
@@ -51,7 +50,7 @@ class ListAnswer:
             # Each object is encoded as it comes: encoding all at once takes a second.
             data[index] = encode_json(self._describe(index, output.outputs))
         head = encode_json(self._head())[1:-1]
-        rest = {"model": check_model(self._state, self._fields.model), "usage": self._usage()}
+        rest = {"model": self._fields.model or self._state.served_model_name, "usage": self._usage()}
         return f'{{{head},"data":[{",".join(data)}],{encode_json(rest)[1:]}'.encode()
 
     def _head(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_s
 from llmstack_server.apis.pooling.unsupported import RERANK
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, claim_ids
-from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
 
 
@@ -51,7 +51,7 @@ class RerankAnswer:
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._fields.top_n or None]
         return {
             "id": self._ids.answer,
-            "model": check_model(job.state, self._fields.model),
+            "model": self._fields.model or job.state.served_model_name,
             "usage": {"prompt_tokens": job.num_tokens, "total_tokens": job.num_tokens},
             "results": [self._result(index, scores[index]) for index in best],
         }

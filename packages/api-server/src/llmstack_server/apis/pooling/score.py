@@ -11,7 +11,7 @@ from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_s
 from llmstack_server.apis.pooling.unsupported import PAIRS
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, claim_ids
-from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 
@@ -59,7 +59,7 @@ class ScoreAnswer:
             "id": self._ids.answer,
             "object": "list",
             "created": int(time.time()),
-            "model": check_model(job.state, job.fields.model),
+            "model": job.fields.model or job.state.served_model_name,
             "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
             "usage": {
                 "prompt_tokens": job.num_tokens, "total_tokens": job.num_tokens, "completion_tokens": 0,

@@ -97,7 +97,7 @@ async def prepare_scores(
     if num_chars > MAX_NUM_CHARS:
         raise request_errors.too_much_text(names[1], MAX_NUM_CHARS, num_chars)
     prompts = ((one.prompt, one.param) for one in plan.prompts)
-    return ScoreJob(state, fields, plan, await admit_all(state, prompts, plan.pooling_params))
+    return ScoreJob(state, fields, plan, await admit_all(state, prompts, plan.pooling_params, fields.model))
 
 
 def _num_chars(prompt: str | TextPair) -> int:
