@@ -72,7 +72,7 @@ template <class T>
 void multiply(const LinearCall<T>& whole, const T* packed) {
   with_operands(whole, [&](const LinearCall<T>& call) {
     const PlainWeights<T> weights{packed, call.steps};
-    for_each_panel(call, [&](int64_t panel, int64_t row, int64_t end) {
+    for_each_panel(call, call.steps * kPanel * kStep<T> * sizeof(T), [&](int64_t panel, int64_t row, int64_t end) {
       if constexpr (kWidensOnce && !std::is_same_v<T, Operand<T>>) {
         if (end - row > kDirectRows) return multiply_widened(call, weights.panel(panel), row, end, panel * kPanel);
       }

@@ -371,12 +371,13 @@ void with_operands(const LinearCall<T>& call, const Work& work) {
 
 // Calls `work(panel, row, end)` for every panel and every row, shared among the threads.
 template <class T, class Work>
-void for_each_panel(const LinearCall<T>& call, const Work& work) {
+void for_each_panel(const LinearCall<T>& call, int64_t panel_bytes, const Work& work) {
   const int64_t panels = num_panels(call.out_features);
   if (call.num_rows * call.steps * kStep<T> * call.out_features < kSerialProducts) {
     for (int64_t panel = 0; panel < panels; ++panel) work(panel, 0, call.num_rows);
     return;
   }
+  if (call.num_rows == 1) return for_each_in_runs(panels, panel_bytes, [&](int64_t panel) { work(panel, 0, 1); });
   constexpr int64_t kBlockRows = 16 * kTileRows;
   const bool is_shared = panels < 4 * num_threads();  // threads share a panel, where rows are many and panels few
   const int64_t blocks = is_shared ? (call.num_rows + kBlockRows - 1) / kBlockRows : 1;

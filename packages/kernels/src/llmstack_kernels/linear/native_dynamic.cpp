@@ -138,7 +138,7 @@ void multiply_dynamic(const LinearCall<T>& call, int64_t in_features, const Dyna
   for_each_row(call.num_rows, in_features, [&](int64_t row) {
     scales[row] = round_row(call.x + row * call.row_stride, in_features, words + row * steps);
   });
-  for_each_panel(call, [&](int64_t panel, int64_t row, int64_t end) {
+  for_each_panel(call, steps * kPanel * kInputs, [&](int64_t panel, int64_t row, int64_t end) {
     const auto place = Place<kPanel * kInputs>::of(weight.packed, panel, steps);
     for_each_pass<kTileRows, kWideVectors, kVectors, true>(
         place, steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {

@@ -232,7 +232,7 @@ void multiply_stored(LinearCall<T> whole, const StoredWeight& weight) {
   whole.steps = num_inputs / kStep<T>;
   with_operands(whole, [&](const LinearCall<T>& call) {
     const int64_t num_groups = (num_inputs + weight.group_size - 1) / weight.group_size;
-    for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
+    for_each_panel(call, steps * Panel::kStepBytes, [&](int64_t index, int64_t row, int64_t end) {
       const int64_t first = index * num_groups * kPanel;
       const Groups groups{weight.scales + first * scale_bytes(weight.scale_type), weight.scale_type, num_groups,
                           weight.group_size, 1.0f / Format::kFactor};

@@ -36,4 +36,19 @@ void for_each_chunk(int64_t num_chunks, const Work& work) {
   }
 }
 
+constexpr int64_t kRunBytes = 1 << 18;  // beyond that, starting somewhere else costs little
+constexpr int64_t kLeastRuns = 4;  // per thread, so that they end at about the same time
+
+// Calls `work(index)` for each part of a memory that is read once, each of `bytes`. A thread takes several at once, one
+// behind the other: what is prefetched at the end of a part is then its own next one.
+template <class Work>
+void for_each_in_runs(int64_t count, int64_t bytes, const Work& work) {
+  const int64_t fitting = kRunBytes / bytes, most = count / (kLeastRuns * num_threads());
+  const int64_t allowed = fitting < most ? fitting : most, run = allowed > 1 ? allowed : 1;
+  for_each_chunk((count + run - 1) / run, [&](int64_t chunk) {
+    const int64_t end = (chunk + 1) * run < count ? (chunk + 1) * run : count;
+    for (int64_t index = chunk * run; index < end; ++index) work(index);
+  });
+}
+
 }  // namespace llmstack
