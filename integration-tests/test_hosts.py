@@ -70,9 +70,11 @@ def loopback(launch: Callable[..., Any]) -> Iterator[Endpoint]:
 
 @pytest.mark.full
 def test_sampled_streams_go_on_with_the_same_text_in_each_phase(loopback: Endpoint) -> None:
-    expected = loopback.read()
+    # A chunk has several tokens where the reader is slow.
+    expected = loopback.read(max_tokens=400)
     for num_joins, num_chunks in enumerate((1, 30), start=2):  # just after the prompt, and in the middle
-        assert loopback.read(lambda: loopback.signal_other(signal.SIGKILL), num_chunks=num_chunks) == expected
+        texts = loopback.read(lambda: loopback.signal_other(signal.SIGKILL), num_chunks=num_chunks, max_tokens=400)
+        assert texts == expected
         loopback.other = loopback.start_other()
         loopback.wait_until_both_serve(num_joins)
 

@@ -109,9 +109,11 @@ class Endpoint:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    def read(self, meanwhile: Callable[[], None] | None = None, *, num_chunks: int = 5) -> list[str]:
+    def read(
+        self, meanwhile: Callable[[], None] | None = None, *, num_chunks: int = 5, max_tokens: int = 80
+    ) -> list[str]:
         """The texts of a few streams, of which half begin on each machine."""
-        streams = [Stream(self.client, number, max_tokens=80) for number in range(4)]
+        streams = [Stream(self.client, number, max_tokens) for number in range(4)]
         for stream in streams:
             stream.start()
         if meanwhile is not None:

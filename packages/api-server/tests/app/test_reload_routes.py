@@ -170,3 +170,17 @@ async def test_bodies_name_an_entry_of_the_list_and_never_a_path(tmp_path: Path)
     assert (cannot.status, cannot.json()["error"]["code"]) == (409, "reload_failed")
     state.config = dataclasses.replace(state.config, reload=ReloadOptions())
     assert (await call(build_app(state), "POST", "/v1/reload", {"name": "next"})).status == 404
+
+
+async def test_weights_are_exchanged_while_a_crashed_engine_core_is_replaced(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "m?load_delay_s=1")
+    other = write_model_folder(tmp_path / "other", generation_config={"max_new_tokens": 5})
+    async with serving(folder, f"next={other}") as (app, llm):
+        os.kill(llm.engines[0].pid, signal.SIGKILL)
+        await wait_until(lambda: not llm.engines)
+        refused = await call(app, "POST", "/v1/reload", {"name": "start", "running": "move"})
+        assert (refused.status, refused.json()["error"]["code"]) == (409, "reload_failed"), refused.json()
+        answer = await call(app, "POST", "/v1/reload", {"name": "next"})
+        assert answer.status == 200, answer.json()
+        new = (await call(app, "POST", "/v1/completions", {"prompt": "Hello"})).json()
+        assert new["choices"][0]["text"] == "Hello"

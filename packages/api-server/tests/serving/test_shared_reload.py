@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from server_helpers.waiting import wait_until
 
 from llmstack_llm import AsyncLLM, RequestObserver, RequestOutput
@@ -217,3 +218,25 @@ async def test_a_reload_that_one_api_process_cannot_follow_changes_nothing_in_an
             answer = (await call(process.app, "POST", "/v1/completions", {"model": "style", "prompt": "Hi"})).json()
             assert answer["choices"][0]["text"].startswith("iH")
         assert cluster.engine_pid == pid
+
+
+async def test_a_reload_waits_while_engine_cores_without_requests_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, may_end = EngineProcesses.stop, asyncio.Event()
+
+    async def stop_late(engines: EngineProcesses) -> None:
+        await may_end.wait()
+        await stop(engines)
+
+    monkeypatch.setattr(EngineProcesses, "stop", stop_late)
+    folder = write_model_folder(tmp_path / "m")
+    async with Cluster(folder, '{"name": "larger", "num_kv_blocks": 64}') as cluster:
+        first, second = cluster.all
+        assert (await first.reload("larger"))[0] == 200
+        await wait_until(lambda: cluster.supervisor.is_ending)
+        again = asyncio.create_task(second.reload("start"))
+        await asyncio.wait([again], timeout=0.2)
+        assert not again.done()
+        may_end.set()
+        assert (await again)[0] == 200

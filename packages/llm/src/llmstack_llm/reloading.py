@@ -120,7 +120,7 @@ async def _exchange(
         raise ReloadError(f"running requests cannot move: {problem}; let them finish")
 
     needed = needed_adapters(engine, wanted)
-    check = ready_check(client.engines[0], model_config)
+    check = ready_check(facts_now(engine), model_config)
 
     def check_exchange(started: EngineReady) -> None:
         check(started)
@@ -129,7 +129,7 @@ async def _exchange(
     if problem:
         if config.hosts is not None:
             raise ReloadError(f"{problem}; with engine cores on other machines there has to be room for both")
-        if config.model.max_model_len < _now(engine).max_model_len:  # known before the engine core is touched
+        if config.model.max_model_len < facts_now(engine).max_model_len:  # known before the engine core is touched
             raise ReloadError(f"{problem}, and requests that wait could be too long for the next engine core")
         logger.warning("new requests wait until the running ones have ended: %s", problem)
         started = await client.exchange(config, needed, check_exchange)
@@ -155,7 +155,7 @@ async def plan_reload(
         ReloadError, ModelConfigError, ModelFilesError, EngineArgsError: It cannot replace that one.
     """
     model_config, config, problem = await asyncio.to_thread(_plan, args, engine.model_config)
-    if any(engine.device != "cpu" for engine in client.engines):
+    if facts_now(engine).device != "cpu":
         problem = "the weights would take the memory of the device twice"
     return model_config, config, problem
 
@@ -172,7 +172,7 @@ def ready_check(before: EngineReady, model_config: ModelConfig) -> Callable[[Eng
 
     def check(started: EngineReady) -> None:
         check_model(model_config, started)
-        _check_ready(before, started)
+        _check_ready(before, model_config.use.restrict(started))
 
     return check
 
@@ -203,8 +203,8 @@ def _check_ready(before: EngineReady, started: EngineReady) -> None:
             raise ReloadError(f"{name} is {ours}, but {theirs}: another use of the model needs a restart")
 
 
-def _now(engine: EngineFrontEnd) -> EngineReady:
-    """The facts that hold for each engine core that there is.
+def facts_now(engine: EngineFrontEnd) -> EngineReady:
+    """The facts that hold for each engine core, also while one is replaced after a crash.
 
     Raises:
         ReloadError: There is none.
@@ -216,7 +216,7 @@ def _now(engine: EngineFrontEnd) -> EngineReady:
 
 def check_longest(engine: EngineFrontEnd, started: EngineReady) -> None:
     """Refuses to move requests that could be too long for the other engine core."""
-    before = _now(engine)
+    before = facts_now(engine)
     if _longest(started) < _longest(before):
         raise ReloadError(
             f"requests cannot go on there: they may have {_longest(before)} tokens, and {_longest(started)} is the "

@@ -14,6 +14,7 @@ from llmstack_llm.reloading import (
     as_reload_errors,
     check_can_reload,
     check_longest,
+    facts_now,
     identify_adapters,
     needed_adapters,
     plan_reload,
@@ -85,7 +86,7 @@ class SharedReload:
         with as_reload_errors():
             wanted = None if adapters is None else await asyncio.to_thread(identify_adapters, engine, adapters)
             if args is not None:
-                before = client.engines[0]
+                before = facts_now(engine)
                 model_config, config, _ = await plan_reload(engine, client, args)
                 started = await client.prepare(config, needed_adapters(engine, wanted), addresses)
                 try:

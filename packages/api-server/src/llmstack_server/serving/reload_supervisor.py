@@ -63,6 +63,11 @@ class ReloadSupervisor:
         self._ending: asyncio.Task[None] | None = None
         self._is_stopping = False
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the engine cores before have no request left, and have not ended yet."""
+        return self._ending is not None
+
     def begin(self, engines: EngineProcesses) -> None:
         """The engine cores of the start."""
         self.engines, self._start_model_path = engines, engines.model_path
@@ -129,7 +134,7 @@ class ReloadSupervisor:
             problem = "the server stops"
         elif self._running is not None and not self._running.done():
             problem = "another reload is running"
-        elif self._old is not None:
+        elif self._old is not None and not self.is_ending:
             problem = "the reload before is not over: requests still run in the engine core before this one"
         elif not all(one.is_serving for one in self._members().values()):
             problem = "an API process is being replaced"
@@ -151,6 +156,8 @@ class ReloadSupervisor:
 
     async def _reload(self, name: str, moves: bool, watch: Callable[[EngineProcesses], None]) -> Message:
         entry, order = self._config.reload.entries[name], {"id": next(self._numbers)}
+        if self._ending is not None:  # no request is left in them
+            await asyncio.wait([self._ending])
         engines = None if entry.changes_adapters_alone else await self._start(entry, watch)
         prepare: Message = {
             **order,
