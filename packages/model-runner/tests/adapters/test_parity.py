@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from model_runner_helpers.merged import FAMILY_TO_TARGETS, write_config, write_merged
 
 from llmstack_kernels.testing import runs_native_kernels
+from llmstack_model_runner.layers import adaptation
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, identity_of, write_random_adapter, write_random_weights
 from llmstack_types import ModelRunnerConfig, SamplingParams
@@ -15,6 +19,8 @@ from llmstack_types import ModelRunnerConfig, SamplingParams
 NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 128, 4, 12
 PROMPTS = ([5, 17, 2, 44, 8, 1, 30], [5, 17, 2, 44, 90, 3], [11])
 QUICK = ("GPT2LMHeadModel", "MixtralForCausalLM")  # Llama is in the next test
+# Decode steps of narrower heads are not captured.
+CAPTURED = {"GPT2LMHeadModel": {"n_embd": 64}, "LlamaForCausalLM": {"hidden_size": 64}}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
 
 
@@ -44,8 +50,10 @@ def outputs_of(folder: Path) -> list[list[int]]:
 class Models:
     """A base model, two adapters, and both merged."""
 
-    def __init__(self, folder: Path, architecture: str, **of_first: object) -> None:
-        self.base = write_random_weights(write_config(folder / "base", architecture), spread=0.3)
+    def __init__(
+        self, folder: Path, architecture: str, sizes: Mapping[str, int] = MappingProxyType({}), **of_first: object
+    ) -> None:
+        self.base = write_random_weights(write_config(folder / "base", architecture, **sizes), spread=0.3)
         targets = FAMILY_TO_TARGETS[architecture][1]
         paths = [
             write_random_adapter(folder / "a", self.base, targets, seed=1, **of_first),  # type: ignore[arg-type]  # by name
@@ -124,7 +132,7 @@ def test_logprobs_of_prompt_tokens_are_those_of_the_merged_model(tmp_path: Path)
 
 @pytest.mark.skipif(not runs_native_kernels(), reason="nothing is captured without native kernels")
 def test_captured_steps_and_adapters_in_turn_have_the_bits_of_other_steps(tmp_path: Path) -> None:
-    models = Models(tmp_path, "LlamaForCausalLM")
+    models = Models(tmp_path, "LlamaForCausalLM", CAPTURED["LlamaForCausalLM"])
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, logprobs=1)
     seen = []
     for max_loras, enforce_eager in ((2, True), (1, False)):
@@ -142,3 +150,67 @@ def test_captured_steps_and_adapters_in_turn_have_the_bits_of_other_steps(tmp_pa
         seen.append((dict(driver.outputs), found))
     assert len(seen[0][1]) == 3
     assert seen[0] == seen[1]
+
+
+@pytest.mark.skipif(not runs_native_kernels(), reason="nothing is captured without native kernels")
+@pytest.mark.parametrize("architecture", CAPTURED)
+def test_layers_are_updated_from_the_first_adapter_on_that_changes_them(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(tmp_path, architecture, CAPTURED[architecture])
+    wide, narrow = models.names
+    updated: set[int] = set()
+
+    def note(function: Callable[..., None], index: int) -> Callable[..., None]:
+        def update(*arguments: Any) -> None:
+            updated.add(arguments[index])
+            function(*arguments)
+
+        return update
+
+    monkeypatch.setattr(adaptation, "add_low_rank_", note(adaptation.add_low_rank_, 3))
+    name = "add_low_rank_to_embedding_"
+    monkeypatch.setattr(adaptation, name, note(adaptation.add_low_rank_to_embedding_, 3))
+
+    def run(driver: StepDriver, names: Sequence[str | None]) -> tuple[list[list[int]], dict[str, list[object]]]:
+        """Tokens and log-probabilities of all prompts under the adapters, in one batch."""
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, logprobs=1)
+        requests = {f"{name} {number}": name for name in names for number in range(len(PROMPTS))}
+        for request, adapter in requests.items():
+            driver.add(request, PROMPTS[int(request[-1])], params, lora_name=adapter)
+        found: dict[str, list[object]] = {}
+        for _ in range(NUM_TOKENS):
+            output = driver.step({request: driver.num_left(request) for request in requests})
+            for request, logprobs in output.logprobs.items():
+                found.setdefault(request, []).extend(logprobs)
+        tokens = [list(driver.outputs[request]) for request in requests]
+        for request in requests:
+            driver.remove(request)
+        return tokens, found
+
+    for dtype in ("float32", "bfloat16"):
+        driver, other = make_driver(models.base, models.adapters, dtype), make_driver(models.base, {}, dtype)
+        steps: Any = driver._runner._steps
+        adapters = [driver._runner._store.read(name, str(models.adapters[name])) for name in (wide, narrow)]
+        num_layers = driver._runner._store._layers.num_layers
+        of_wide, of_narrow = ({n for n in range(num_layers) if one.changes(n)} for one in adapters)
+        assert of_narrow < of_wide
+
+        base = run(driver, (None,))
+        assert not updated
+        assert base == run(other, (None,))
+        first = run(driver, (None, narrow))
+        assert updated == of_narrow
+        assert {key[1] for key in steps._graphs._graphs} == {0, len(of_narrow)}
+        updated.clear()
+
+        both = run(driver, (None, narrow, wide))
+        assert updated == of_wide
+        assert {key[1] for key in steps._graphs._graphs} == {0, len(of_wide)}
+        assert run(driver, (None, narrow)) == first  # now all layers of the other adapter are updated too
+        assert both[1].items() >= first[1].items()
+        assert first[1].items() >= base[1].items()
+        if dtype == "float32":
+            base_tokens, *merged = models.expected
+            assert both[0] == [*base_tokens, *merged[1], *merged[0]]
+        updated.clear()

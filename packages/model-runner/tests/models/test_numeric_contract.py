@@ -136,10 +136,10 @@ class Recorder(CausalLM):
         return self._model.compute_logits(hidden)
 
     def keep_repeated(
-        self, run: Callable[[ModelInputs, bool], DecodeOutput | None], inputs: ModelInputs, is_adapted: bool = False
+        self, run: Callable[[ModelInputs, int], DecodeOutput | None], inputs: ModelInputs, num_adapted: int = 0
     ) -> Any:
         """Runs a step of decodes that may be repeated natively, past `forward`."""
-        decoded = run(inputs, is_adapted)
+        decoded = run(inputs, num_adapted)
         if decoded is not None:
             self._keep(inputs.token_ids, inputs.attention_metadata, decoded.logits.clone())
         return decoded

@@ -86,8 +86,10 @@ class AdapterStore:
         """
         return NO_ADAPTER if identity is None else self._identity_to_number[identity]
 
-    def begin_step(self, row_numbers: npt.NDArray[Any], num_row_tokens: npt.NDArray[Any]) -> bool:
-        """Places the adapters of a step's rows; whether there are any.
+    def begin_step(self, row_numbers: npt.NDArray[Any], num_row_tokens: npt.NDArray[Any]) -> int:
+        """Places the adapters of a step's rows; how many layers are updated, 0 if no row has an adapter.
+
+        The number tells which layers these are, since they never get fewer.
 
         Raises:
             ValueError: There are more than slots, which the scheduler does not let happen.
@@ -95,11 +97,11 @@ class AdapterStore:
         numbers = sorted(set(row_numbers.tolist()) - {NO_ADAPTER})
         if not numbers:
             self._layers.begin_step(None)
-            return False
+            return 0
         number_to_slot = self._place(numbers)
         row_slots = np.array([number_to_slot.get(number, NO_ADAPTER) for number in row_numbers.tolist()])
         self._layers.begin_step(np.repeat(row_slots, num_row_tokens))
-        return True
+        return self._layers.num_changed
 
     def select_rows(self, tokens: torch.Tensor) -> None:
         """Says which tokens of the step the next logits are of."""

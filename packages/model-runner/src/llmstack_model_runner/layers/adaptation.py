@@ -83,6 +83,7 @@ class AdaptedLayers:
     head: int | None = None
     send: Send | None = None
     _token_slots: npt.NDArray[Any] | None = None
+    _changed: set[int] = field(default_factory=set)  # layers that an adapter placed so far changes
 
     def add_layer(self, parts: Sequence[AdaptedPart]) -> None:
         """Registers the parts of layer number `num_layers`."""
@@ -92,11 +93,24 @@ class AdaptedLayers:
     def make_slots(self, num_slots: int, max_num_rows: int, max_rank: int, device: torch.device) -> None:
         """Makes room for `num_slots` adapters and steps of `max_num_rows` tokens."""
         self.slots = LowRankSlots(num_slots, self.num_layers, max_num_rows, max_rank, device)
+        if device.type != "cpu":  # a fused activation may have other bits there, and adapters must not change them
+            self._changed = {*range(self.num_layers)}
 
     def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
         """Places an adapter for the steps to come."""
         if self.slots is not None:
             self.slots.put(slot, adapter)
+        if adapter is not None:
+            self._changed.update(filter(adapter.changes, range(self.num_layers)))
+
+    @property
+    def num_changed(self) -> int:
+        """Number of layers that an adapter placed so far changes. They never get fewer, so it tells which they are."""
+        return len(self._changed)
+
+    def changes(self, layer: int | None) -> bool:
+        """Whether the outputs of a layer are to be updated in this step; otherwise its packed weights suffice."""
+        return self.is_active and layer in self._changed
 
     def begin_step(self, token_slots: npt.NDArray[Any] | None) -> None:
         """Orders the tokens of a step by their slots, -1 for a token without; None if none has one."""

@@ -99,7 +99,7 @@ class Embedding:
             vectors = embedding(ids, self.weight, addend, self._scale)
         else:  # each id is in one rank's part, so the sum is exact
             vectors = self._sharding.all_reduce(embedding_part(ids, self.weight, self._part.start, self._scale))
-        if self._adapted is not None and self._adapted.is_active:
+        if self._adapted is not None and self._adapted.changes(self._adapted_number):
             self._adapted.update_embedding(vectors, self._adapted_number, ids, self._shape[0])
         if self.replaced is not None:
             vectors.index_copy_(0, *self.replaced)
@@ -204,7 +204,7 @@ class OutputHead:
         if self._packed is None:
             raise RuntimeError("the output head has no weights yet")
         logits = self._packed(hidden, out_dtype=torch.float32)
-        if self._adapted is not None and self._adapted.is_active:
+        if self._adapted is not None and self._adapted.changes(self._adapted.head):
             self._adapted.update_head(logits, hidden)
         if self._soft_cap is not None:
             soft_cap_(logits, self._soft_cap)

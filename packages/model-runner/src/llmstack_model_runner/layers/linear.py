@@ -162,7 +162,7 @@ class Linear:
         """
         if self._packed is None:
             raise RuntimeError(f"the layer {', '.join(self._parts)} has no weights yet")
-        if self._adapted is not None and self._adapted.is_active:
+        if self._adapted is not None and self._adapted.changes(self._adapted_number):
             own = residual if self._is_first else None
             out = self._adapted.compute(self._packed, self._adapted_number, x, activation, own)
             return out if self._inputs is None else self._sharding.all_reduce(out)

@@ -75,7 +75,7 @@ class GraphRunner:
         self._model = model
         self._kv_caches = kv_caches
         self._max_num_blocks = max_num_blocks
-        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by number of rows, and whether any has an adapter
+        self._graphs: dict[tuple[int, int], _Graph] = {}  # by numbers of rows and of layers that adapters update
         self._arena = Arena()
         self._reason_for_none = "" if library() is not None else "the native kernels are not built"
 
@@ -83,15 +83,15 @@ class GraphRunner:
         """Whether decode steps of so many rows are replayed, as far as is known."""
         return not self._reason_for_none and num_rows <= _MAX_NUM_ROWS
 
-    def run(self, inputs: ModelInputs, is_adapted: bool = False) -> DecodeOutput | None:
+    def run(self, inputs: ModelInputs, num_adapted: int = 0) -> DecodeOutput | None:
         """Runs a step in which each row computes one token and samples; None if the step cannot be captured.
 
-        `is_adapted`: A row has an adapter. Which one is read when a step is replayed.
+        `num_adapted`: Layers that adapters update; 0 if no row has one. Factors are read when a step is replayed.
         """
         num_rows = len(inputs.sampling_indices)
         if self._reason_for_none or len(inputs.token_ids) != num_rows or not 0 < num_rows <= _MAX_NUM_ROWS:
             return None
-        graph = self._graphs.get((num_rows, is_adapted))
+        graph = self._graphs.get((num_rows, num_adapted))
         if graph is not None:
             return graph.run(inputs)
         try:
@@ -102,7 +102,9 @@ class GraphRunner:
             if self._links is not None:
                 self._links.receive_again()  # the attempt has taken the step's states
             return None
-        self._graphs[num_rows, is_adapted] = graph
+        # Layers that are updated never get fewer, so steps with fewer of them do not come again.
+        self._graphs = {key: old for key, old in self._graphs.items() if not 0 < key[1] < num_adapted}
+        self._graphs[num_rows, num_adapted] = graph
         return graph.output
 
     def describe(self) -> str:

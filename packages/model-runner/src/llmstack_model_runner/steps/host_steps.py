@@ -100,18 +100,18 @@ class HostSteps:
         decodes = self._split_drafts(step) if step.num_drafts.any() else None
         with self._timing.phase("prepare"):
             inputs = prepare_inputs(batch, decodes or step, self._device)
-            is_adapted = adapters is not None and adapters.begin_step(
-                batch.adapter_numbers[step.rows], step.num_scheduled_tokens
-            )
+            num_adapted = 0
+            if adapters is not None:
+                num_adapted = adapters.begin_step(batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
             vectors = self._find_vectors(decodes or step, inputs) if batch.prompt_embeds else None
         with self._timing.phase("forward"), replacing(self._token_table, vectors) if vectors else nullcontext():
-            decoded = None if vectors is not None else self._repeat_decode(inputs, is_adapted)
+            decoded = None if vectors is not None else self._repeat_decode(inputs, num_adapted)
             if decodes is not None:
                 inputs = self._join_drafts(step, inputs, is_computed=decoded is not None)
             if decoded is not None:
                 computed = Computed(decoded.logits if self._has_head else None)
             elif self._has_head:
-                select_rows = adapters.select_rows if adapters is not None and is_adapted else None
+                select_rows = adapters.select_rows if adapters is not None and num_adapted else None
                 computed = compute(self._model, batch, step, inputs, self._kv_caches, self._label_head, select_rows)
             else:
                 computed = compute_stage(self._model, inputs, self._kv_caches)
@@ -169,8 +169,8 @@ class HostSteps:
             return None
         return find_vectors(self._batch, step, inputs.query_start_loc, table.size, table.weight.dtype)
 
-    def _repeat_decode(self, inputs: ModelInputs, is_adapted: bool) -> DecodeOutput | None:
-        """Results of a replayed decode step; None for steps that cannot be replayed."""
+    def _repeat_decode(self, inputs: ModelInputs, num_adapted: int) -> DecodeOutput | None:
+        """Results of a replayed decode step that updates so many layers; None for steps that cannot be replayed."""
         if self._graphs is None or self._batch.num_prompt_logprobs or self._batch.pooling.row_to_params:
             return None
-        return self._graphs.run(inputs, is_adapted)
+        return self._graphs.run(inputs, num_adapted)

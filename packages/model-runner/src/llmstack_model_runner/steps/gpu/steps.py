@@ -164,8 +164,8 @@ class DeviceSteps:
                 self._read(0)  # the host's sampler needs all earlier tokens
             self._rows.update(step.rows, rows)
         self._timing.note_step(int(step.num_scheduled_tokens.sum()))
-        is_adapted = self._adapters is not None and self._adapters.begin_step(
-            self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens
+        is_adapted = self._adapters is not None and bool(
+            self._adapters.begin_step(self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
         )
         is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
         if is_decode and not is_adapted and self._graphs is not None:
