@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engine_core_helpers.logged_runs import LoggedRun
 from engine_core_helpers.small_cores import add, added_during_a_step, logged_core, run
 
+from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.commands.explain import ExplainCommand
+from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.explain import explain
 from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
 from llmstack_engine_core.step_log import RecordedRun
@@ -18,6 +22,9 @@ from llmstack_engine_core.step_log.decisions import DecisionHash
 from llmstack_engine_core.step_log.encoding import encode_header, put_checkpoint
 from llmstack_engine_core.step_log.packing import pack, unpack
 from llmstack_engine_core.step_log.records import Checkpoint
+from llmstack_engine_core.step_log.seek import LogFile
+
+LIMITS = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64, max_loras=1)
 
 
 def command(*arguments: str) -> int:
@@ -151,9 +158,27 @@ def test_a_damaged_log_is_used_up_to_its_last_proof(tmp_path: Path, capsys: pyte
     assert 0 < found["facts"]["damaged_at"] < len(data)
     assert f"damaged after byte {found['facts']['damaged_at']}" in " ".join(found["sentences"])
     assert command("r7", "--log", str(log)) == 1
-    assert f"damaged after byte {found['facts']['damaged_at']}, and does not prove what" in capsys.readouterr().err
+    assert re.search(
+        r"has no request 'r7'; the log is truncated at step [1-9]\d*, and the request may lie behind it\n",
+        capsys.readouterr().err,
+    )
     assert command("r0", "--log", str(log)) == 0
     assert "damaged" not in capsys.readouterr().out
+
+
+def test_a_request_behind_a_cut_is_not_said_to_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = LoggedRun(log := tmp_path / "run.steps", LIMITS, CacheConfig(24, block_size=4), 5, snapshot_steps=16)
+    for _ in range(100):
+        run.do_something(1)
+    run.finish()
+    assert command("none", "--log", str(log)) == 1
+    assert capsys.readouterr().err.endswith("has no request 'none'\n")
+    data, snapshot = log.read_bytes(), LogFile(log)._found[2]
+    for end in (snapshot.mark_at, snapshot.mark_at + 100):  # between two segments, and within one
+        log.write_bytes(data[:end])
+        assert command("none", "--log", str(log)) == 1
+        cut = f"the log is truncated at step {snapshot.place.num_steps}, and the request may lie behind it\n"
+        assert capsys.readouterr().err.endswith(f"has no request 'none'; {cut}")
 
 
 @pytest.mark.parametrize("damage", [b"\x81\x80\x01", b"\x81\x90\x01", b"\xdf\xff\xff\xff\xff", b"\xc1"])

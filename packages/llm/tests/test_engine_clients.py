@@ -14,7 +14,14 @@ from llmstack_llm import AsyncLLM, EngineArgs
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
-from llmstack_types import EngineReady, EngineStartError, RequestOutputKind, SamplingParams, SchedulerStats
+from llmstack_types import (
+    EngineReady,
+    EngineStartError,
+    InvalidRequestError,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulerStats,
+)
 
 RUNNER = "llmstack_engine_core.testing:EchoModelRunner"
 
@@ -38,6 +45,13 @@ async def test_the_same_over_an_engine_core_in_a_thread_and_over_several(folder:
             assert [engine.engine_index for engine in llm.engines] == list(range(num_engines))
             texts = await asyncio.gather(*(collect(llm, f"prompt {index}", f"r{index}") for index in range(8)))
             assert texts == [f"prompt {index}" for index in range(8)]
+            for level in (0, 3, -1, True, "1"):
+                with pytest.raises(InvalidRequestError, match="level must be 1 or 2"):
+                    await llm.sleep(level)
+            for token_ids in ([-1], [1 << 40], [1.5]):
+                with pytest.raises(InvalidRequestError) as refused:
+                    await llm.detokenize(token_ids)
+                assert refused.value.param == "tokens[0]"
             assert await llm.sleep(2)
             assert llm.sleep_level == 2
             await llm.wake_up()

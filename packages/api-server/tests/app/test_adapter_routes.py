@@ -83,6 +83,50 @@ async def test_an_adapter_is_loaded_listed_named_and_unloaded(server: Server) ->
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "last_wait"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1, "echo": True}, "get_tokenizer"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}, "submit"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}, "render"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}, "submit"),
+        ("/v1/chat/completions/batch", {"messages": [MESSAGES, MESSAGES], "max_tokens": 1}, "render"),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}, "render"),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}, "submit"),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16}, "render"),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16}, "submit"),
+        ("/v1/embeddings", {"messages": MESSAGES}, "render"),
+        ("/v1/embeddings", {"input": "a"}, "admit_pooling"),
+        ("/rerank", {"query": "a", "documents": ["b"]}, "admit_pooling"),
+    ],
+)
+async def test_a_request_never_runs_without_the_adapter_that_it_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], last_wait: str
+) -> None:
+    await server.load()
+    waits = getattr(server.engine, last_wait)
+
+    async def unload_then_go_on(*args: Any, **options: Any) -> Any:
+        await server.engine.unload_adapter("style")
+        return await waits(*args, **options)
+
+    monkeypatch.setattr(server.engine, last_wait, unload_then_go_on)
+    answered = await server.post(path, {"model": "style", **body})
+    assert server.engine.adapters.find("style") is None
+    used = [one.adapter for one in server.engine.admitted]
+    if last_wait == "submit":  # it has the adapter, and the engine core decides
+        assert (answered.status, answered.json()["model"]) == (200, "style")
+        assert [one and one.name for one in used] == ["style"]
+    elif last_wait == "admit_pooling":
+        assert answered.status == 200
+        assert server.engine.pooling_adapter is not None
+    else:
+        error = answered.json()["error"]
+        code = error["code"] if "code" in error else error["type"]
+        assert (answered.status, code) == (404, "not_found_error" if path == "/v1/messages" else "model_not_found")
+        assert used == []
+
+
+@pytest.mark.parametrize(
     ("path", "body", "param", "code"),
     [
         (LOAD, {"lora_name": "style"}, "lora_path", "missing_required_parameter"),

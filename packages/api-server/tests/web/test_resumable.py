@@ -156,7 +156,7 @@ async def test_unknown_foreign_and_malformed_ids_look_alike():
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Idempotency-Key": ""}, {"Idempotency-Key": "x" * 256}, {"Idempotency-Key": "é"}]
+    [{"Idempotency-Key": key} for key in ("", "x" * 256, "é", "a\tb", "a\x7f")]
     + [{"x-llmstack-resume": value} for value in ("", "0", "61", "x", "9" * 5000)],
 )
 async def test_headers_out_of_range_are_refused(headers: dict[str, str]):
@@ -191,6 +191,25 @@ async def test_a_second_reader_replaces_the_first_which_ends_with_an_error():
     events = [match[2] for match in EVENT.findall((await second).body)]
     assert text_of(events, CHATS) == "Hello" * 4
     assert events[-1] == b"[DONE]"
+
+
+async def test_a_replaced_reader_of_a_response_gets_an_event_of_its_form():
+    engine = HeldEngine(num_free_tokens=2)
+    app, _ = server(engine)
+    body, path = {"input": "Hello", "max_output_tokens": 20, "stream": True, "store": False}, "/v1/responses"
+    first = asyncio.create_task(post(app, body, path=path))
+    await let_it_send(engine)
+    second = asyncio.create_task(post(app, body, path=path))
+    taken = await first
+    *events, last = [json.loads(part.partition(b"data: ")[2]) for part in taken.body.split(b"\n\n")[:-1]]
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert len(events) > 2
+    assert taken.body.split(b"\n\n")[-2].startswith(b"event: error\n")
+    message = "Another connection reads this stream now."
+    code = "stream_reader_replaced"
+    assert last == {"type": "error", "sequence_number": len(events), "code": code, "message": message, "param": None}
+    engine.gate.set()
+    assert b"event: response.incomplete\n" in (await second).body
 
 
 class OddFlow:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry
 from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
+from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
 from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, rendering_work
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
-from llmstack_llm.engine_clients import make_engine_client, note_engine_end
-from llmstack_llm.engine_front_end import EngineFrontEnd, trace_observers
+from llmstack_llm.engine_clients import make_engine_client, note_engine_end, trace_observers
+from llmstack_llm.engine_front_end import EngineFrontEnd
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs
@@ -217,6 +218,7 @@ class AsyncLLM(EngineFrontEnd):
     async def detokenize(self, token_ids: Sequence[int], *, param: str = "tokens") -> str:
         """The text of token ids, special tokens included; raises as `tokenize`."""
         tokenizer = await self.get_tokenizer(param)
+        check_token_ids(param, token_ids, self.limits.vocab_size)
         return await self.input_processor.gate.run(len(token_ids), tokenizer.decode, token_ids)
 
     async def submit(self, *requests: GenerationRequest) -> GenerationStream:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmstack_llm.engine_args import EngineArgsError
 from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.outputs.observers import RequestObserver
 from llmstack_types import EngineReady, EngineStartError
 from llmstack_types.vocabulary import RoutingPolicyName
 
@@ -80,3 +81,12 @@ def check_model(model_config: ModelConfig, engine: EngineReady) -> None:
     ours = str(model_config.path)
     if engine.model_path and os.path.realpath(engine.model_path) != os.path.realpath(ours):
         raise EngineStartError(f"the engine core runs {engine.model_path}, but this front end was given {ours}")
+
+
+def trace_observers(is_traced: bool) -> tuple[RequestObserver, ...]:
+    """The observer that prints trace lines, where they are asked for."""
+    if not is_traced:
+        return ()
+    from llmstack_llm.trace import TraceObserver
+
+    return (TraceObserver(),)

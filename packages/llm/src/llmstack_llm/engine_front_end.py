@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from llmstack_llm.adapters import AdapterRegistry, OnChange
+from llmstack_llm.admission.rules import check_sleep_level
 from llmstack_llm.engine_clients import check_model
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.loop_guard import LoopGuard
@@ -162,8 +163,12 @@ class EngineFrontEnd:
         return await self._client.call(Control.SLEEP_LEVEL)
 
     async def sleep(self, level: int = 1) -> bool:
-        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
-        return await self._client.call(Control.SLEEP, level)
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running.
+
+        Raises:
+            InvalidRequestError: There is no such level.
+        """
+        return await self._client.call(Control.SLEEP, check_sleep_level(level))
 
     async def wake_up(self) -> None:
         """Allocates and loads what `sleep` freed.
@@ -389,12 +394,3 @@ class EngineFrontEnd:
 def _exceeds_share(num_new: int, num_free: int, num_used: int) -> bool:
     """Whether a tenant would use more than its share of a queue, so that too little is left to the others."""
     return num_used > 0 and num_used + num_new > MAX_SHARE_OF_FREE * num_free
-
-
-def trace_observers(is_traced: bool) -> tuple[RequestObserver, ...]:
-    """The observer that prints trace lines, where they are asked for."""
-    if not is_traced:
-        return ()
-    from llmstack_llm.trace import TraceObserver
-
-    return (TraceObserver(),)

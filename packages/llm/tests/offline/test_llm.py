@@ -230,7 +230,7 @@ def test_a_model_sleeps_refuses_and_says_the_same_when_awake(folder: Path, multi
 
 
 def test_levels_and_tags_that_do_not_exist_are_refused(llm: LLM):
-    with pytest.raises(EngineArgsError, match="level 3"):
+    with pytest.raises(InvalidRequestError, match="level must be 1 or 2"):
         llm.sleep(3)
     with pytest.raises(EngineArgsError, match="tags: expected kv_cache or weights"):
         llm.wake_up(tags=["weight"])

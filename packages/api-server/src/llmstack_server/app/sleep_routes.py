@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.rules import check_sleep_level
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import HTTPError, engine_unavailable
-from llmstack_types import InvalidRequestError
 
 # Other API processes read the sleep level again after this time; from then on all refuse requests.
 SLEEP_QUESTION = "sleep_level"
@@ -25,9 +25,7 @@ def add_sleep_routes(router: APIRouter, state: ServerState) -> None:
     async def sleep(request: Request) -> Response:
         """Frees the memory of the KV cache (`?level=1`), or of the weights too (`?level=2`)."""
         level = request.query_params.get("level", "1")
-        if level not in _LEVELS:
-            raise InvalidRequestError("level must be 1 or 2.", param="level", code="invalid_value")
-        if not await state.engine.sleep(_LEVELS[level]):
+        if not await state.engine.sleep(check_sleep_level(_LEVELS.get(level))):
             raise HTTPError(engine_unavailable("The engine cannot sleep: requests are running."))
         await state.ask_peers(SLEEP_QUESTION)
         return Response(status_code=200)

@@ -55,17 +55,30 @@ def check_model(state: ServerState, model: str | None) -> str:
     Raises:
         InvalidRequestError: Code `model_not_found`.
     """
-    names = state.config.served_model_names
-    if model is None or model in names:
-        return model or state.served_model_name
-    if adapter_of(state, model) is None:
-        adapters = [] if state.opened_engine is None else [one.name for one in state.opened_engine.adapters.adapters]
-        raise model_not_found(model, ", ".join(f"`{name}`" for name in [*names, *adapters][:8]))
-    return model
+    adapter_of(state, model)
+    return model or state.served_model_name
 
 
 def adapter_of(state: ServerState, model: str | None) -> Adapter | None:
-    """The adapter that a model name stands for, if it is none of the served model's."""
-    if model is None or model in state.config.served_model_names or state.opened_engine is None:
+    """The adapter that a model name stands for now; None for the served model alone.
+
+    What a request runs with is asked for after its last wait: its adapter may have been unloaded since its checks.
+
+    Raises:
+        InvalidRequestError: Code `model_not_found`.
+    """
+    name = adapter_name(state, model)
+    if name is None:
         return None
-    return state.opened_engine.adapters.find(model)
+    registry = None if state.opened_engine is None else state.opened_engine.adapters
+    adapter = None if registry is None else registry.find(name)
+    if adapter is None:
+        adapters = [] if registry is None else [one.name for one in registry.adapters]
+        names = [*state.config.served_model_names, *adapters][:8]
+        raise model_not_found(name, ", ".join(f"`{one}`" for one in names))
+    return adapter
+
+
+def adapter_name(state: ServerState, model: str | None) -> str | None:
+    """The model name of a request, unless it is the served model's."""
+    return None if model in state.config.served_model_names else model

@@ -21,10 +21,11 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_record import StreamRecord
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_body
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.errors import HTTPError, answer_to, server_shutting_down, stream_not_found
+from llmstack_server.web.errors import ERROR_EVENT, HTTPError, answer_to, server_shutting_down, stream_not_found
 from llmstack_server.web.middleware import route_path
 from llmstack_server.web.recording import Recorder
 from llmstack_server.web.restarts import abandonment, is_ending, keep_stream, replayed
+from llmstack_server.web.sse import numbered_error_event
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, StreamAnswer, raise_as_http
 
 KEY_HEADER = "Idempotency-Key"
@@ -90,6 +91,8 @@ class ResumableMiddleware:
         owner = current_client.get().tenant
         digest = hashlib.sha256(b"%b %b " % (route_path(scope).encode(), owner.encode()) + body).hexdigest()
         scope.setdefault("route", _Route(route_path(scope)))
+        if route_path(scope) == RESPONSES_PATH:
+            scope["state"][ERROR_EVENT] = numbered_error_event
         found = await self._find(asked, digest, owner)
         metrics = self._state.metrics
         if found is None:
@@ -159,8 +162,10 @@ def read_headers(headers: Mapping[str, str]) -> Asked:
         HTTPError: 404, the id of the last event is not one of ours.
     """
     key, resume, last_event = headers.get(KEY_HEADER), headers.get(RESUME_HEADER), headers.get(LAST_EVENT_HEADER)
-    if key is not None and not (0 < len(key) <= MAX_KEY_CHARS and key.isascii()):
-        raise request_errors.invalid_value(KEY_HEADER, f"expected 1 to {MAX_KEY_CHARS} ASCII characters")
+    if key is not None and not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
+        raise request_errors.invalid_value(
+            KEY_HEADER, f"expected 1 to {MAX_KEY_CHARS} ASCII characters, no control characters"
+        )
     if resume is not None and not (resume.isascii() and resume.isdigit() and 0 < int(resume[:9]) <= MAX_KEEP_S):
         raise request_errors.invalid_value(RESUME_HEADER, f"expected a number of seconds from 1 to {MAX_KEEP_S}")
     keep_s = MAX_KEEP_S if resume is None else int(resume)

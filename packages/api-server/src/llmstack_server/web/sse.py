@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from llmstack_server.web.errors import ErrorAnswer
+
 DONE = b"data: [DONE]\n\n"
 
 encode_string = json.encoder.encode_basestring
@@ -21,3 +23,11 @@ def frame(text: str) -> bytes:
 def frame_named(event: Mapping[str, Any]) -> bytes:
     """An event named by its `type`, as in the Responses and Messages APIs."""
     return f"event: {event['type']}\ndata: {encode_json(event)}\n\n".encode("utf-8", "replace")
+
+
+def numbered_error_event(error: ErrorAnswer, sequence_number: int) -> bytes:
+    """The event `error` of the Responses API: it ends what a reader gets, and not the response."""
+    return frame_named({
+        "type": "error", "sequence_number": sequence_number,
+        "code": error.code, "message": error.message, "param": error.param,
+    })  # fmt: skip

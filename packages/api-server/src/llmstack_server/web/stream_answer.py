@@ -25,6 +25,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import (
     ERROR_EVENT,
     ErrorAnswer,
+    ErrorEvent,
     HTTPError,
     answer_to,
     idempotency_key_reused,
@@ -51,6 +52,7 @@ class StreamAnswer(Response):
         self._is_first = is_first
         self._sender: EventSender | None = None
         self._flow: Flow | None = None
+        self._num_sent = 0  # events of the stream up to the last one that this reader has, those before it included
         self._give_back: Callable[[], None] = lambda: None
         self._id_line = b"id: %b." % reader.stream_id.encode()
 
@@ -74,8 +76,9 @@ class StreamAnswer(Response):
             answer = _known_answer(error) or answer_to(error, context["request_id"])
             if self._sender is None or not self._sender.has_started:
                 raise HTTPError(answer) from error
-            own_event: Callable[[ErrorAnswer], bytes] | None = context.get(ERROR_EVENT)
-            await self._sender.end(frame(encode_json(answer.body())) if own_event is None else own_event(answer))
+            own_event: ErrorEvent | None = context.get(ERROR_EVENT)
+            last = frame(encode_json(answer.body())) if own_event is None else own_event(answer, self._num_sent)
+            await self._sender.end(last)
 
     async def _send_all(self, send: Send) -> None:
         batch = await self._reader.read()
@@ -116,10 +119,12 @@ class StreamAnswer(Response):
         sender, flow = self._sender, self._flow
         if sender is None or flow is None or flow.write_paused or not sender.is_free:
             return None
+        self._num_sent = number
         return sender.push(b"%b%d\n%b" % (self._id_line, number, part), self._give_back)
 
     def _events(self, batch: Batch) -> bytes:
         parts = enumerate(batch.parts, start=batch.first)
+        self._num_sent = batch.first + len(batch.parts) - 1
         return b"".join([b"%b%d\n%b" % (self._id_line, number, part) for number, part in parts])
 
     def _headers_for(self, batch: Batch) -> list[tuple[bytes, bytes]]:

@@ -104,24 +104,21 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
     from llmstack_engine_core.explain import first_names
     from llmstack_engine_core.replay.steps_of_log import STEPS_BEFORE
     from llmstack_engine_core.step_log import StepLogError
-    from llmstack_engine_core.step_log.seek import run_with
+    from llmstack_engine_core.step_log.seek import run_with, steps_before_cut
 
-    truncated_at = None
     try:
         with run_with(path, first_names(request_id), STEPS_BEFORE) as run:
             if run is not None:
                 made = _from_run(run, request_id, text_of)
                 if made is not None:
                     return made
-                truncated_at = run.truncated_at
+        num_steps = steps_before_cut(path)
     except StepLogError as error:
         raise ExplainError(f"{path}: {error}") from error
-    if truncated_at is not None:
-        raise ExplainError(
-            f"{path} is truncated or damaged after byte {truncated_at}, and does not prove what became of "
-            f"{request_id[:128]!r}"
-        )
-    raise ExplainError(f"{path} has no request {request_id[:128]!r}")
+    without = f"{path} has no request {request_id[:128]!r}"
+    if num_steps is not None:
+        raise ExplainError(f"{without}; the log is truncated at step {num_steps}, and the request may lie behind it")
+    raise ExplainError(without)
 
 
 def _from_run(run: Run, request_id: str, text_of: TextOf | None) -> Explanation | None:

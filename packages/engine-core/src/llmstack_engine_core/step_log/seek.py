@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llmstack_engine_core.step_log.encoding import EventDecoder
+from llmstack_engine_core.step_log.encoding import EventDecoder, read_checkpoint
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.header import LogHeader
 from llmstack_engine_core.step_log.packing import pack
@@ -334,6 +334,24 @@ def run_with(
             yield file.part_with(request_ids, num_steps_before)
         else:
             yield read_step_log(path, up_to_damage=True)
+
+
+def steps_before_cut(path: str | Path) -> int | None:
+    """Steps that a log proves without its end, which is lost, damaged or not written yet; None: it ends in good order.
+
+    O(bytes since the last snapshot).
+
+    Raises:
+        StepLogError: It cannot be read, or is no log.
+    """
+    last = None
+    with closing(LogFile(path)) as file:
+        part = file.part_from(sys.maxsize)
+        for _, records in part.segments():
+            last = read_checkpoint(records[-1].payload)
+        if last is None:
+            return 0 if part.start is None else part.start.place.num_steps
+        return None if last.is_closed and part.truncated_at is None else last.num_steps
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_types import InvalidRequestError
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -113,6 +114,13 @@ def check_text(param: str, text: str) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise request_errors.invalid_value(param, "the text holds half a surrogate pair") from None
+
+
+def check_sleep_level(level: object) -> int:
+    """How much an engine core frees while it sleeps: 1 for the KV storage, 2 for the weights too."""
+    if type(level) is not int or level not in (1, 2):
+        raise InvalidRequestError("level must be 1 or 2.", param="level", code="invalid_value")
+    return level
 
 
 def check_token_ids(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import LoRARequests
+from llmstack_llm.admission.rules import check_sleep_level
 from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.chat.template import ChatTemplate
@@ -238,9 +239,11 @@ class LLM(OfflinePooling):
         """Gives memory back until `wake_up`: of the KV cache, and with level 2 of the weights too.
 
         Returns False, and does nothing, while requests are running. Cached prefixes are forgotten.
+
+        Raises:
+            InvalidRequestError: There is no such level.
         """
-        if level not in (1, 2):
-            raise EngineArgsError(f"level {level}: expected 1 or 2")
+        level = check_sleep_level(level)
         is_asleep = self.llm_engine.sleep(level)
         if is_asleep:  # level 1 keeps the weights
             self._awake_parts = frozenset({"weights"} if level == 1 else ())

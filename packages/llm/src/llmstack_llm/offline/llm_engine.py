@@ -15,7 +15,7 @@ from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, r
 from llmstack_llm.chat.renderers import load_chat_template
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
-from llmstack_llm.engine_front_end import trace_observers
+from llmstack_llm.engine_clients import trace_observers
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs

@@ -64,7 +64,7 @@ class AnthropicErrorMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
-        scope["state"][ERROR_EVENT] = lambda answer: error_event(answer, request_id)
+        scope["state"][ERROR_EVENT] = lambda answer, _: error_event(answer, request_id)
         has_started = False
 
         async def send_with_id(message: Message) -> None:

@@ -26,7 +26,7 @@ from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.observability.logs import current_request_id
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import ErrorAnswer, missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
@@ -68,7 +68,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
         )
     except InvalidRequestError as error:
         raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
-    return MessagesAnswer(message_id, check_model(state, fields.model), fields, chat)
+    return MessagesAnswer(message_id, fields.model or state.served_model_name, fields, chat)
 
 
 async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer:

@@ -11,7 +11,7 @@ from llmstack_server.apis.openai.protocol import AnswerFields
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds
-from llmstack_server.web.checks import adapter_of
+from llmstack_server.web.checks import adapter_name
 from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.usage import UsageCounter, timings_object
 
@@ -41,7 +41,7 @@ class OpenAIAnswer:
 
             outputs = self.noted = NotedOutputs(outputs)
             self._has_token_ids = bool(fields.return_token_ids)
-            self._adapter = adapter_of(state, fields.model)
+            self._adapter_name = adapter_name(state, fields.model)
         self._transfer: NotedTransfer | None = None
         if fields.kv_transfer_params is not None:
             outputs = self._transfer = NotedTransfer(outputs)
@@ -95,7 +95,7 @@ class OpenAIAnswer:
             "answer": self._id,
             "model": self._model,
             "created": self._created,
-            "adapter": None if self._adapter is None else self._adapter.name,
+            "adapter": self._adapter_name,
             "weights": backends.get("weights", ""),
             "numeric_contract": "" if ready is None else ready.numeric_contract_id,
             "backends": backends,

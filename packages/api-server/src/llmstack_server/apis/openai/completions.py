@@ -61,6 +61,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         values = [*await with_suffix(state, values, fields.suffix, add_special_tokens=add_special_tokens)]
     tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
     client, deadline, timeout_s = current_client.get(), current_deadline.get(), state.config.http.request_timeout_s
+    adapter = adapter_of(state, fields.model)
     requests = [
         GenerationRequest(
             f"{ids.engine}-{index}",
@@ -70,7 +71,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             priority=fields.priority or 0,
             cache_salt=client.salt + (fields.cache_salt or ""),
             tenant=client.tenant,
-            adapter=adapter_of(state, fields.model),
+            adapter=adapter,
             default_max_tokens=DEFAULT_MAX_TOKENS,
             deadline_s=None if deadline is None else engine_deadline_s(),
             on_admitted=functools.partial(check_first_token, state, f"{ids.engine}-0"),

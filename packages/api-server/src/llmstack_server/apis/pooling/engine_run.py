@@ -10,7 +10,7 @@ from typing import Any
 from llmstack_server.protocols import AdmittedInput, PooledOutput
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.checks import adapter_of, check_model
+from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import timed
 from llmstack_server.web.fields import PoolingFields
@@ -40,9 +40,8 @@ async def admit_all(
     `param_names`: Field of the parameters to its name in the request, where the two differ.
 
     Raises:
-        InvalidRequestError: Names the first invalid field.
+        InvalidRequestError: Names the first invalid field, or the adapter was unloaded meanwhile.
     """
-    check_model(state, model)  # again, since time has passed in which the adapter may have been unloaded
     adapter = adapter_of(state, model)
     admitted = []
     for prompt, param in prompts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 from llmstack_server.apis.responses.run import NumberedEvent, ResponseRun
 from llmstack_server.apis.responses.splice import EarlierEvents, OtherTextError
@@ -17,7 +18,7 @@ from llmstack_server.web.errors import (
     engine_unavailable,
     server_shutting_down,
 )
-from llmstack_server.web.sse import encode_json, frame_named
+from llmstack_server.web.sse import encode_json, frame_named, numbered_error_event
 from llmstack_types import EngineDeadError
 
 OTHER_TEXT = "The response could not go on with the text that it had begun with."
@@ -117,10 +118,7 @@ class BackgroundResponse:
     def _leave(self, error: ErrorAnswer) -> None:
         """Ends its readers alone: the next server finishes the response, and they can read on there."""
         if self.stored.events is not None:
-            fields = {"code": error.code, "message": error.message, "param": None}
-            self.stored.events.end_early(
-                lambda number: frame_named({"type": "error", "sequence_number": number} | fields)
-            )
+            self.stored.events.end_early(partial(numbered_error_event, error))
 
 
 def _ends_the_server(error: Exception) -> bool:

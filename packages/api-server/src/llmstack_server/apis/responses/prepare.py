@@ -30,7 +30,7 @@ from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import SubmittedChat, render_conversation, submit_chat
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.fields import parse
@@ -110,7 +110,7 @@ async def _new_run(
     chat = await _submit(state, fields, await _conversation(fields, input_items), response_id)
     response = ResponseObject(
         response_id,
-        check_model(state, fields.model),
+        fields.model or state.served_model_name,
         fields,
         chat.outputs.prompts[0].sampling_params,
         is_stored=is_stored,
