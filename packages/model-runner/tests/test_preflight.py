@@ -24,6 +24,7 @@ LLAMA = {
 }  # fmt: skip
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 2  # keys and values of 2 layers, 2 heads of 16 in 16 bits
 WEIGHT_BYTES = 1000 * 64 * 4
+DECLARED_BYTES = (100 * 64 + 2 * 2 * 64 * 64) * 2  # the embedding and the attention of 2 layers in 16 bits
 
 
 def write_model(folder: Path, *, has_weights: bool = True, **config: Any) -> str:
@@ -67,7 +68,8 @@ def test_a_model_that_fits_has_no_problems(tmp_path: Path) -> None:
         ({"dtype": "bfloat16"}, WEIGHT_BYTES // 2 + 16 * TOKEN_BYTES),
         ({"dtype": "half"}, WEIGHT_BYTES // 2 + 16 * TOKEN_BYTES),
         ({"quantization": "int4"}, WEIGHT_BYTES // 8 + 16 * TOKEN_BYTES),
-        ({"load_format": "dummy"}, 16 * TOKEN_BYTES),
+        ({"load_format": "dummy"}, DECLARED_BYTES + 16 * TOKEN_BYTES),
+        ({"load_format": "dummy", "dtype": "float32"}, 2 * DECLARED_BYTES + 16 * TOKEN_BYTES),
     ],
 )
 def test_memory_below_weights_and_the_least_kv_cache_is_refused(
@@ -124,6 +126,29 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
         assert word in text
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("sizes", [{"hidden_size": 10**9}, {"vocab_size": 10**12}, {"intermediate_size": 10**9}])
+def test_sizes_beyond_memory_are_refused_with_any_weights(sizes: Any, load_format: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", **sizes)
+    [found] = problems(folder, write_limit(tmp_path / "root", 8 << 30), load_format=load_format)
+    assert found.startswith("the model needs at least ")
+    assert "the memory limit is 8.0 GiB" in found
+
+
+@pytest.mark.parametrize("value", [-64, 0, "64", 64.5, [64], {"a": 64}, True])
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"])
+def test_sizes_that_are_no_positive_integers_are_named(name: str, value: Any, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", has_weights=False, **{name: value})
+    found = problems(folder, write_limit(tmp_path / "root", 1 << 30), load_format="dummy")
+    assert found == [f"config.json: {name} must be a positive integer, got {value!r}."]
+
+
+def test_a_million_layers_of_dummy_weights_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", has_weights=False, num_hidden_layers=1_000_000)
+    [found] = problems(folder, write_limit(tmp_path / "root", 1 << 40), load_format="dummy")
+    assert found == "config.json: the model has 1000000 layers; at most 4096 can have dummy weights."
+
+
 def test_an_architecture_of_transformers_is_left_to_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "m", architectures=["OlmoForCausalLM"])
     root = write_limit(tmp_path / "root", 1 << 40)
@@ -136,7 +161,7 @@ def test_an_architecture_of_transformers_is_left_to_the_runner(tmp_path: Path, m
 
 
 def test_tensors_that_cannot_be_those_of_the_configuration_are_problems(tmp_path: Path) -> None:
-    root = write_limit(tmp_path / "root", 1 << 30)
+    root = write_limit(tmp_path / "root", 1 << 36)
     (found,) = problems(write_model(tmp_path / "m", num_hidden_layers=1_000_000), root, block_size=1)
     assert found == "config.json: the model has 1000000 layers, and the weights have only 1 tensors."
     folder = Path(write_model(tmp_path / "f", has_weights=False))

@@ -20,6 +20,13 @@ from llmstack_model_files import (
 )
 from llmstack_model_runner.architectures import ARCHITECTURES, POOLING_DECODERS, supported_architectures
 from llmstack_model_runner.checkpoint_formats.config import QUANTIZATION_FIELDS, choose_quantization
+from llmstack_model_runner.declared_sizes import (
+    MAX_DUMMY_LAYERS,
+    first_int,
+    least_parameters,
+    size_problems,
+    text_fields,
+)
 from llmstack_model_runner.device.host_limits import available_memory_bytes, memory_limit_bytes
 from llmstack_model_runner.unsupported_kinds import unsupported_kind
 from llmstack_types import ModelRunnerConfig
@@ -34,6 +41,8 @@ _MAX_UNCHECKED_LAYERS = 256
 _SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4, "int8_dynamic": 8}
 _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
 _LEAST_KV_BITS = 16
+_LEAST_WEIGHT_BITS = 16
+_LEAST_STORED_BITS = 2  # of the types of GGUF files
 _GIB = 1 << 30
 _ENDS = ("embedding", "head")
 # What a process takes besides weights and KV cache, and the share of the weights that packing takes for a moment.
@@ -61,12 +70,15 @@ def find_problems(
     except ModelFilesError as error:
         return [str(error)]
     problems = [*_architecture_problems(model_config, config.model_impl), *_rank_problems(config, model_config, root)]
+    problems += size_problems(model_config) if _has_own_code(model_config, config) else ()
     problems += _quantization_problems(model_config, config)
-    weight_bytes = 0
-    if config.load_format != "dummy":
+    weight_bytes = _declared_weight_bytes(model_config, config)
+    if config.load_format == "dummy":
+        problems += _dummy_problems(model_config)
+    else:
         try:
             tensors = _read_tensors(folder)
-            weight_bytes = _least_weight_bytes(folder, tensors, config)
+            weight_bytes = max(weight_bytes, _least_weight_bytes(folder, tensors, config))
             problems += _tensor_problems(model_config, tensors)
         except ModelFilesError as error:
             problems.append(str(error))
@@ -95,8 +107,10 @@ def find_room_problem(
         return ""
     folder = Path(config.model_path)
     model_config = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
-    is_dummy = config.load_format == "dummy"
-    weight_bytes = 0 if is_dummy else _least_weight_bytes(folder, _read_tensors(folder), config)
+    if config.load_format == "dummy":
+        weight_bytes = _declared_weight_bytes(model_config, config)
+    else:
+        weight_bytes = _least_weight_bytes(folder, _read_tensors(folder), config)
     token_bytes = _least_token_bytes(model_config, config.kv_cache_dtype)
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or config.block_size * token_bytes
     process_bytes = config.num_local_ranks * PROCESS_BYTES
@@ -173,20 +187,20 @@ def _rank_problems(config: ModelRunnerConfig, model_config: Mapping[str, Any], r
             f"tensor_parallel_size {tp_size} and pipeline_parallel_size {num_stages}: {architecture[:64]} with "
             f"model_impl {config.model_impl} cannot be split over ranks; docs/parallel.md lists what can."
         )
-    text = model_config.get("text_config") or model_config
-    num_heads = _first_int(text, "num_attention_heads", "n_head")
+    text = text_fields(model_config)
+    num_heads = first_int(text, "num_attention_heads", "n_head")
     if num_heads % tp_size:
         yield f"tensor_parallel_size is {tp_size}, and the model's {num_heads} attention heads are no multiple of it."
-    num_kv_heads = _first_int(text, "num_key_value_heads")
+    num_kv_heads = first_int(text, "num_key_value_heads")
     if num_kv_heads and num_kv_heads % tp_size and tp_size % num_kv_heads:
         yield (
             f"tensor_parallel_size is {tp_size}, which neither divides the model's {num_kv_heads} key-value heads nor "
             "is a multiple of them."
         )
-    num_layers = _first_int(text, "num_hidden_layers", "n_layer")
+    num_layers = first_int(text, "num_hidden_layers", "n_layer")
     if 0 < num_layers < num_stages:
         yield f"pipeline_parallel_size is {num_stages}, but the model has only {num_layers} layers to split."
-    num_experts = _first_int(text, "num_local_experts", "num_experts")
+    num_experts = first_int(text, "num_local_experts", "num_experts")
     if config.enable_expert_parallel and num_experts < tp_size:
         count = f"{num_experts or 'no'} experts, which"
         yield f"enable_expert_parallel: the model has {count} cannot be spread over tensor_parallel_size {tp_size}."
@@ -222,9 +236,35 @@ def _tensor_problems(model_config: Mapping[str, Any], tensors: Mapping[str, Tens
             f"{small[:128]} is stored as {tensors[small].dtype}, and config.json has no quantization_config that says "
             "what its numbers mean."
         )
-    num_layers = _first_int(model_config.get("text_config") or model_config, "num_hidden_layers", "n_layer")
+    num_layers = first_int(text_fields(model_config), "num_hidden_layers", "n_layer")
     if tensors and num_layers > max(len(tensors), _MAX_UNCHECKED_LAYERS):
         yield f"config.json: the model has {num_layers} layers, and the weights have only {len(tensors)} tensors."
+
+
+def _dummy_problems(model_config: Mapping[str, Any]) -> Iterator[str]:
+    num_layers = first_int(text_fields(model_config), "num_hidden_layers", "n_layer")
+    if num_layers > MAX_DUMMY_LAYERS:
+        yield f"config.json: the model has {num_layers} layers; at most {MAX_DUMMY_LAYERS} can have dummy weights."
+
+
+def _declared_weight_bytes(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> int:
+    """A lower bound of the weights of this machine's ranks, from the configuration alone."""
+    if not _has_own_code(model_config, config):
+        return 0  # what its sizes mean is unknown
+    is_stored_small = any(model_config.get(field) for field in QUANTIZATION_FIELDS)
+    if config.load_format != "dummy" and (is_stored_small or gguf_weights(Path(config.model_path))):
+        bits = _LEAST_STORED_BITS
+    elif config.quantization is not None:
+        bits = _SCHEME_TO_BITS.get(config.quantization, _LEAST_STORED_BITS)
+    else:
+        bits = _DTYPE_TO_BITS.get(DTYPE_ALIASES.get(config.dtype, config.dtype), _LEAST_WEIGHT_BITS)
+    return least_parameters(model_config) * bits // 8 * config.num_local_ranks // config.num_ranks
+
+
+def _has_own_code(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> bool:
+    architectures = model_config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    return config.model_impl != "transformers" and (name in ARCHITECTURES or name in POOLING_DECODERS)
 
 
 def _least_weight_bytes(folder: Path, tensors: Mapping[str, TensorInfo], config: ModelRunnerConfig) -> int:
@@ -247,22 +287,17 @@ def _least_bytes(info: TensorInfo, config: ModelRunnerConfig) -> int:
 
 def _least_token_bytes(model_config: Mapping[str, Any], kv_cache_dtype: str) -> int:
     """A lower bound of the keys and values of a token in all layers; 0 where the configuration does not say."""
-    text = model_config.get("text_config") or model_config
-    num_layers = _first_int(text, "num_hidden_layers", "n_layer")
-    num_heads = _first_int(text, "num_attention_heads", "n_head")
-    hidden_size = _first_int(text, "hidden_size", "n_embd")
+    text = text_fields(model_config)
+    num_layers = first_int(text, "num_hidden_layers", "n_layer")
+    num_heads = first_int(text, "num_attention_heads", "n_head")
+    hidden_size = first_int(text, "hidden_size", "n_embd")
     if not (num_layers and num_heads and hidden_size):
         return 0
     is_multi_query = bool(text.get("multi_query"))
-    num_kv_heads = _first_int(text, "num_key_value_heads", "num_kv_heads") or (1 if is_multi_query else num_heads)
-    head_dim = _first_int(text, "head_dim") or hidden_size // num_heads
+    num_kv_heads = first_int(text, "num_key_value_heads", "num_kv_heads") or (1 if is_multi_query else num_heads)
+    head_dim = first_int(text, "head_dim") or hidden_size // num_heads
     bits = _DTYPE_TO_BITS.get(KV_CACHE_DTYPE_ALIASES.get(kv_cache_dtype, kv_cache_dtype), _LEAST_KV_BITS)
     return 2 * num_layers * min(num_kv_heads, num_heads) * head_dim * bits // 8
-
-
-def _first_int(config: Mapping[str, Any], *names: str) -> int:
-    found = (config.get(name) for name in names)
-    return next((value for value in found if type(value) is int and value > 0), 0)
 
 
 def _memory_problems(weight_bytes: int, kv_bytes: int, config: ModelRunnerConfig, root: Path) -> Iterator[str]:

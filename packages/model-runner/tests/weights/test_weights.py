@@ -167,6 +167,20 @@ def test_tensors_that_no_layer_uses_are_listed_in_one_warning(caplog: pytest.Log
     assert "2 tensors of the checkpoint are unexpected and not used: extra.a, extra.b" in record.getMessage()
 
 
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_a_bias_of_a_layer_without_one_must_be_zero(
+    prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = made_up_tensors(make("LlamaForCausalLM", LLAMA))
+    name = f"{prefix}layers.0.mlp.up_proj.bias"
+    save_file(tensors | {name: torch.zeros(24)}, tmp_path / "model.safetensors")
+    loaded_from(tmp_path, "LlamaForCausalLM", LLAMA)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    save_file(tensors | {name: torch.eye(24)[3]}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"biases that are not zero, of layers that have none: {name}"):
+        loaded_from(tmp_path, "LlamaForCausalLM", LLAMA)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_weights_that_are_not_finite_are_named(value: float, dtype: torch.dtype) -> None:

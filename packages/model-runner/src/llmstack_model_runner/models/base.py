@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.embedding import Embedding
@@ -127,16 +128,19 @@ class Model(ABC):
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
         """Loads all tensors, or this rank's part of them; each is read once and can be dropped afterwards.
 
-        Tensors that the model does not expect are listed in one warning.
+        Tensors that the model does not expect are listed in one warning. A bias of a layer that has none must be zero.
 
         Raises:
-            ValueError: Tensors are missing, doubled, of a wrong shape or not finite; the message names them.
+            ValueError: Tensors are missing, doubled, of a wrong shape or not finite, or a bias would be ignored; the
+                message names them.
         """
         with torch.inference_mode():
             optional = self.optional_slots()
             slots = self.slots() | optional
+            known = frozenset(slots)
             loaded: set[str] = set()
             unused: list[str] = []
+            ignored_biases: list[str] = []
             doubled: list[str] = []
             misshapen: list[str] = []
             for given_name, weight in weights:
@@ -146,14 +150,18 @@ class Model(ABC):
                 if name in loaded:
                     doubled.append(given_name)
                 elif slot is None:
-                    if not self.is_ignored(given_name):
+                    if _is_bias_of(known, renamed, name):
+                        ignored_biases += [given_name] if _has_values(weight) else []
+                    elif not self.is_ignored(given_name):
                         unused.append(given_name)
                 elif misfit := _fill(slots.pop(name), given_name, weight):
                     misshapen.append(misfit)
                 else:
                     loaded.add(name)
             missing = [name for name in slots if name not in optional]
-            raise_on_mismatch(missing=missing, doubled=doubled, misshapen=misshapen, unused=unused)
+            raise_on_mismatch(
+                missing=missing, doubled=doubled, misshapen=misshapen, ignored_biases=ignored_biases, unused=unused
+            )
 
 
 class CausalLM(Model):
@@ -201,10 +209,20 @@ class Classifier(Model):
 
 
 def raise_on_mismatch(
-    *, missing: list[str], misshapen: list[str], unused: list[str], doubled: Sequence[str] = ()
+    *,
+    missing: list[str],
+    misshapen: list[str],
+    unused: list[str],
+    doubled: Sequence[str] = (),
+    ignored_biases: Sequence[str] = (),
 ) -> None:
     """Raises ValueError that names the tensors, if there are any; `unused` ones alone are a warning."""
-    found = {"of a wrong shape": misshapen, "missing": missing, "twice": [*doubled]}
+    found = {
+        "of a wrong shape": misshapen,
+        "missing": missing,
+        "twice": [*doubled],
+        "biases that are not zero, of layers that have none": [*ignored_biases],
+    }
     problems = [f"{kind}: {_enumerate(names)}" for kind, names in found.items() if names]
     if problems:
         problems += [f"unexpected: {_enumerate(unused)}"] if unused else []
@@ -212,6 +230,20 @@ def raise_on_mismatch(
     if unused:
         shown = _enumerate(sorted(unused), _MAX_LISTED)
         logger.warning("%d tensors of the checkpoint are unexpected and not used: %s", len(unused), shown)
+
+
+def _is_bias_of(slot_names: frozenset[str], *names: str) -> bool:
+    """Whether one of the names is that of a bias beside an expected weight. GPTQ writes such biases, all zero."""
+    stems = [name.removesuffix("bias") for name in names if name.endswith(".bias")]
+    return any(f"{stem}weight" in slot_names for stem in stems)
+
+
+def _has_values(weight: AnyWeight) -> bool:
+    """Whether a tensor is not zero throughout; NaN is a value."""
+    if isinstance(weight, UnreadWeight | StoredWeight):
+        return True
+    tensor = weight if isinstance(weight, torch.Tensor) else weight.read(None)
+    return bool(tensor.count_nonzero())
 
 
 def _fill(slot: WeightSlot, name: str, weight: AnyWeight) -> str:

@@ -1,0 +1,61 @@
+"""What the sizes of a config.json cost, before torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+MAX_DUMMY_LAYERS: Final = 4096
+"""Layers of a model without weight files; each layer takes about a millisecond to build."""
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "n_embd",
+    "intermediate_size",
+    "num_hidden_layers",
+    "n_layer",
+    "num_attention_heads",
+    "n_head",
+    "num_key_value_heads",
+    "num_kv_heads",
+    "head_dim",
+)
+
+
+def first_int(config: Mapping[str, Any], *names: str) -> int:
+    """The first of the fields that is a positive integer; 0 where none is."""
+    found = (config.get(name) for name in names)
+    return next((value for value in found if type(value) is int and value > 0), 0)
+
+
+def text_fields(model_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the language model, which some configurations keep apart."""
+    found = model_config.get("text_config")
+    return found if isinstance(found, Mapping) and found else model_config
+
+
+def size_problems(model_config: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each size that is no positive integer. A size may be left out or null."""
+    text = text_fields(model_config)
+    for name in _SIZES:
+        value = text.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            yield f"config.json: {name} must be a positive integer, got {repr(value)[:64]}."
+
+
+def least_parameters(model_config: Mapping[str, Any]) -> int:
+    """A lower bound of a model's parameters: token embedding, attention, and one feed-forward block per layer.
+
+    Experts count as one block. Sizes that the configuration leaves out count as nothing.
+    """
+    text = text_fields(model_config)
+    hidden_size = first_int(text, "hidden_size", "n_embd")
+    width = min(hidden_size, first_int(text, "word_embed_proj_dim") or hidden_size)
+    num_heads = first_int(text, "num_attention_heads", "n_head")
+    head_dim = first_int(text, "head_dim") or (hidden_size // num_heads if num_heads else 0)
+    inner_size = first_int(text, "intermediate_size", "ffn_dim", "n_inner")
+    inner_size = min(inner_size, first_int(text, "moe_intermediate_size") or inner_size)
+    num_layers = first_int(text, "num_hidden_layers", "n_layer")
+    # Queries and output of the attention; two matrices of the feed-forward block.
+    per_layer = 2 * hidden_size * (num_heads * head_dim + inner_size)
+    return first_int(text, "vocab_size") * width + num_layers * per_layer
