@@ -102,6 +102,7 @@ def two(launch: Callable[..., Any]) -> Iterator[Reloading]:
         one.client.close()
 
 
+@pytest.mark.full
 def test_running_streams_finish_with_their_weights_or_move_on_both_machines(two: Reloading) -> None:
     first, first_weights = two.read(), two.weights()
 
@@ -123,6 +124,7 @@ def test_running_streams_finish_with_their_weights_or_move_on_both_machines(two:
     assert two.read(lambda: None) == first
 
 
+@pytest.mark.full
 def test_what_fails_on_one_machine_changes_nothing_on_any(two: Reloading) -> None:
     first, before = two.read(), two.weights()
 

@@ -178,8 +178,6 @@ async def test_weights_are_exchanged_while_a_crashed_engine_core_is_replaced(tmp
     async with serving(folder, f"next={other}") as (app, llm):
         os.kill(llm.engines[0].pid, signal.SIGKILL)
         await wait_until(lambda: not llm.engines)
-        refused = await call(app, "POST", "/v1/reload", {"name": "start", "running": "move"})
-        assert (refused.status, refused.json()["error"]["code"]) == (409, "reload_failed"), refused.json()
         answer = await call(app, "POST", "/v1/reload", {"name": "next"})
         assert answer.status == 200, answer.json()
         new = (await call(app, "POST", "/v1/completions", {"prompt": "Hello"})).json()
