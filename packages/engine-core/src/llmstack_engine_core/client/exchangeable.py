@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final
 
 from llmstack_engine_core.adapter_gate import LOADED, LOADING
-from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.balanced import BalancedClient
 from llmstack_engine_core.client.recovering import RecoveringClient
-from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_types import Control, EngineCoreRequest, EngineStartError
 
 LOAD_POLL_S: Final = 0.01
@@ -19,15 +18,10 @@ LOAD_POLL_S: Final = 0.01
 class ReplicasClient(BalancedClient):
     """Replicas that are exchanged together; offers what `RecoveringClient` does for a reload."""
 
-    def __init__(
-        self,
-        clients: Sequence[AsyncClient | RecoveringClient],
-        *,
-        allow_mixed_numerics: bool = False,
-        routing: RoutingPolicy = RoutingPolicy.EXACT,
-    ) -> None:
-        super().__init__(clients, allow_mixed_numerics=allow_mixed_numerics, routing=routing)
-        self._replicas = [client for client in clients if isinstance(client, RecoveringClient)]  # all that a reload has
+    @cached_property
+    def _replicas(self) -> list[RecoveringClient]:
+        """Those with recovery, which are all that an endpoint with reloads has."""
+        return [client for client in self._clients if isinstance(client, RecoveringClient)]
 
     @property
     def num_requests(self) -> int:
