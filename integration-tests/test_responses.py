@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -96,8 +98,13 @@ def test_a_cancelled_response_of_the_background_leaves_the_engine(
     client: openai.OpenAI, fields: dict[str, Any], demo_server: Any
 ) -> None:
     longest = fields | {"max_output_tokens": 400, "extra_body": {"ignore_eos": True}}
-    response = client.responses.create(**longest, background=True)
-    assert client.responses.cancel(response.id).status == "cancelled"
+    pid = demo_server.engine_pid()
+    os.kill(pid, signal.SIGSTOP)  # or the answer may end before it is cancelled
+    try:
+        response = client.responses.create(**longest, background=True)
+        assert client.responses.cancel(response.id).status == "cancelled"
+    finally:
+        os.kill(pid, signal.SIGCONT)
     demo_server.wait_for(
         lambda: demo_server.metric("llmstack:num_requests_running") == 0, "idle engine after the cancellation"
     )
