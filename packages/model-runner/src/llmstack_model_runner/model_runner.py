@@ -45,7 +45,7 @@ from llmstack_model_runner.memory.profile import (
     graph_bytes,
     profile_memory,
 )
-from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory, return_memory_of_loading
+from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory, settle_heap
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import make_model
@@ -189,7 +189,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
                 model, model_path, config.load_format, dtype, config.seed, scheme, self._device,
                 is_batch_invariant=is_deterministic, checkpoint_format=checkpoint_format, packed=packed,
             )  # fmt: skip
-        return_memory_of_loading(self._device, weight_bytes)
+        settle_heap(self._device, weight_bytes)
         groups = group_stage_layers(model.kv_spec, config.max_model_len)
         self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
         groups = groups if config.enable_hybrid_kv_cache else ()
@@ -307,7 +307,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         if steps is None or batch is None:
             raise ModelRunnerStateError("the KV cache is not initialized")
         steps.settle(scheduled)
-        with self.timing.phase("prepare"):
+        with self.timing.prepare:
             step = batch.update(scheduled)
             if scheduled.swap_outs or scheduled.swap_ins or scheduled.block_copies:
                 self._copies.apply(scheduled)

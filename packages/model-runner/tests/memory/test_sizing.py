@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,5 +40,22 @@ def test_what_packing_has_freed_goes_back_to_the_system_unless_the_model_is_smal
     monkeypatch.setattr(sizing, "MIN_TRIMMED_BYTES", 1)
     ModelRunner(config).load_model()
     assert devices == [torch.device("cpu")]
-    sizing.return_memory_of_loading(torch.device("meta"), 1)
+    sizing.settle_heap(torch.device("meta"), 1)
     assert len(devices) == 1
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+def test_memory_that_steps_free_is_not_touched_for_the_first_time_again() -> None:
+    """In a process of its own, since the C library's settings are the process's."""
+    code = """
+import resource, torch
+from llmstack_model_runner.memory import sizing
+sizing.settle_heap(torch.device("cpu"), 0)
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.ones(1 << 21)  # 8 MiB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) < 100  # 16,384 if each were returned

@@ -25,8 +25,9 @@ from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.numeric_contract import HOLDS, describe_numeric_contract
-from llmstack_model_runner.steps.cpu_graphs import DecodeOutput
-from llmstack_model_runner.steps.prepare_inputs import ModelInputs
+from llmstack_model_runner.steps.cpu_graphs import GraphRunner
+from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
+from llmstack_model_runner.steps.prepare_inputs import prepare_inputs
 from llmstack_model_runner.testing import StepDriver, write_random_weights
 from llmstack_types import ModelRunnerConfig, SamplingParams
 
@@ -135,12 +136,11 @@ class Recorder(CausalLM):
         """The model's."""
         return self._model.compute_logits(hidden)
 
-    def keep_repeated(
-        self, run: Callable[[ModelInputs, int], DecodeOutput | None], inputs: ModelInputs, num_adapted: int = 0
-    ) -> Any:
+    def keep_repeated(self, graphs: GraphRunner, batch: InputBatch, step: StepRows, num_adapted: int = 0) -> Any:
         """Runs a step of decodes that may be repeated natively, past `forward`."""
-        decoded = run(inputs, num_adapted)
+        decoded = GraphRunner.run(graphs, batch, step, num_adapted)
         if decoded is not None:
+            inputs = prepare_inputs(batch, step, torch.device("cpu"))
             self._keep(inputs.token_ids, inputs.attention_metadata, decoded.logits.clone())
         return decoded
 
@@ -182,7 +182,7 @@ class Subject:
         steps: Any = self.runner._steps
         recorder = steps._model = Recorder(steps._model, num_blocks, self._block_size)
         if steps._graphs is not None:
-            steps._graphs.run = partial(recorder.keep_repeated, steps._graphs.run)
+            steps._graphs.run = partial(recorder.keep_repeated, steps._graphs)
         yield StepDriver(self.runner, num_blocks), recorder
 
 

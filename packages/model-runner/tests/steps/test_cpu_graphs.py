@@ -15,11 +15,11 @@ from llmstack_types import ModelRunnerConfig, SamplingParams
 pytestmark = pytest.mark.skipif(
     not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
 )
-NUM_BLOCKS = 64
+NUM_BLOCKS = 150
 
 
 def make_driver(folder: Path, **options: object) -> tuple[ModelRunner, StepDriver]:
-    config = ModelRunnerConfig(str(folder), max_model_len=64, block_size=4, max_num_seqs=40, **options)
+    config = ModelRunnerConfig(str(folder), max_model_len=64, block_size=4, max_num_seqs=140, **options)
     runner = ModelRunner(config)
     runner.load_model()
     runner.initialize_kv_cache(NUM_BLOCKS)
@@ -100,9 +100,9 @@ def test_large_batches_are_not_captured(tmp_path: Path) -> None:
     outputs = []
     for enforce_eager in (True, False):
         _, driver = make_driver(tmp_path, enforce_eager=enforce_eager)
-        for index in range(35):
-            driver.add(f"r{index}", [index, 2], SamplingParams(temperature=0.0))
-        outputs.append(driver.run(3))
+        for index in range(135):
+            driver.add(f"r{index}", [index % 90, 2], SamplingParams(temperature=0.0))
+        outputs.append(driver.run(2))
     assert outputs[0] == outputs[1]
 
 

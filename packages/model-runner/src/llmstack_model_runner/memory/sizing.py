@@ -15,6 +15,10 @@ from llmstack_types import KVCacheSpec, ModelRunnerConfig
 _MAX_HOST_KV_BYTES = 4 << 30
 _HOST_SHARE = 0.4
 MIN_TRIMMED_BYTES = 64 << 20
+MAX_FREE_HEAP_BYTES = 128 << 20
+"""Freed memory that a CPU's steps keep for the next ones."""
+_LARGEST_HEAP_PIECE_BYTES = 32 << 20  # glibc allows no more
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LOGITS_COPIES = 4
 """Number of float32 tensors of the size of the logits that the sampler holds at once."""
 
@@ -49,10 +53,19 @@ def return_freed_memory(device: torch.device) -> None:
         libc.malloc_trim(0)
 
 
-def return_memory_of_loading(device: torch.device, num_weight_bytes: int) -> None:
-    """Returns what packing on a CPU has freed: 97 MiB for GPT-2's shape. Small models leave little."""
-    if device.type == "cpu" and num_weight_bytes >= MIN_TRIMMED_BYTES:
+def settle_heap(device: torch.device, num_weight_bytes: int) -> None:
+    """Returns to the system what loading on a CPU has freed, and keeps what the operations of steps will free.
+
+    Packing GPT-2's shape frees 97 MiB; small models leave little. Memory of activations that were returned after each
+    operation would be touched for the first time again: 20 MB and 5 % of the time, for a prompt of 900 tokens.
+    """
+    if device.type != "cpu":
+        return
+    if num_weight_bytes >= MIN_TRIMMED_BYTES:
         return_freed_memory(device)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc's
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_PIECE_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, MAX_FREE_HEAP_BYTES)
 
 
 def working_bytes(max_num_batched_tokens: int, max_num_logits: int, vocab_size: int, token_bytes: int) -> int:

@@ -11,16 +11,16 @@ import torch
 from llmstack_kernels.argmax import argmax
 from llmstack_kernels.native import library
 from llmstack_kernels.native.capture import Arena, CapturedCalls, CaptureError, capture
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
 from llmstack_model_runner.layers.sharding import StageLinks
 from llmstack_model_runner.models.base import CausalLM, KVCaches
 from llmstack_model_runner.sampling import SamplerOutput
-from llmstack_model_runner.steps.prepare_inputs import ModelInputs
+from llmstack_model_runner.steps.decode_buffers import DecodeBuffers
+from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 
 logger = logging.getLogger(__name__)
 
 # With more rows, Python's time between operations is negligible.
-_MAX_NUM_ROWS = 32
+_MAX_NUM_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class DecodeOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A captured step: inputs are written to `inputs`, and a replay writes its results to `output`."""
+    """A captured step: inputs are written to `buffers`, and a replay writes its results to `output`."""
 
-    inputs: ModelInputs
+    buffers: DecodeBuffers
     output: DecodeOutput
     calls: CapturedCalls
 
-    def run(self, inputs: ModelInputs) -> DecodeOutput:
-        _copy_inputs(inputs, self.inputs)
+    def run(self, batch: InputBatch, step: StepRows) -> DecodeOutput:
+        self.buffers.fill(batch, step)
         self.calls.replay()
         return self.output
 
@@ -83,19 +83,19 @@ class GraphRunner:
         """Whether decode steps of so many rows are replayed, as far as is known."""
         return not self._reason_for_none and num_rows <= _MAX_NUM_ROWS
 
-    def run(self, inputs: ModelInputs, num_adapted: int = 0) -> DecodeOutput | None:
-        """Runs a step in which each row computes one token and samples; None if the step cannot be captured.
+    def run(self, batch: InputBatch, step: StepRows, num_adapted: int = 0) -> DecodeOutput | None:
+        """Runs a step in which each row computes its last token and samples; None if the step cannot be captured.
 
         `num_adapted`: Layers that adapters update; 0 if no row has one. Factors are read when a step is replayed.
         """
-        num_rows = len(inputs.sampling_indices)
-        if self._reason_for_none or len(inputs.token_ids) != num_rows or not 0 < num_rows <= _MAX_NUM_ROWS:
-            return None
+        num_rows = len(step.rows)
         graph = self._graphs.get((num_rows, num_adapted))
         if graph is not None:
-            return graph.run(inputs)
+            return graph.run(batch, step)
+        if not self.can_run(num_rows):
+            return None
         try:
-            graph = self._capture(inputs)
+            graph = self._capture(batch, step)
         except CaptureError as error:
             self._reason_for_none = str(error)
             logger.info("decode steps are not captured: %s", error)
@@ -112,50 +112,12 @@ class GraphRunner:
             return f"not captured: {self._reason_for_none}"
         return f"captured and replayed natively up to {_MAX_NUM_ROWS} rows"
 
-    def _capture(self, inputs: ModelInputs) -> _Graph:
-        own = _make_inputs(len(inputs.token_ids), self._max_num_blocks, inputs.attention_metadata)
-        _copy_inputs(inputs, own)
+    def _capture(self, batch: InputBatch, step: StepRows) -> _Graph:
+        buffers = DecodeBuffers(batch, len(step.rows), self._max_num_blocks)
+        buffers.fill(batch, step)
+        own = buffers.inputs
         with capture(self._arena) as calls:
             hidden = self._model.forward(own.token_ids, own.positions, own.attention_metadata, self._kv_caches)
             logits = self._model.compute_logits(hidden) if self._has_head else hidden
             output = DecodeOutput(logits, *argmax(logits)) if self._has_head else DecodeOutput(logits, logits, logits)
-        return _Graph(own, output, calls)
-
-
-def _make_inputs(num_rows: int, max_num_blocks: int, like: AttentionMetadata) -> ModelInputs:
-    """Buffers for the inputs of a decode step; the lists only state that every row has one token."""
-    layer_to_group = like.layer_to_group
-    ones = torch.ones(num_rows, dtype=torch.int64)
-    query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32)
-    tables = [
-        GroupTables(torch.zeros(num_rows, max_num_blocks, dtype=torch.int32), ones.clone())
-        for _ in like.groups or (None,)
-    ]
-    metadata = AttentionMetadata(
-        query_start_loc=query_start_loc,
-        seq_lens=ones.int(),
-        block_tables=tables[0].block_tables,
-        slot_mapping=tables[0].slot_mapping,
-        query_start_loc_list=query_start_loc.tolist(),
-        seq_lens_list=ones.tolist(),
-        max_query_len=1,
-        max_seq_len=1,
-    )
-    return ModelInputs(
-        token_ids=ones.clone(),
-        positions=ones.clone(),
-        attention_metadata=metadata.with_groups(tables, layer_to_group),
-        logits_indices=ones,
-        sampling_indices=ones.numpy(),
-        query_start_loc=query_start_loc.numpy(),
-    )
-
-
-def _copy_inputs(source: ModelInputs, target: ModelInputs) -> None:
-    given, own = source.attention_metadata, target.attention_metadata
-    target.token_ids.copy_(source.token_ids)
-    target.positions.copy_(source.positions)
-    own.seq_lens.copy_(given.seq_lens)
-    for from_group, to_group in zip(given.groups or (given,), own.groups or (own,), strict=True):
-        to_group.slot_mapping.copy_(from_group.slot_mapping)
-        to_group.block_tables[:, : from_group.block_tables.shape[1]].copy_(from_group.block_tables)
+        return _Graph(buffers, output, calls)

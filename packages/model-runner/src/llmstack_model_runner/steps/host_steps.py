@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from llmstack_model_runner.steps.computation import (
 from llmstack_model_runner.steps.cpu_graphs import DecodeOutput, GraphRunner
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.output import PendingOutput, PendingStep
-from llmstack_model_runner.steps.prepare_inputs import ModelInputs, prepare_inputs
+from llmstack_model_runner.steps.prepare_inputs import ModelInputs, all_sample, prepare_inputs
 from llmstack_model_runner.steps.prompt_embeds import Replaced, find_vectors, replacing
 from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_types import SchedulerOutput
@@ -96,38 +96,58 @@ class HostSteps:
 
     def run(self, step: StepRows, token_masks: MakeTokenMasks | None = None) -> PendingStep:
         """Computes rows that the batch contains."""
-        batch, adapters = self._batch, self._adapters
-        decodes = self._split_drafts(step) if step.num_drafts.any() else None
-        with self._timing.phase("prepare"):
-            inputs = prepare_inputs(batch, decodes or step, self._device)
-            num_adapted = 0
-            if adapters is not None:
-                num_adapted = adapters.begin_step(batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
-            vectors = self._find_vectors(decodes or step, inputs) if batch.prompt_embeds else None
-        with self._timing.phase("forward"), replacing(self._token_table, vectors) if vectors else nullcontext():
-            decoded = None if vectors is not None else self._repeat_decode(inputs, num_adapted)
-            if decodes is not None:
-                inputs = self._join_drafts(step, inputs, is_computed=decoded is not None)
-            if decoded is not None:
-                computed = Computed(decoded.logits if self._has_head else None)
-            elif self._has_head:
-                select_rows = adapters.select_rows if adapters is not None and num_adapted else None
-                computed = compute(self._model, batch, step, inputs, self._kv_caches, self._label_head, select_rows)
-            else:
-                computed = compute_stage(self._model, inputs, self._kv_caches)
-        with self._timing.phase("sample"):
+        batch, timing, adapters = self._batch, self._timing, self._adapters
+        num_adapted = 0
+        if adapters is not None:
+            num_adapted = adapters.begin_step(batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
+        with timing.forward:
+            decoded = self._repeat_decode(step, num_adapted)
+        if decoded is None:
+            sampling_indices, computed = self._compute(step, num_adapted)
+        else:
+            sampling_indices = np.arange(len(step.rows))
+            computed = Computed(decoded.logits if self._has_head else None)
+        with timing.sample:
             sampled: SamplerOutput | None = None
-            is_greedy = token_masks is None and batch.sampling.is_all_greedy
-            if decoded is not None and self._has_head and is_greedy:
+            if decoded is not None and self._has_head and token_masks is None and batch.sampling.is_all_greedy:
                 sampled = decoded.greedy_choice()
             elif computed.logits is not None:
-                indices = inputs.sampling_indices
-                bitmask = None if token_masks is None else make_bitmask(step, indices, token_masks)
-                sampled = sample_on_host(self._sampler, batch, step, indices, computed.logits, bitmask)
-        self._timing.note_step(len(inputs.token_ids))
+                bitmask = None if token_masks is None else make_bitmask(step, sampling_indices, token_masks)
+                sampled = sample_on_host(self._sampler, batch, step, sampling_indices, computed.logits, bitmask)
+        timing.note_step(step.num_tokens)
         if not self._has_head:
-            self._unsampled.append(_UnsampledStep(step.rows, batch.generations[step.rows], inputs.sampling_indices))
-        return PendingStep(batch, step, inputs.sampling_indices, sampled, computed.prompt_logprobs, computed.pooled)
+            self._unsampled.append(_UnsampledStep(step.rows, batch.generations[step.rows], sampling_indices))
+        return PendingStep(batch, step, sampling_indices, sampled, computed.prompt_logprobs, computed.pooled)
+
+    def _repeat_decode(self, step: StepRows, num_adapted: int) -> DecodeOutput | None:
+        """Results of a replayed decode step that updates so many layers; None for steps that cannot be replayed.
+
+        Draft tokens are rows of their own in it.
+        """
+        batch, graphs = self._batch, self._graphs
+        if graphs is None or not graphs.can_run(step.num_tokens):
+            return None
+        if batch.num_prompt_logprobs or batch.pooling.row_to_params:
+            return None
+        if batch.prompt_embeds and (step.num_computed_tokens < batch.num_prompt_tokens[step.rows]).any():
+            return None  # a row may have a vector in place of its token
+        decodes = step if step.num_tokens == len(step.rows) else step.split_drafts()
+        if decodes is None or not all_sample(batch, decodes):
+            return None
+        return graphs.run(batch, decodes, num_adapted)
+
+    def _compute(self, step: StepRows, num_adapted: int) -> tuple[IntArray, Computed]:
+        """The rows of the step that sample, and the results of its forward pass."""
+        batch, timing, adapters = self._batch, self._timing, self._adapters
+        with timing.prepare:
+            inputs = prepare_inputs(batch, step, self._device)
+            vectors = self._find_vectors(step, inputs) if batch.prompt_embeds else None
+        with timing.forward, replacing(self._token_table, vectors) if vectors else nullcontext():
+            if not self._has_head:
+                return inputs.sampling_indices, compute_stage(self._model, inputs, self._kv_caches)
+            select_rows = adapters.select_rows if adapters is not None and num_adapted else None
+            computed = compute(self._model, batch, step, inputs, self._kv_caches, self._label_head, select_rows)
+        return inputs.sampling_indices, computed
 
     def append_tokens(self, sampled_token_ids: Sequence[Sequence[int]] | None) -> None:
         """Appends what the stage with the head has sampled, in the oldest step whose tokens this stage does not have.
@@ -150,27 +170,9 @@ class HostSteps:
         """Description of how decode steps are run; empty if there are no graphs."""
         return "" if self._graphs is None else self._graphs.describe()
 
-    def _split_drafts(self, step: StepRows) -> StepRows | None:
-        """Draft tokens as rows of a decode step, where that can be replayed; None otherwise."""
-        if self._graphs is None or not self._graphs.can_run(int(step.num_scheduled_tokens.sum())):
-            return None
-        return step.split_drafts()
-
-    def _join_drafts(self, step: StepRows, inputs: ModelInputs, is_computed: bool) -> ModelInputs:
-        """The inputs with the rows of the step again, for sampling alone where the logits `is_computed`."""
-        if not is_computed:
-            return prepare_inputs(self._batch, step, self._device)
-        return replace(inputs, sampling_indices=np.arange(len(step.rows)))
-
     def _find_vectors(self, step: StepRows, inputs: ModelInputs) -> Replaced | None:
         """The vectors that replace tokens of the step; None where there are none."""
         table = self._token_table
         if table is None:
             return None
         return find_vectors(self._batch, step, inputs.query_start_loc, table.size, table.weight.dtype)
-
-    def _repeat_decode(self, inputs: ModelInputs, num_adapted: int) -> DecodeOutput | None:
-        """Results of a replayed decode step that updates so many layers; None for steps that cannot be replayed."""
-        if self._graphs is None or self._batch.num_prompt_logprobs or self._batch.pooling.row_to_params:
-            return None
-        return self._graphs.run(inputs, num_adapted)

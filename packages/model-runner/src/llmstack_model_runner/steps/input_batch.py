@@ -27,6 +27,7 @@ class StepRows:
         num_computed_tokens: Tokens of each row whose KV exists before the step.
         num_scheduled_tokens: Tokens of each row in this step, drafts included; at least 1.
         num_drafts: Draft tokens of each row, stored in the batch after the known tokens.
+        num_tokens: Scheduled tokens of all rows.
     """
 
     request_ids: list[str]
@@ -34,6 +35,7 @@ class StepRows:
     num_computed_tokens: IntArray  # [num_rows]
     num_scheduled_tokens: IntArray  # [num_rows]
     num_drafts: IntArray  # [num_rows]
+    num_tokens: int
 
     def split_drafts(self) -> StepRows | None:
         """The same tokens as one row each, all of which decode; None if a row computes more than a token and drafts.
@@ -50,6 +52,7 @@ class StepRows:
             num_computed_tokens=np.repeat(self.num_computed_tokens, num_tokens) + num_before,
             num_scheduled_tokens=np.ones_like(num_before),
             num_drafts=num_before,
+            num_tokens=self.num_tokens,
         )
 
 
@@ -237,6 +240,7 @@ class InputBatch:
             num_computed_tokens=np.array([request.num_computed_tokens for request in scheduled], dtype=np.int64),
             num_scheduled_tokens=np.array([request.num_scheduled_tokens for request in scheduled], dtype=np.int64),
             num_drafts=np.array([len(request.draft_token_ids) for request in scheduled], dtype=np.int64),
+            num_tokens=sum([request.num_scheduled_tokens for request in scheduled]),
         )
         if len(set(step.request_ids)) != len(step.request_ids):
             raise InputBatchError("a request is scheduled twice in one step")

@@ -88,6 +88,8 @@ class PendingStep:
     ) -> IntArray:
         """Adds the tokens to the batch; returns the row of the step for each token, -1 for dropped ones."""
         token_ids, is_good = sampled.token_ids.numpy(), sampled.is_good.numpy()
+        if self.reservation is None and not self.step.num_drafts.any() and is_good.all():
+            return self._append_all(token_ids, sampled_token_ids)
         # A failed row gets a token too, since the next step may be scheduled for it already.
         good_token_ids = np.where(is_good, token_ids, 0)
         num_drafts = self.step.num_drafts[self.sampling_indices]
@@ -109,6 +111,14 @@ class PendingStep:
         for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):
             if index >= 0 and self.step.request_ids[index] not in errors:
                 sampled_token_ids[index].append(token_id)
+        return indices
+
+    def _append_all(self, token_ids: IntArray, sampled_token_ids: list[list[int]]) -> IntArray:
+        """Adds one good token per sampling row, as most steps do."""
+        indices = self.sampling_indices
+        self.batch.append_tokens(self.step.rows[indices], token_ids)
+        for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):
+            sampled_token_ids[index].append(token_id)
         return indices
 
     def _verify(self, token_ids: IntArray, is_good: npt.NDArray[np.bool_], num_drafts: IntArray) -> IntArray:

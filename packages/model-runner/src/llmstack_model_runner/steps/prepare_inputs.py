@@ -85,6 +85,12 @@ def find_sampling_rows(batch: InputBatch, step: StepRows) -> IntArray:
     return np.flatnonzero(is_sampling)
 
 
+def all_sample(batch: InputBatch, step: StepRows) -> bool:
+    """Whether each row of the step reaches its last known token, in a batch without rows that are pooled."""
+    ends = step.num_computed_tokens + step.num_scheduled_tokens
+    return bool((ends == batch.num_tokens[step.rows] + step.num_drafts).all())
+
+
 def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> ModelInputs:
     """Tensors of a step of at least one row whose tokens are all known on the host."""
     layout = lay_out(batch, step)

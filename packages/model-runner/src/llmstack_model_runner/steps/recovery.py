@@ -102,9 +102,8 @@ class StepRecovery:
             if isinstance(error, InputBatchError) or is_device_failure(error):
                 raise
             is_memory = is_out_of_memory(error)
-            num_tokens = int(step.num_scheduled_tokens.sum())
             logger.warning(
-                "%d rows of %d tokens could not be computed: %s", len(step.rows), num_tokens, _first_line(error),
+                "%d rows of %d tokens could not be computed: %s", len(step.rows), step.num_tokens, _first_line(error),
                 exc_info=not is_memory,
             )  # fmt: skip
         batch.pooling.row_to_partial = partials
@@ -130,6 +129,7 @@ def _take(step: StepRows, indices: IntArray | list[int]) -> StepRows:
         num_computed_tokens=step.num_computed_tokens[chosen],
         num_scheduled_tokens=step.num_scheduled_tokens[chosen],
         num_drafts=step.num_drafts[chosen],
+        num_tokens=int(step.num_scheduled_tokens[chosen].sum()),
     )
 
 

@@ -43,7 +43,7 @@ class FetchedSample:
 
     def on_host(self) -> SamplerOutput:
         """Blocks until this step's results are on the host; later work continues."""
-        with self.timing.phase("wait"):
+        with self.timing.wait:
             results, *tensors = self.fetched.wait()
         logprobs = None if self.logprobs is None else self.logprobs.elsewhere(tensors)
         return SamplerOutput(results.long(), results >= 0, self.logprob_rows, logprobs)
@@ -158,12 +158,12 @@ class DeviceSteps:
     def _run(self, step: StepRows, token_masks: MakeTokenMasks | None) -> PendingStep:
         indices = find_sampling_rows(self._batch, step)
         rows = step.rows[indices]
-        with self._timing.phase("prepare"):
+        with self._timing.prepare:
             is_refused = self._device_sampler.refused(rows)
             if is_refused.any():
                 self._read(0)  # the host's sampler needs all earlier tokens
             self._rows.update(step.rows, rows)
-        self._timing.note_step(int(step.num_scheduled_tokens.sum()))
+        self._timing.note_step(step.num_tokens)
         is_adapted = self._adapters is not None and bool(
             self._adapters.begin_step(self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
         )
@@ -183,10 +183,10 @@ class DeviceSteps:
     ) -> PendingStep | None:
         rows, indices = step.rows, np.arange(len(step.rows))
         if token_masks is None and not is_refused.any() and not self._device_sampler.has_logprobs(rows):
-            with self._timing.phase("forward"):
+            with self._timing.forward:
                 results = graphs.sample(rows, self._device_sampler.update(rows))
             return None if results is None else self._finish(step, indices, results)
-        with self._timing.phase("forward"):
+        with self._timing.forward:
             decoded = graphs.compute_logits(rows)
         if decoded is None:
             return None
@@ -195,9 +195,9 @@ class DeviceSteps:
     def _run_eagerly(
         self, step: StepRows, is_refused: npt.NDArray[np.bool_], token_masks: MakeTokenMasks | None
     ) -> PendingStep:
-        with self._timing.phase("prepare"):
+        with self._timing.prepare:
             inputs = prepare_device_inputs(self._batch, step, self._rows.states, self._staging)
-        with self._timing.phase("forward"):
+        with self._timing.forward:
             select_rows = None if self._adapters is None else self._adapters.select_rows
             computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None, select_rows)
         indices = inputs.model.sampling_indices
@@ -216,7 +216,7 @@ class DeviceSteps:
         if computed.logits is None:
             empty = np.zeros(0, dtype=np.int64)
             return PendingStep(self._batch, step, empty, None, computed.prompt_logprobs, computed.pooled)
-        with self._timing.phase("sample"):
+        with self._timing.sample:
             bitmask = None if token_masks is None else make_bitmask(step, indices, token_masks)
             choice = self._choose(step, indices, computed.logits, device_rows, is_refused, bitmask)
             if step.num_drafts.any():
