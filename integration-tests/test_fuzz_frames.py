@@ -51,5 +51,5 @@ def test_an_output_that_no_message_can_carry_ends_its_request_alone(fuzz: Any, m
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
 def test_more_frames_with_other_seeds(fuzz: Any, tmp_path: Path, seed: int) -> None:
-    write_gpt2_checkpoint(tmp_path)
+    write_gpt2_checkpoint(tmp_path, n_head=4 if seed % 2 else 2)  # PyTorch attends with heads of 8, native code with 16
     assert fuzz.run(fuzz.config_for(str(tmp_path)), 5_000, seed=seed, vocab_size=97) == []

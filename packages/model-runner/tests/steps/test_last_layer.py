@@ -13,8 +13,9 @@ from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models.numeric_contract import HOLDS
 from llmstack_model_runner.steps import computation
-from llmstack_model_runner.testing import StepDriver, write_random_weights
+from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint, write_random_weights
 from llmstack_types import ModelRunnerConfig, SamplingParams
+from llmstack_types.vocabulary import KVCacheDType
 
 NUM_BLOCKS = 64
 BASE: dict[str, Any] = {
@@ -90,3 +91,31 @@ def test_omitted_tokens_change_no_logits(
     assert num_states == [20, 102, 46]
     assert len(few) == len(whole) == 2
     assert all(torch.equal(*pair) for pair in zip(few, whole, strict=True))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("num_heads", [3, 6])
+def test_log_probabilities_of_another_prompt_change_no_logits(
+    num_heads: int, kv_cache_dtype: KVCacheDType, tmp_path: Path
+) -> None:
+    """With 6 heads of 8 PyTorch attends, whose bits for one token are not those for several of a row."""
+    write_gpt2_checkpoint(tmp_path, n_embd=48, n_head=num_heads)
+    config = ModelRunnerConfig(
+        str(tmp_path), dtype="float32", max_model_len=100, max_num_seqs=2, block_size=16, device="cpu",
+        kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
+    runner = ModelRunner(config)
+    runner.load_model()
+    runner.initialize_kv_cache(NUM_BLOCKS)
+    found = []
+    for count in (None, 0):
+        driver = StepDriver(runner, NUM_BLOCKS)
+        for length in (3, 9, 30):
+            prompt = [(7 * i + length) % 97 for i in range(length)]
+            driver.add("own", prompt, SamplingParams(temperature=0.0, logprobs=5))
+            driver.add("other", prompt[:2], SamplingParams(temperature=0.0, prompt_logprobs=count))
+            found.append(driver.step({"own": length, "other": 2}).logprobs["own"])
+            driver.remove("own")
+            driver.remove("other")
+        driver.step({})
+    assert found[:3] == found[3:]

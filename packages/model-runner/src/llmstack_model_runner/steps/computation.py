@@ -9,9 +9,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from llmstack_kernels.float8_cache import STORED_TYPE
 from llmstack_model_runner.models import CausalLM, Encoder, Model
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
+from llmstack_model_runner.models.numeric_contract import HOLDS, describe_numeric_contract
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import Sampler, SamplerOutput, TokenBitmask
 from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
@@ -47,7 +49,7 @@ def compute(
 
     Where these are logits alone, the last layer computes the tokens that need them, besides all keys and values.
     """
-    if select_rows is None and _needs_few_tokens(model, batch, inputs):
+    if select_rows is None and _needs_few_tokens(model, batch, inputs) and _is_batch_invariant(model, kv_caches):
         return Computed(_logits_of(model, _forward(model, _omit_tokens(step, inputs), kv_caches), None, None))
     hidden = _forward(model, inputs, kv_caches)
     prompt_logprobs: Sequence[PromptLogprobs] = ()
@@ -104,6 +106,16 @@ def _needs_few_tokens(model: Model, batch: InputBatch, inputs: ModelInputs) -> b
     is_possible = isinstance(model, CausalLM) and model.can_omit_tokens and inputs.token_ids.device.type == "cpu"
     has_other_use = batch.num_prompt_logprobs or batch.pooling.row_to_params
     return is_possible and not has_other_use and 0 < len(inputs.logits_indices) < len(inputs.token_ids)
+
+
+def _is_batch_invariant(model: Model, kv_caches: KVCaches) -> bool:
+    """Whether a token has the same bits with any others beside it in its layer.
+
+    Elsewhere tokens are not omitted: PyTorch's attention has other bits for one token than for several of a row, and
+    whether tokens are omitted depends on the other requests of the step.
+    """
+    dtype = kv_caches[0][0].dtype  # the model's, or of 8 bits
+    return dtype != STORED_TYPE and describe_numeric_contract(model, dtype, torch.device("cpu")) == HOLDS
 
 
 def _omit_tokens(step: StepRows, inputs: ModelInputs) -> ModelInputs:
