@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from llmstack_kernels.linear import linear
-from llmstack_kernels.linear.configurations import FORMATS, Configuration, candidates
-from llmstack_kernels.linear.packed_formats import pack_chunks
-from llmstack_kernels.linear.quantization import quantize
+from llmstack_kernels.linear.configurations import CHUNK_SIZES, FORMATS, Configuration, candidates
+from llmstack_kernels.linear.packed_formats import pack_chunks, pack_stored_chunks
+from llmstack_kernels.linear.quantization import QUANTIZATIONS, quantize
 from llmstack_kernels.linear.triton import TritonLinear
 from report.bench import Bench
 from report.floors import LLAMA_1B, LLAMA_8B
@@ -71,8 +71,22 @@ def _weights(bench: Bench, layer: Layer, weight_format: str) -> list[Weight]:
     shape = (weight.shape[0], weight.shape[1])
     if weight_format == "plain":
         return [(shape, weight.clone(), None) for _ in range(num_copies(bench, weight.nbytes))]
-    stored, scales = pack_chunks(quantize(weight, weight_format))
+    stored, scales = _pack(weight, weight_format)
     return [(shape, stored.clone(), scales) for _ in range(num_copies(bench, stored.nbytes))]
+
+
+def _pack(weight: torch.Tensor, weight_format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers and scales in a format that is rounded to, or in one of checkpoints."""
+    if weight_format in QUANTIZATIONS:
+        return pack_chunks(quantize(weight, weight_format))
+    stored = quantize(weight, "int4" if weight_format == "int4_zeros" else "fp8").stored()
+    if weight_format == "fp8_block":
+        size = CHUNK_SIZES[weight_format]
+        stored = replace(stored, scales=stored.scales.repeat(1, -(-weight.shape[1] // size)), group_size=size)
+    packed = pack_stored_chunks(stored)
+    if packed is None or packed[0] != weight_format:
+        raise ValueError(f"no weight of {tuple(weight.shape)} is stored as {weight_format}.")
+    return packed[1:]
 
 
 def _measure(bench: Bench, weights: list[Weight], weight_format: str, cut: Configuration) -> Measured:

@@ -82,8 +82,8 @@ def run_quantized(bench: Bench) -> None:
 
 
 def make_weight(bench: Bench, layer: Layer) -> torch.Tensor:
-    """Random, as it would be loaded; a smoke run has a small one."""
-    shape = bench.pick((layer.out_features, layer.in_features), (48, 64))
+    """Random, as it would be loaded; a smoke run has a small one of two blocks."""
+    shape = bench.pick((layer.out_features, layer.in_features), (48, 192))
     return 0.02 * torch.randn(shape, dtype=bench.dtype, device=bench.device)
 
 
