@@ -23,6 +23,7 @@ from llmstack_engine_core.step_log.encoding import encode_header, put_checkpoint
 from llmstack_engine_core.step_log.packing import pack, unpack
 from llmstack_engine_core.step_log.records import Checkpoint
 from llmstack_engine_core.step_log.seek import LogFile
+from llmstack_types import RequestNote
 
 LIMITS = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64, max_loras=1)
 
@@ -73,7 +74,7 @@ def test_what_another_engine_core_had_generated_is_no_prompt(
     add(core, "other", 8, first=99)
     run(core)
     decoded = decode_recent_steps(unpack(pack(encode_recent_steps(core.recent_steps(0))), list))
-    assert decoded.resumed_tokens == {"r": 3}
+    assert decoded.notes == {"r": RequestNote(num_resumed_tokens=3)}
     found = explain(decoded, "r")
     assert (found.facts["prompt_tokens"], found.facts["resumed_tokens"]) == (8, 3)
     text = " ".join(found.sentences)

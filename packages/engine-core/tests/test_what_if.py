@@ -20,10 +20,11 @@ from llmstack_engine_core.explain import (
     workload_of_steps,
 )
 from llmstack_engine_core.explain.what_if import MAX_ROWS_IN_ALL, Times, Work, run_again
-from llmstack_engine_core.explain.workload import Workload
+from llmstack_engine_core.explain.workload import Arrival, Workload
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, step_work
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
 from llmstack_engine_core.step_log import RecordedRun, read_step_log
+from llmstack_engine_core.step_log.records import RequestAdded
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams, SchedulerOutput
 
 LIMITS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 16}
@@ -269,23 +270,31 @@ def with_deadline(path: Path, given_s: float, *, has_long_prompt: bool = True) -
     scheduler, cache = run.header.configs()
     log = steps_of_log(run, 10_000)
     made = explain(log, "r")
-    add_deadline(made, run, log, scheduler, cache)
+    (request,) = [
+        one.request for one in run.events() if isinstance(one, RequestAdded) and one.request.request_id == "r"
+    ]
+    add_deadline(made, log, Arrival(request, 0.0), scheduler, cache)
     return made
+
+
+def deadline_sentence(found: Explanation) -> str:
+    (sentence,) = [one for one in found.sentences if "deadline" in one]
+    return sentence
 
 
 def test_a_deadline_that_cannot_be_met_is_named(tmp_path: Path) -> None:
     # Four steps of 16 tokens take 104 ms, whatever else there is.
     found = with_deadline(tmp_path / "steps.log", 0.05)
     assert (found.facts["deadline"], found.facts["deadline_ms"]) == ("unreachable", 50.0)
-    assert found.sentences[-1].startswith("Its deadline of 50 ms could not be met: by estimate, even alone ")
+    assert deadline_sentence(found).startswith("Its deadline of 50 ms could not be met: by estimate, even alone ")
 
 
 def test_a_deadline_that_others_made_it_miss_is_distinguished(tmp_path: Path) -> None:
     found = with_deadline(tmp_path / "steps.log", 0.3)
     assert found.facts["deadline"] == "missed"
-    assert found.sentences[-1].startswith("It missed its deadline of 300 ms: by estimate, alone the 4 tokens ")
+    assert deadline_sentence(found).startswith("It missed its deadline of 300 ms: by estimate, alone the 4 tokens ")
 
 
 def test_a_deadline_that_was_met_is_one_sentence(tmp_path: Path) -> None:
     found = with_deadline(tmp_path / "steps.log", 0.3, has_long_prompt=False)
-    assert (found.facts["deadline"], found.sentences[-1]) == ("met", "It met its deadline of 300 ms.")
+    assert (found.facts["deadline"], deadline_sentence(found)) == ("met", "It met its deadline of 300 ms.")

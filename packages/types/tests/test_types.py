@@ -23,6 +23,7 @@ from llmstack_types import (
     LoRAIdentity,
     Operation,
     RequestEvent,
+    RequestNote,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
@@ -39,8 +40,8 @@ from llmstack_types.vocabulary import LoggingLevel, LogLevel, words_of
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
-    BlockEviction, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity, RequestEvent, ScheduledRequest,
-    SchedulerStats, ShadowFigures, ShadowReport, StepPhases, StepRecord, StepRecording, TokenLogprobs,
+    BlockEviction, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity, RequestEvent, RequestNote,
+    ScheduledRequest, SchedulerStats, ShadowFigures, ShadowReport, StepPhases, StepRecord, StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.

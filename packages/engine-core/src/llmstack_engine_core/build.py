@@ -86,7 +86,8 @@ def build_engine_core(
 def _build_with_runner(
     config: EngineConfig, runner: ModelRunner, timer: PhaseTimer, event_hooks: Sequence[EventHook]
 ) -> EngineCore:
-    recorder = StepRecorder(config.num_recorded_steps) if config.num_recorded_steps else None
+    num_steps = config.num_recorded_steps
+    recorder = StepRecorder(num_steps, begun_s=time.monotonic()) if num_steps else None
     with timer.phase("load_model"):
         runner.load_model()
     with timer.phase("size_kv_cache"):

@@ -15,6 +15,7 @@ from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
     RequestEvent,
+    RequestNote,
     RequestStatus,
     SchedulerOutput,
     StepRecord,
@@ -102,6 +103,14 @@ def _call(method: Callable[..., None], *arguments: Any) -> None:
         logger.exception("an event hook failed")
 
 
+def note_of(request: EngineCoreRequest, begun_s: float) -> RequestNote:
+    """What an explanation needs of a request beside its steps; `begun_s` is when the engine core began."""
+    came_s, deadline_s = request.arrival_time_s, request.deadline_s
+    given_s = 0.0 if deadline_s is None else max(deadline_s - came_s, 0.0)
+    earlier_s = came_s if 0 < came_s < begun_s else 0.0
+    return RequestNote(len(request.output_token_ids), request.lora_name or "", earlier_s, given_s)
+
+
 class StepRecorder(EventHook):
     """Keeps the last steps and events, within bounds.
 
@@ -109,11 +118,17 @@ class StepRecorder(EventHook):
     """
 
     def __init__(
-        self, max_steps: int = 512, max_rows: int = 16_384, max_events: int = 4096, max_tenants: int = 16_384
+        self,
+        max_steps: int = 512,
+        max_rows: int = 16_384,
+        max_events: int = 4096,
+        max_tenants: int = 16_384,
+        begun_s: float = 0.0,
     ) -> None:
         """`max_rows` bounds the rows of all steps together; the last step is kept whatever it has.
 
-        `max_tenants`: The last requests whose tenants are kept.
+        `max_tenants`: The last requests whose tenants, and whose notes, are kept.
+        `begun_s`: When the engine core began.
         """
         self._max_steps = max_steps
         self._max_rows = max_rows
@@ -122,14 +137,16 @@ class StepRecorder(EventHook):
         self._events: deque[RequestEvent] = deque(maxlen=max_events)
         self._max_tenants = max_tenants
         self._id_to_tenant: dict[str, str] = {}
-        self._id_to_resumed: dict[str, int] = {}
+        self._id_to_note: dict[str, RequestNote] = {}
+        self._begun_s = begun_s
 
     def note_request(self, request: EngineCoreRequest) -> None:
-        """Notes the tenant and the earlier tokens of a request; the oldest one over the bound is forgotten."""
+        """Notes the tenant of a request, and what else its steps do not say; the oldest one is forgotten."""
         if request.tenant:
             self._keep(self._id_to_tenant, request.request_id, request.tenant)
-        if request.output_token_ids:
-            self._keep(self._id_to_resumed, request.request_id, len(request.output_token_ids))
+        note = note_of(request, self._begun_s)
+        if any(note):
+            self._keep(self._id_to_note, request.request_id, note)
 
     def _keep(self, id_to_value: dict[str, ValueT], request_id: str, value: ValueT) -> None:
         id_to_value[request_id] = value
@@ -157,9 +174,9 @@ class StepRecorder(EventHook):
         events = [event for event in self._events if event.time_s >= since_s]
         request_ids = {event.request_id for event in events}.union(*[rows.request_ids for _, rows in kept])
         tenants = {request_id: self._tenant_of(request_id) for request_id in request_ids} if self._id_to_tenant else {}
-        resumed = {one: self._id_to_resumed[one] for one in self._id_to_resumed.keys() & request_ids}
+        notes = {one: self._id_to_note[one] for one in self._id_to_note.keys() & request_ids}
         steps = [step for step, _ in kept]
-        return StepRecording(now_s, steps, events, {one: found for one, found in tenants.items() if found}, resumed)
+        return StepRecording(now_s, steps, events, {one: found for one, found in tenants.items() if found}, notes)
 
     def _tenant_of(self, request_id: str) -> str:
         """The tenant of a request, or of the beam search that it is a row of; empty where it is not known."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from llmstack_types.events import (
         BlockEviction,
         RequestEvent,
+        RequestNote,
         RequestStatus,
         StepPhases,
         StepRecord,
@@ -85,6 +86,7 @@ _MODULES = {
     "RankPlacement": "model_runner",
     "RequestEvent": "events",
     "RequestFailedError": "errors",
+    "RequestNote": "events",
     "RepetitionDetectionParams": "sampling_params",
     "RequestOutputKind": "sampling_params",
     "RequestStatus": "events",
@@ -135,6 +137,7 @@ __all__ = [
     "RepetitionDetectionParams",
     "RequestEvent",
     "RequestFailedError",
+    "RequestNote",
     "RequestOutputKind",
     "RequestStatus",
     "SamplingParams",

@@ -82,6 +82,22 @@ class StepRecord(NamedTuple):
     rows: Sequence[ScheduledRequest]
 
 
+class RequestNote(NamedTuple):
+    """What is known of a request beside its steps.
+
+    Attributes:
+        num_resumed_tokens: Tokens of its answer that another engine core had generated.
+        lora_name: Its adapter; empty for none.
+        earlier_s: When it came, if this engine core did not run then, on the clock of its sender; else 0.
+        given_s: The seconds that its client gave it; 0 for no deadline.
+    """
+
+    num_resumed_tokens: int = 0
+    lora_name: str = ""
+    earlier_s: float = 0.0
+    given_s: float = 0.0
+
+
 class StepRecording(NamedTuple):
     """The steps and events that a recorder still has, oldest first.
 
@@ -90,11 +106,11 @@ class StepRecording(NamedTuple):
         steps: The last steps.
         events: The last states that requests entered.
         tenants: Request id to tenant, of the requests that have one and are not too old.
-        resumed_tokens: Request id to the number of tokens of its answer that another engine core had generated.
+        notes: Request id to what else is known of it, where that matters.
     """
 
     now_s: float
     steps: Sequence[StepRecord]
     events: Sequence[RequestEvent]
     tenants: Mapping[str, str] = MappingProxyType({})
-    resumed_tokens: Mapping[str, int] = MappingProxyType({})
+    notes: Mapping[str, RequestNote] = MappingProxyType({})

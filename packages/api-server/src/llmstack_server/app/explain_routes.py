@@ -132,7 +132,7 @@ def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explana
         return answer.log.tenants.get(other) == tenant
 
     engine = state.config.engine
-    limits = Limits(engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len))
+    limits = Limits(engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len), _max_loras(state))
     return explain(answer.log, answer.name, limits, None if tenant is None else is_shown, answer.parts)
 
 
@@ -151,6 +151,12 @@ async def _reader_answer(state: ServerState, name: str) -> float | None:
     return state.slow_readers.waited_s(unquote(name))
 
 
+def _max_loras(state: ServerState) -> int:
+    """Most adapters of a step; 0 for a server without any."""
+    engine = state.config.engine
+    return engine.max_loras if engine.enable_lora else 0
+
+
 def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
     from llmstack_engine_core.explain import add_estimates_of_engine  # late: few requests need it
 
@@ -163,5 +169,6 @@ def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
         "fair_quantum": engine.fair_quantum,
         "long_prefill_token_threshold": engine.long_prefill_token_threshold,
         "max_num_partial_prefills": engine.max_num_partial_prefills,
+        "max_loras": _max_loras(state),
     }
     add_estimates_of_engine(found, answer.log, answer.ready, settings, engine.enable_prefix_caching)

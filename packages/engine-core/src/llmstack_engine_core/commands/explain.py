@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llmstack_engine_core.explain import Explanation
     from llmstack_engine_core.explain.prefixes import TextOf
+    from llmstack_engine_core.explain.workload import Arrival
     from llmstack_engine_core.step_log import Run
+    from llmstack_types import StepRecording
 
 DEFAULT_URL = "http://localhost:8000"
 API_KEY_VARIABLES = ("LLMSTACK_API_KEY", "OPENAI_API_KEY")
@@ -143,17 +145,27 @@ def _from_run(run: Run, request_id: str, text_of: TextOf | None) -> Explanation 
     if not parts:
         return None
     name, _ = last_part(log, parts)
-    made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens), parts=parts)
+    limits = Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_loras)
+    made = explain(log, name, limits, parts=parts)
     made.sentences.extend(run.notes)
     if run.truncated_at is not None:
         made.facts["damaged_at"] = run.truncated_at
         made.sentences.append(f"The log is truncated or damaged after byte {run.truncated_at}: this is of before.")
     add_prefix_match(made, run, log, cache, text_of)
-    add_deadline(made, run, log, scheduler, cache)
+    add_deadline(made, log, _arrival(run, log, name), scheduler, cache)
     add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
     if len(parts) > 1:
         add_parts(made, parts)
     return made
+
+
+def _arrival(run: Run, log: StepRecording, name: str) -> Arrival | None:
+    """The request with its prompt, as a log has it."""
+    from llmstack_engine_core.explain.workload import Arrival
+
+    requests, _ = run.requests_up_to(name, 1)
+    found = next((row.num_computed_tokens for step in log.steps for row in step.rows if row.request_id == name), 0)
+    return Arrival(requests[0], 0.0, num_found_tokens=found) if requests else None
 
 
 def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:

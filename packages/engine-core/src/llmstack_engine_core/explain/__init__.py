@@ -2,9 +2,11 @@
 
 from llmstack_engine_core.explain.answers import first_names, last_part, part_matcher, parts_in
 from llmstack_engine_core.explain.deadlines import add_deadline
-from llmstack_engine_core.explain.estimates import add_estimates, add_estimates_of_engine
-from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, add_parts, explain
+from llmstack_engine_core.explain.estimates import add_estimates
+from llmstack_engine_core.explain.explanation import Explanation, UnknownRequestError, add_parts, explain
 from llmstack_engine_core.explain.prefixes import add_lost_block, add_prefix_match, insert_on_prefix
+from llmstack_engine_core.explain.running import add_estimates_of_engine
+from llmstack_engine_core.explain.waits import Limits
 from llmstack_engine_core.explain.workload import workload_of_log, workload_of_steps
 
 __all__ = [

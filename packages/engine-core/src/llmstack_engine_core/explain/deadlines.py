@@ -7,43 +7,38 @@ from dataclasses import replace
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.explain.estimates import model_of_steps
-from llmstack_engine_core.explain.explanation import Explanation, to_ms, to_text
+from llmstack_engine_core.explain.explanation import Explanation, missed_deadline
 from llmstack_engine_core.explain.what_if import TooMuchError, run_again
+from llmstack_engine_core.explain.wording import to_text
 from llmstack_engine_core.explain.workload import Arrival, Workload
 from llmstack_engine_core.prediction.errors import SimulationError
-from llmstack_engine_core.step_log import Run
-from llmstack_types import EngineCoreRequest, RequestStatus, StepRecording
+from llmstack_types import EngineCoreRequest, StepRecording
 
 
 def add_deadline(
-    made: Explanation, run: Run, log: StepRecording, scheduler: SchedulerConfig, cache: CacheConfig
+    made: Explanation, log: StepRecording, arrival: Arrival | None, scheduler: SchedulerConfig, cache: CacheConfig
 ) -> None:
-    """Adds a sentence on the deadline of the request, if it has one; only a log contains it."""
-    requests, _ = run.requests_up_to(made.request_id, 1)
-    if not requests or requests[0].deadline_s is None:
+    """Says of a request that missed its deadline whether it could have met it alone, by estimate.
+
+    `arrival`: The request, of which the length of its prompt must be known.
+    """
+    if made.facts.get("deadline") != "missed" or arrival is None:
         return
-    request, deadline_s = requests[0], requests[0].deadline_s
-    given_s = deadline_s - request.arrival_time_s
-    made.facts["deadline_ms"] = to_ms(given_s)
-    is_whole = made.facts["status"] not in (None, RequestStatus.FINISHED_ABORTED.value)
-    if is_whole and made.facts["total_ms"] <= to_ms(given_s):
-        made.facts["deadline"] = "met"
-        made.sentences.append(f"It met its deadline of {to_text(given_s)}.")
-        return
-    num_tokens = _num_tokens(log, request) or 1
-    tokens = "its first token takes" if num_tokens == 1 else f"the {num_tokens} tokens that it got take"
-    alone_s = _alone_s(request, num_tokens, log, scheduler, cache)
-    made.facts["deadline"] = "missed" if alone_s is None or alone_s <= given_s else "unreachable"
+    given_s = log.notes[made.request_id].given_s
+    num_tokens = _num_tokens(log, arrival.request) or 1
+    alone_s = _alone_s(arrival, num_tokens, log, scheduler, cache)
     if alone_s is None:
-        made.sentences.append(f"It missed its deadline of {to_text(given_s)}.")
-    elif alone_s > given_s:
-        made.sentences.append(
+        return
+    tokens = "its first token takes" if num_tokens == 1 else f"the {num_tokens} tokens that it got take"
+    missed = missed_deadline(given_s)
+    at = made.sentences.index(missed)
+    if alone_s > given_s:
+        made.facts["deadline"] = "unreachable"
+        made.sentences[at] = (
             f"Its deadline of {to_text(given_s)} could not be met: by estimate, even alone {tokens} {to_text(alone_s)}."
         )
     else:
-        made.sentences.append(
-            f"It missed its deadline of {to_text(given_s)}: by estimate, alone {tokens} {to_text(alone_s)}."
-        )
+        made.sentences[at] = f"{missed.removesuffix('.')}: by estimate, alone {tokens} {to_text(alone_s)}."
 
 
 def _num_tokens(log: StepRecording, request: EngineCoreRequest) -> int:
@@ -56,17 +51,16 @@ def _num_tokens(log: StepRecording, request: EngineCoreRequest) -> int:
 
 
 def _alone_s(
-    request: EngineCoreRequest, num_tokens: int, log: StepRecording, scheduler: SchedulerConfig, cache: CacheConfig
+    own: Arrival, num_tokens: int, log: StepRecording, scheduler: SchedulerConfig, cache: CacheConfig
 ) -> float | None:
     """The seconds of so many tokens without other requests, with what it found cached; None without a cost model."""
-    rows = [row for record in log.steps for row in record.rows if row.request_id == request.request_id]
-    params = replace(request.sampling_params, ignore_eos=True, min_tokens=0, stop_token_ids=[], max_tokens=num_tokens)
+    params = own.request.sampling_params
+    params = replace(params, ignore_eos=True, min_tokens=0, stop_token_ids=[], max_tokens=num_tokens)
     arrival = Arrival(
-        replace(request, sampling_params=params), 0.0, [0] * num_tokens,
-        num_found_tokens=rows[0].num_computed_tokens if rows else 0,
-    )  # fmt: skip
+        replace(own.request, sampling_params=params), 0.0, [0] * num_tokens, num_found_tokens=own.num_found_tokens
+    )
     try:
         model = model_of_steps(log.steps)
-        return run_again(Workload(request.request_id, [arrival], has_tokens=True), scheduler, cache, model).total_s
+        return run_again(Workload(own.request.request_id, [arrival], has_tokens=True), scheduler, cache, model).total_s
     except (SimulationError, TooMuchError):
         return None

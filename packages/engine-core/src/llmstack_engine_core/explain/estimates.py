@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig
-from llmstack_engine_core.explain.explanation import MAX_ERROR, Explanation, to_ms, to_text
+from llmstack_engine_core.explain.explanation import MAX_ERROR, Explanation
 from llmstack_engine_core.explain.history import duration_of, end_of
 from llmstack_engine_core.explain.what_if import Change, Times, TooMuchError, Work, changes_to_try, run_again
-from llmstack_engine_core.explain.workload import Workload, workload_of_steps
+from llmstack_engine_core.explain.wording import to_ms, to_text
+from llmstack_engine_core.explain.workload import Workload
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_engine_core.rerun import fit_to_steps
-from llmstack_types import EngineReady, StepRecord, StepRecording
+from llmstack_types import StepRecord, StepRecording
 
 # A change that saves less is not named.
 MIN_GAIN = 0.05
 MIN_TTFT = 0.1
 MIN_GAIN_S = 0.005
-# A running server computes these in about a second, beside its requests.
-MAX_LIVE_ROWS = 32_768
-MAX_LIVE_ROWS_IN_ALL = 163_840
 _ALONE = "Alone, "
-
-
-def live_work() -> Work:
-    """The limits of the estimates of a running server."""
-    return Work(MAX_LIVE_ROWS, MAX_LIVE_ROWS_IN_ALL)
 
 
 def add_estimates(
@@ -49,18 +42,6 @@ def add_estimates(
     if why_not:
         made.facts["no_estimate"] = why_not
         made.sentences.append(f"There is no estimate of other settings: {why_not}.")
-
-
-def add_estimates_of_engine(
-    made: Explanation, log: StepRecording, ready: EngineReady, settings: Mapping[str, Any], enable_prefix_caching: bool
-) -> None:
-    """The same for a running engine core, of which the lengths of prompts are known.
-
-    `settings`: Fields of its `SchedulerConfig`.
-    """
-    scheduler = SchedulerConfig(max_model_len=ready.max_model_len, **settings)
-    cache = CacheConfig(ready.num_blocks, ready.block_size, enable_prefix_caching and ready.is_causal)
-    add_estimates(made, log, workload_of_steps(log, made.request_id), scheduler, cache, live_work())
 
 
 def _estimate(

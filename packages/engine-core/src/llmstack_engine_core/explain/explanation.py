@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -17,11 +18,12 @@ from llmstack_engine_core.explain.history import (
     duration_of,
     end_of,
     num_prefill_tokens,
-    num_tokens_of,
 )
+from llmstack_engine_core.explain.waits import Limits, heaviest, preparation, queue
+from llmstack_engine_core.explain.wording import to_count, to_ms, to_text
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, fit_cost_model, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
-from llmstack_types import RequestStatus, ScheduledRequest, StepRecord, StepRecording
+from llmstack_types import RequestStatus, StepRecord, StepRecording
 
 # A cost model that is further off than this is no estimate.
 MAX_ERROR = 0.5
@@ -30,18 +32,11 @@ MIN_STEPS_TO_FIT = 8
 MIN_SHARE = 0.05
 MIN_SECONDS = 0.001
 MAX_PARTS = 64
+END_MARGIN_S = 0.01
 # Times of a log are whole microseconds.
 CLOCK_S = 1e-6
 
 __all__ = ["Explanation", "Limits", "UnknownRequestError", "add_parts", "explain"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a step; None where they are not known."""
-
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +75,8 @@ def explain(
     log, num_beams = join_beams(log, request_id)
     history = History.of(log, request_id, name_of, frozenset(parts), num_beams)
     made = Explanation(request_id)
-    for part in (_state, _preparation, _queue, _prefix_cache, _prefill, _decodes, _preemptions, _spans, _alone):
-        for sentence in part(history, limits or Limits(), made.facts):
-            made.sentences.append(sentence)
+    for part in _PARTS:
+        made.sentences.extend(part(history, limits or Limits(), made.facts))
     return made
 
 
@@ -104,105 +98,27 @@ def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     total_s = history.end_s - history.start_s
     facts["total_ms"] = to_ms(total_s)
     state = f"It ended ({status.value.replace('_', ' ')})" if status and history.is_over else "It is not over"
-    came = "came here" if history.num_resumed_tokens else "came"
+    came = "came here" if history.num_resumed_tokens or history.earlier_s else "came"
     yield f"{state}, {to_text(total_s)} after it {came}, with {to_count(len(history.own), 'step')}."
     if history.num_beams:
         facts["beams"] = history.num_beams
         yield f"It was a beam search: {to_count(history.num_beams, 'beam')} had a part in these steps."
-    if history.num_resumed_tokens:
-        facts["resumed_tokens"] = history.num_resumed_tokens
-        tokens = to_count(history.num_resumed_tokens, "token")
-        yield f"Another engine core had generated {tokens} of its answer before: what follows is of the time since."
+    yield from _earlier(history, facts)
 
 
-def _preparation(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    """Waits before the queue: for a compiled grammar, for the weights of an adapter."""
-    for status, what in (
-        (RequestStatus.WAITING_FOR_GRAMMAR, "its grammar was compiled"),
-        (RequestStatus.WAITING_FOR_ADAPTER, "the weights of its adapter were read"),
-    ):
-        for event, following in zip(history.events, history.events[1:], strict=False):
-            if event.status is status:
-                seconds = following.time_s - event.time_s
-                facts[f"{status.value}_ms"] = to_ms(seconds)
-                yield f"It waited {to_text(seconds)} while {what}."
-
-
-def _queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    queued_s = history.queued_s
-    if queued_s is None:
-        return
-    if not history.own:
-        yield "It has not been in a step yet."
-        return
-    first, row = history.own[0]
-    waited_s = max(0.0, first.start_s - queued_s)
-    facts["queue_ms"] = to_ms(waited_s)
-    steps = history.steps_between(queued_s, first.start_s)
-    if not steps:
-        yield f"It was queued for {to_text(waited_s)}: no step was being computed."
-        return
-    cause, sentence = _cause(history, limits, steps, row)
-    facts["queue_cause"] = cause
-    yield f"It was queued for {to_text(waited_s)}: {sentence}."
-    others = {row.request_id for record in steps for row in history.others(record)}
-    facts["queue_steps"], facts["queued_behind_requests"] = len(steps), len(others)
-    heaviest = _heaviest(history, steps)
-    if heaviest is not None and 2 * heaviest[1] >= sum(map(num_tokens_of, steps)):
-        facts["queued_behind"], facts["queued_behind_tokens"] = heaviest
-        yield f"Most of what was computed meanwhile, {to_count(heaviest[1], 'prompt token')}, was of {heaviest[0]}."
-    elif others:
-        name, num_steps = _longest(history, steps)
-        facts["queued_behind"] = name
-        # A decode gets a token in each step, so that their number is a length.
-        most = name if name == FOREIGN else f"{name} in {to_count(num_steps, 'step')}"
-        yield f"Meanwhile {to_count(len(others), 'other request')} had a part in the steps, most of all {most}."
-
-
-def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: ScheduledRequest) -> tuple[str, str]:
-    """What kept it from the steps for most of the time."""
-    if len(steps) == 1:
-        return "step", f"it came during step {steps[0].stats.step}, which took {to_text(duration_of(steps[0]))}"
-    places, budget, need = limits.max_num_seqs, limits.max_num_batched_tokens, len(row.new_block_ids)
-    is_shown = not history.is_foreign(one.request_id for record in steps for one in history.others(record))
-    free = f"{min(one.stats.num_free_blocks for one in steps)} were" if is_shown else "fewer were"
-    cause_to_sentence = {
-        "places": f"all {places} places of a step were taken",
-        "blocks": f"{to_count(need, 'block')} of the KV cache were needed and {free} free",
-        "token budget": f"others used all {budget} tokens of each step",
-        "others": "others were ahead of it",
-    }
-    cause_to_seconds = dict.fromkeys(cause_to_sentence, 0.0)
-    for record in steps[1:]:  # it came during the first one
-        # Those that ended with a step are no longer among the running ones.
-        if places is not None and max(record.stats.num_running, len(record.rows)) >= places:
-            cause = "places"
-        elif record.stats.num_free_blocks < need:
-            cause = "blocks"
-        elif budget is not None and num_tokens_of(record) >= budget:
-            cause = "token budget"
-        else:
-            cause = "others"
-        cause_to_seconds[cause] += duration_of(record)
-    cause = max(cause_to_seconds, key=cause_to_seconds.__getitem__)
-    return cause, f"{cause_to_sentence[cause]}, and {len(steps)} steps were computed before its first one"
-
-
-def _longest(history: History, steps: Sequence[StepRecord]) -> tuple[str, int]:
-    """The other request with the most of some steps."""
-    counts = Counter(row.request_id for record in steps for row in history.others(record))
-    ((request_id, num_steps),) = counts.most_common(1)
-    return history.name_of(request_id), num_steps
-
-
-def _heaviest(history: History, steps: Sequence[StepRecord]) -> tuple[str, int] | None:
-    """The other request with the most tokens of prompts in some steps."""
-    tokens: Counter[str] = Counter()
-    for record in steps:
-        for row in history.others(record):
-            tokens[row.request_id] += num_prefill_tokens([row])
-    request_id, num_tokens = max(tokens.items(), key=lambda pair: pair[1], default=("", 0))
-    return (history.name_of(request_id), history.shown_tokens(num_tokens, [request_id])) if num_tokens else None
+def _earlier(history: History, facts: dict[str, Any]) -> Iterator[str]:
+    """What another engine core did, which has ended or given the request away."""
+    earlier_s, num_tokens = history.earlier_s, history.num_resumed_tokens
+    passed = f"It had come {to_text(earlier_s)} before, to another engine core" if earlier_s else ""
+    if earlier_s:
+        facts["earlier_ms"] = to_ms(earlier_s)
+    if num_tokens:
+        facts["resumed_tokens"] = num_tokens
+        tokens = to_count(num_tokens, "token")
+        what = f"{passed}, which generated" if passed else "Another engine core had generated"
+        yield f"{what} {tokens} of its answer{'' if passed else ' before'}: what follows is of the time since."
+    elif passed:
+        yield f"{passed}: what follows is of the time since."
 
 
 def _prefix_cache(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -244,8 +160,7 @@ def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
     longer = [(record, duration_of(record)) for record, _ in decodes if num_prefill_tokens(history.others(record))]
     total_s = sum(duration_of(record) for record, _ in decodes)
     facts["decode_steps"], facts["decode_ms"] = len(decodes), to_ms(total_s)
-    num_drafts = sum(len(row.draft_token_ids) for _, row in decodes)
-    drafted = f", with {to_count(num_drafts, 'drafted token')} to verify" if num_drafts else ""
+    drafted = _drafts(history, facts)
     together = " together" if len(decodes) > 1 else ""
     yield f"It decoded in {to_count(len(decodes), 'step')} of {to_text(total_s)}{together}{drafted}."
     if alone and longer:
@@ -254,12 +169,28 @@ def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
         facts["slowed_steps"], facts["slowed_ms"] = len(longer), to_ms(lost_s)
         if not _is_worth_a_sentence(lost_s, total_s):
             return
-        heaviest = _heaviest(history, [record for record, _ in longer])
-        blame = f", the longest of {heaviest[0]}" if heaviest else ""
+        prompt = heaviest(history, [record for record, _ in longer])
+        blame = f", the longest of {prompt[0]}" if prompt else ""
         yield (
             f"{len(longer)} of these steps also computed prompts of other requests{blame}. That took "
             f"{to_text(lost_s)} more than {to_count(len(longer), 'step')} without any."
         )
+
+
+def _drafts(history: History, facts: dict[str, Any]) -> str:
+    """How many tokens were drafted, and how many of these were right, as the step after each says."""
+    rows = [row for _, row in history.decodes]
+    num_drafts = sum(len(row.draft_token_ids) for row in rows)
+    if not num_drafts or history.num_beams:
+        return ""
+    num_accepted = 0
+    for row, following in pairwise(rows):
+        num_drafted = len(row.draft_token_ids)
+        num_certain = row.num_computed_tokens + row.num_scheduled_tokens - num_drafted
+        num_accepted += min(max(following.num_computed_tokens - num_certain, 0), num_drafted)
+    facts["draft_tokens"], facts["accepted_draft_tokens"] = num_drafts, num_accepted
+    spared = f"{num_accepted or 'none'} of them spared a step{' each' if num_accepted > 1 else ''}"
+    return f", with {to_count(num_drafts, 'drafted token')} to verify: {spared}"
 
 
 def _preemptions(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -280,7 +211,11 @@ def _preemptions(history: History, limits: Limits, facts: dict[str, Any]) -> Ite
         again = max(0, known - after[1].num_computed_tokens)
         facts["recomputed_tokens"] = facts.get("recomputed_tokens", 0) + again
         computed = f", and {again} of its tokens were computed again" if again else ""
-        yield f"It was preempted{who}: it went on after {to_text(lost_s)}{computed}."
+        copied = ""
+        if event.status is RequestStatus.SWAPPED:
+            facts["swaps"] = facts.get("swaps", 0) + 1
+            copied = ", its blocks were copied to the host's memory"
+        yield f"It was preempted{who}{copied}: it went on after {to_text(lost_s)}{computed}."
 
 
 def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:
@@ -320,8 +255,8 @@ def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
         "steps_of_others": passed_s,
         "between_steps": between_s - passed_s,
     }
-    facts["spans_ms"] = {name: to_ms(seconds) for name, seconds in spans.items()}
     total_s = history.end_s - history.start_s
+    facts["spans_ms"] = _rounded(spans, to_ms(total_s))
     if _is_worth_a_sentence(passed_s, total_s):
         yield f"It had no part in steps of others for {to_text(passed_s)}, though it was running."
     if _is_worth_a_sentence(between_s - passed_s, total_s):
@@ -329,6 +264,14 @@ def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
             f"Between its steps {to_text(between_s - passed_s)} passed: the engine core handled messages, or the "
             "processor was busy with other work."
         )
+
+
+def _rounded(spans: Mapping[str, float], total_ms: float) -> dict[str, float]:
+    """Milliseconds whose sum is the whole: the longest part takes what rounding leaves over."""
+    rounded = {name: to_ms(seconds) for name, seconds in spans.items()}
+    longest = max(rounded, key=rounded.__getitem__)
+    rounded[longest] = round(total_ms - sum(ms for name, ms in rounded.items() if name != longest), 1)
+    return rounded
 
 
 def _pauses(history: History) -> list[tuple[float, float]]:
@@ -343,6 +286,30 @@ def _pauses(history: History) -> list[tuple[float, float]]:
 
 def _is_worth_a_sentence(seconds: float, of_s: float) -> bool:
     return seconds >= max(MIN_SECONDS, MIN_SHARE * of_s)
+
+
+def _deadline(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
+    """Whether it ended within the time that its client gave it."""
+    given_s = history.note_of(history.request_id).given_s
+    if not given_s:
+        return
+    facts["deadline_ms"] = to_ms(given_s)
+    total_s = history.end_s - history.start_s + history.earlier_s
+    # A log has the end of an aborted request with the step before it.
+    margin_s = END_MARGIN_S + max((duration_of(record) for record, _ in history.own), default=0.0)
+    if history.is_over and history.status is not RequestStatus.FINISHED_ABORTED and total_s <= given_s:
+        facts["deadline"] = "met"
+        yield f"It met its deadline of {to_text(given_s)}."
+    elif total_s > given_s or (history.is_over and total_s > given_s - margin_s):
+        facts["deadline"] = "missed"
+        yield missed_deadline(given_s)
+    elif history.is_over:
+        yield f"It was aborted before its deadline of {to_text(given_s)}."
+
+
+def missed_deadline(given_s: float) -> str:
+    """The sentence on a deadline that was not met."""
+    return f"It missed its deadline of {to_text(given_s)}."
 
 
 def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -373,14 +340,5 @@ def _fit(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
     return (model, error) if error <= MAX_ERROR else None
 
 
-def to_ms(seconds: float) -> float:
-    return round(1000 * seconds, 1)
-
-
-def to_count(number: int, what: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def to_text(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+# In the order of time, then what is about the whole.
+_PARTS = (_state, preparation, queue, _prefix_cache, _prefill, _decodes, _preemptions, _spans, _deadline, _alone)

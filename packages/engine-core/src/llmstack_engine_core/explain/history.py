@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, StepRecord, StepRecording
+from llmstack_types import RequestEvent, RequestNote, RequestStatus, ScheduledRequest, StepRecord, StepRecording
 
 FOREIGN = "another key's request"
 # Tokens of another key are shown as a power of two, and at least this: a length would tell one prompt from others.
 LEAST_FOREIGN_TOKENS = 64
+# Less is the way between two processes; more is the clock of another machine.
+LEAST_EARLIER_S, MOST_EARLIER_S = 0.05, 3600.0
+_NO_NOTE = RequestNote()
 PREEMPTIONS = (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
 
 
@@ -27,7 +30,7 @@ class History:
         steps: All steps, oldest first.
         own: The steps that the request took part in, with its row.
         events: The states that it entered, oldest first.
-        num_resumed_tokens: Tokens of its answer that another engine core had generated.
+        notes: What else is known of requests, by their ids.
         siblings: The requests of its answer.
         num_beams: Of a beam search, which has one row for all beams of a step.
     """
@@ -37,7 +40,7 @@ class History:
     steps: Sequence[StepRecord]
     own: Sequence[tuple[StepRecord, ScheduledRequest]]
     events: Sequence[RequestEvent]
-    num_resumed_tokens: int
+    notes: Mapping[str, RequestNote]
     siblings: Container[str] = ()
     num_beams: int = 0
 
@@ -59,8 +62,27 @@ class History:
         events = [event for event in log.events if event.request_id == request_id]
         if not own and not events:
             raise UnknownRequestError(request_id)
-        num_resumed = log.resumed_tokens.get(request_id, 0)
-        return cls(request_id, name_of, log.steps, own, events, num_resumed, siblings, num_beams)
+        return cls(request_id, name_of, log.steps, own, events, log.notes, siblings, num_beams)
+
+    @property
+    def num_resumed_tokens(self) -> int:
+        """Tokens of its answer that another engine core had generated."""
+        return self.note_of(self.request_id).num_resumed_tokens
+
+    @property
+    def earlier_s(self) -> float:
+        """Seconds from when it came until this engine core received it, if that did not run then; else 0."""
+        came_s = self.note_of(self.request_id).earlier_s
+        passed_s = self.start_s - came_s
+        return passed_s if came_s and LEAST_EARLIER_S < passed_s < MOST_EARLIER_S else 0.0
+
+    def note_of(self, request_id: str) -> RequestNote:
+        """What else is known of a request."""
+        return self.notes.get(request_id, _NO_NOTE)
+
+    def adapters(self, record: StepRecord) -> set[str]:
+        """The adapters of a step."""
+        return {self.note_of(row.request_id).lora_name for row in record.rows} - {""}
 
     @property
     def queued_s(self) -> float | None:

@@ -7,8 +7,9 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from llmstack_engine_core.control_plane import CacheConfig
-from llmstack_engine_core.explain.explanation import Explanation, to_ms, to_text
+from llmstack_engine_core.explain.explanation import Explanation
 from llmstack_engine_core.explain.history import FOREIGN
+from llmstack_engine_core.explain.wording import to_ms, to_text
 from llmstack_engine_core.step_log import Run
 from llmstack_types import EngineCoreRequest, StepRecord, StepRecording
 

@@ -102,6 +102,8 @@ def changes_to_try(workload: Workload, scheduler: SchedulerConfig, cache: CacheC
     if not scheduler.long_prefill_token_threshold and budget >= 8:
         settings.append({"long_prefill_token_threshold": budget // 4})
     requests = [one.request for one in workload.arrivals]
+    if 0 < scheduler.max_loras < len({request.lora_name for request in requests} - {None}):
+        settings.append({"max_loras": 2 * scheduler.max_loras})
     differs = {
         "priority": len({request.priority for request in requests}) > 1,
         "fair": len({request.tenant for request in requests}) > 1,

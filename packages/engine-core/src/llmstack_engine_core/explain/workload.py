@@ -176,13 +176,15 @@ def workload_of_steps(log: StepRecording, request_id: str) -> Workload | None:
             rows.setdefault(row.request_id, []).append(row)
     start_s = log.steps[0].start_s if log.steps else 0.0
     arrivals = [
-        _arrival_of_rows(name, own, number, arrived.get(name, start_s), log.tenants.get(name, ""))
+        _arrival_of_rows(name, own, number, arrived.get(name, start_s), log)
         for number, (name, own) in enumerate(rows.items())
     ]
     return _around(arrivals, log.steps, request_id, has_tokens=False)
 
 
-def _arrival_of_rows(name: str, rows: Sequence[ScheduledRequest], number: int, time_s: float, tenant: str) -> Arrival:
+def _arrival_of_rows(
+    name: str, rows: Sequence[ScheduledRequest], number: int, time_s: float, log: StepRecording
+) -> Arrival:
     last_chunk = rows[0]
     for row in rows:
         if not num_prefill_tokens([row]):
@@ -192,11 +194,14 @@ def _arrival_of_rows(name: str, rows: Sequence[ScheduledRequest], number: int, t
     last = rows[-1]
     num_known = last.num_computed_tokens + last.num_scheduled_tokens - len(last.draft_token_ids)
     num_outputs = max(1, num_known + 1 - num_prompt)
+    if any(row.draft_token_ids for row in rows):  # which will be right is not known: one token for each step it took
+        num_outputs = max(1, sum(row.num_computed_tokens >= num_prompt for row in rows) + 1)
     request = EngineCoreRequest(
         name,
         [number + 1] + [0] * (num_prompt - 1),
         SamplingParams(max_tokens=num_outputs, ignore_eos=True),
         arrival_time_s=time_s,
-        tenant=tenant,
+        tenant=log.tenants.get(name, ""),
+        lora_name=log.notes[name].lora_name or None if name in log.notes else None,
     )
     return Arrival(request, time_s, [0] * num_outputs, num_found_tokens=rows[0].num_computed_tokens)

@@ -5,8 +5,8 @@ The rows of a step travel as columns: a page that follows 256 requests reads tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
@@ -16,17 +16,17 @@ from llmstack_engine_core.ipc.outputs_codec import (
     decode_stats,
     encode_events,
 )
-from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
+from llmstack_engine_core.ipc.request_codec import MAX_LORA_NAME_LENGTH, MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_engine_core.row_columns import RowColumns
-from llmstack_types import ScheduledRequest, StepRecord, StepRecording
+from llmstack_types import RequestNote, ScheduledRequest, StepRecord, StepRecording
 
 MAX_STEPS: Final = 65_536
 _TIME = fields.number()
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
 _TENANT = fields.text(MAX_TENANT_LENGTH)
 _KEY = fields.text(MAX_REQUEST_ID_LENGTH)
-_COUNT = fields.integer(1)
-ValueT = TypeVar("ValueT")
+_LORA_NAME = fields.text(MAX_LORA_NAME_LENGTH)
+_COUNT = fields.integer(0)
 
 
 def encode_recent_steps(recent: StepRecording) -> list[Any]:
@@ -34,7 +34,7 @@ def encode_recent_steps(recent: StepRecording) -> list[Any]:
     steps = [[record.start_s, record.phases, list(record.stats), _encode_rows(record.rows)] for record in recent.steps]
     return [
         recent.now_s, steps, encode_events(recent.events), [list(pair) for pair in recent.tenants.items()],
-        [list(pair) for pair in recent.resumed_tokens.items()],
+        [[request_id, *note] for request_id, note in recent.notes.items()],
     ]  # fmt: skip
 
 
@@ -54,17 +54,26 @@ def _encode_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> l
 
 def decode_recent_steps(value: Any) -> StepRecording:
     """The inverse of `encode_recent_steps`."""
-    now_s, steps, events, tenants, resumed = fields.row(value, "recording", 5)
+    now_s, steps, events, tenants, notes = fields.row(value, "recording", 5)
     records = [_decode_record(item) for item in _list(steps, "steps")]
     return StepRecording(
-        _TIME(now_s, "now_s"), records, decode_events(events), _decode_pairs(tenants, "tenant", _TENANT),
-        _decode_pairs(resumed, "resumed_tokens", _COUNT),
+        _TIME(now_s, "now_s"), records, decode_events(events), _decode_tenants(tenants),
+        dict(map(_decode_note, _list(notes, "notes"))),
     )  # fmt: skip
 
 
-def _decode_pairs(value: Any, name: str, check: Callable[[Any, str], ValueT]) -> dict[str, ValueT]:
-    pairs = [fields.row(pair, name, 2) for pair in _list(value, name)]
-    return {_KEY(key, "request_id"): check(item, name) for key, item in pairs}
+def _decode_tenants(value: Any) -> dict[str, str]:
+    pairs = [fields.row(pair, "tenant", 2) for pair in _list(value, "tenants")]
+    return {_KEY(key, "request_id"): _TENANT(tenant, "tenant") for key, tenant in pairs}
+
+
+def _decode_note(value: Any) -> tuple[str, RequestNote]:
+    key, num_resumed, lora_name, earlier_s, given_s = fields.row(value, "note", 5)
+    note = RequestNote(
+        _COUNT(num_resumed, "num_resumed_tokens"), _LORA_NAME(lora_name, "lora_name"),
+        _TIME(earlier_s, "earlier_s"), _TIME(given_s, "given_s"),
+    )  # fmt: skip
+    return _KEY(key, "request_id"), note
 
 
 def _decode_record(value: Any) -> StepRecord:

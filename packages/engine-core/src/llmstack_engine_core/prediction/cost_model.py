@@ -15,8 +15,8 @@ class StepWork(NamedTuple):
     """The work of a step: its prompt tokens, its decodes, and the context that they read.
 
     Attributes:
-        num_prefill_tokens: Tokens of rows with more than one token.
-        num_decode_rows: Rows of one token.
+        num_prefill_tokens: Tokens of prompts.
+        num_decode_rows: Tokens whose successors are sampled one by one: decodes, and drafts that they verify.
         num_context_tokens: Tokens whose KV some row reads, its own included, summed over the rows.
     """
 
@@ -31,8 +31,8 @@ def step_work(rows: Iterable[Sequence[Any]]) -> StepWork:
     for row in rows:
         num_scheduled = row[2]  # a named tuple; by index it is faster
         num_context_tokens += row[1] + num_scheduled
-        if num_scheduled == 1:
-            num_decode_rows += 1
+        if num_scheduled == 1 or row[4]:
+            num_decode_rows += num_scheduled  # for each draft it decodes, too
         else:
             num_prefill_tokens += num_scheduled
     return StepWork(num_prefill_tokens, num_decode_rows, num_context_tokens)

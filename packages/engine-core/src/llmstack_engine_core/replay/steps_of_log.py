@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from llmstack_engine_core.control_plane import build_scheduler
+from llmstack_engine_core.events import note_of
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay.derive import Decision, DecisionsDifferError, derive_decisions, proven
 from llmstack_engine_core.step_log import Run
@@ -15,7 +17,9 @@ from llmstack_engine_core.step_log.packing import unpack
 from llmstack_engine_core.step_log.primitives import MICROSECONDS
 from llmstack_engine_core.step_log.records import Event, RequestAdded
 from llmstack_types import (
+    EngineCoreRequest,
     RequestEvent,
+    RequestNote,
     RequestStatus,
     ScheduledRequest,
     SchedulerStats,
@@ -27,6 +31,10 @@ from llmstack_types import (
 MAX_EVENTS = 200_000
 # A cost model is fitted to the steps before a request, too.
 STEPS_BEFORE = 512
+# A request that arrived so long before the last messages were read, and was not added then, was held.
+HELD_S = 0.005
+# More is the clock of another machine.
+MOST_HELD_S = 600.0
 _NO_TIME = StepPhases(0.0, 0.0, 0.0)
 
 
@@ -47,6 +55,7 @@ def steps_of_log(run: Run, max_steps: int, is_around: Callable[[str], bool] | No
     if run.start is None:
         scheduler = build_scheduler(*run.header.configs(), reading.note_status)
     else:
+        reading.go_on(run.start.state.arrivals)
         scheduler = run.start.build_scheduler(run.header, reading.note_status)
     try:
         for item in proven(derive_decisions(reading.arrivals(run.events()), scheduler, run.start), run.start):
@@ -70,22 +79,26 @@ class _Reading:
         # Results come in the order of the steps; those of steps before the beginning are not kept.
         self._under_way: deque[int | None] = deque([None] * num_under_way)
         self._now_s = self._last_result_s = 0.0
-        self._arrivals_s: dict[str, float] = {}
-        self._resumed_tokens: dict[str, int] = {}
+        self._arrivals: dict[str, EngineCoreRequest] = {}
+        self._notes: dict[str, RequestNote] = {}
+        self._begun_s = math.inf  # before the first step: each request may have come before the engine core began
         self._received_s: float | None = None  # messages were read last; None: there was nothing else to do
         self._come: dict[str, int] = {}
         self._open: set[str] = set()
         self._until: int | None = None
 
+    def go_on(self, requests: Iterable[EngineCoreRequest]) -> None:
+        """The log begins with a snapshot that has these requests."""
+        self._begun_s = 0.0
+        for request in requests:
+            self._note(request)
+
     def arrivals(self, events: Iterator[Event]) -> Iterator[Event]:
         """Notes on the way when requests came, on the clock of their senders."""
         for event in events:
             if isinstance(event, RequestAdded):
-                request = event.request
-                if request.arrival_time_s:
-                    self._arrivals_s[request.request_id] = request.arrival_time_s
-                if request.output_token_ids:
-                    self._resumed_tokens[request.request_id] = len(request.output_token_ids)
+                self._arrivals[event.request.request_id] = event.request
+                self._note(event.request)
             yield event
 
     def note_status(self, request_id: str, status: RequestStatus) -> None:
@@ -96,13 +109,17 @@ class _Reading:
         """Takes in a decision; False once no more is needed."""
         self._now_s = item.now_us / MICROSECONDS
         for request_id, status in self._statuses:
-            time_s = self._now_s if status is not RequestStatus.WAITING else self._came_s(request_id)
-            self._events.append(RequestEvent(request_id, status, time_s))
+            arrival = self._arrivals.pop(request_id, None) if status is RequestStatus.WAITING else None
+            if arrival is None:
+                self._events.append(RequestEvent(request_id, status, self._now_s))
+            else:
+                self._events += self._arrival(arrival)
             if self._is_around is not None and self._is_around(request_id):
                 self._follow(request_id, is_over=status.value.startswith("finished"))
         self._statuses.clear()
         kind, decided = unpack(item.packed, list)
         if kind == SCHEDULED:
+            self._begun_s = min(self._begun_s, self._now_s)
             self._schedule(scheduled_rows(decided), scheduler.stats())
             self._received_s = self._now_s
         elif kind == UPDATED and self._under_way:
@@ -111,12 +128,26 @@ class _Reading:
                 self._received_s = None
         return self._until is None or self._num_kept < self._until
 
-    def _came_s(self, request_id: str) -> float:
-        """When a request came, as `EngineCore` says it: the last step may have delayed it."""
-        arrival_s = self._arrivals_s.pop(request_id, None)
-        if arrival_s is None or self._received_s is None:
-            return self._now_s
-        return min(max(arrival_s, self._received_s), self._now_s)
+    def _note(self, request: EngineCoreRequest) -> None:
+        note = note_of(request, self._begun_s)
+        if any(note):
+            self._notes[request.request_id] = note
+
+    def _arrival(self, request: EngineCoreRequest) -> list[RequestEvent]:
+        """The states of a request that is queued: a log has no others, so that times say whether it was held before."""
+        name, arrival_s, now_s = request.request_id, request.arrival_time_s, self._now_s
+        received_s = now_s if self._received_s is None else self._received_s
+        is_known = 0 <= now_s - arrival_s <= MOST_HELD_S and not request.output_token_ids
+        gate = None
+        if is_known and request.sampling_params.structured_outputs is not None:
+            gate = RequestStatus.WAITING_FOR_GRAMMAR
+        elif is_known and request.lora_name is not None and received_s - arrival_s > HELD_S:
+            gate = RequestStatus.WAITING_FOR_ADAPTER
+        if gate is not None:
+            return [RequestEvent(name, gate, arrival_s), RequestEvent(name, RequestStatus.WAITING, now_s)]
+        # As `EngineCore` says it: the last step may have delayed it.
+        came_s = min(max(arrival_s, received_s), now_s) if arrival_s else now_s
+        return [RequestEvent(name, RequestStatus.WAITING, came_s)]
 
     def _follow(self, request_id: str, is_over: bool) -> None:
         first = self._come.setdefault(request_id, self._num_kept)
@@ -150,8 +181,8 @@ class _Reading:
         self._last_result_s = self._now_s
 
     def kept(self) -> StepRecording:
-        """The steps and events so far, without the events before the first step."""
+        """The steps and events so far; the events before the first step only where no step is left out."""
         steps = list(self._steps)
-        first_s = steps[0].start_s if steps else 0.0
+        first_s = steps[0].start_s if steps and self._num_dropped else -math.inf
         events = [event for event in self._events if event.time_s >= first_s]
-        return StepRecording(self._now_s, steps, events, resumed_tokens=self._resumed_tokens)
+        return StepRecording(self._now_s, steps, events, notes=self._notes)

@@ -32,6 +32,7 @@ from llmstack_types import (
     PoolingType,
     RepetitionDetectionParams,
     RequestEvent,
+    RequestNote,
     RequestOutputKind,
     RequestStatus,
     SamplingParams,
@@ -223,9 +224,10 @@ PHASES = st.builds(StepPhases, TIME, TIME, TIME)
 ROWS = st.builds(ScheduledRequest, NAME, COUNT, COUNT, st.lists(TOKEN_ID, max_size=3), st.lists(TOKEN_ID, max_size=3))
 RECORDS = st.builds(StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3))
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+NOTES = st.builds(RequestNote, st.integers(0, 1 << 20), TEXT, TIME, TIME)
 RECENT_STEPS = st.builds(
     StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just([]) | EVENTS,
-    st.dictionaries(NAMES, TEXT, max_size=2), st.dictionaries(NAMES, st.integers(1, 1 << 20), max_size=2),
+    st.dictionaries(NAMES, TEXT, max_size=2), st.dictionaries(NAMES, NOTES, max_size=2),
 )  # fmt: skip
 RESULTS = {
     Control.RESET_PREFIX_CACHE: st.booleans(),

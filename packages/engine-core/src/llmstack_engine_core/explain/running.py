@@ -1,0 +1,38 @@
+"""Estimates for a request of a running engine core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core.control_plane import CacheConfig
+from llmstack_engine_core.explain.deadlines import add_deadline
+from llmstack_engine_core.explain.estimates import add_estimates
+from llmstack_engine_core.explain.explanation import Explanation
+from llmstack_engine_core.explain.what_if import Work
+from llmstack_engine_core.explain.workload import workload_of_steps
+from llmstack_types import EngineReady, StepRecording
+
+# A running server computes these in about a second, beside its requests.
+MAX_LIVE_ROWS = 32_768
+MAX_LIVE_ROWS_IN_ALL = 163_840
+
+
+def live_work() -> Work:
+    """The limits of the estimates of a running server."""
+    return Work(MAX_LIVE_ROWS, MAX_LIVE_ROWS_IN_ALL)
+
+
+def add_estimates_of_engine(
+    made: Explanation, log: StepRecording, ready: EngineReady, settings: Mapping[str, Any], enable_prefix_caching: bool
+) -> None:
+    """As `add_deadline` and `add_estimates`, for an engine core of which the lengths of prompts are known.
+
+    `settings`: Fields of its `SchedulerConfig`.
+    """
+    scheduler = SchedulerConfig(max_model_len=ready.max_model_len, **settings)
+    cache = CacheConfig(ready.num_blocks, ready.block_size, enable_prefix_caching and ready.is_causal)
+    workload = workload_of_steps(log, made.request_id)
+    add_deadline(made, log, None if workload is None else workload.own, scheduler, cache)
+    add_estimates(made, log, workload, scheduler, cache, live_work())
