@@ -108,11 +108,17 @@ class Server:
             return error.code, json.load(error), {k.lower(): v for k, v in error.headers.items()}
 
     def engine_pids(self) -> list[int]:
-        children = psutil.Process(self.process.pid).children(recursive=True)
+        return self._pids_of("llmstack_engine_core.process")
+
+    def api_pids(self) -> list[int]:
+        """The API processes of a server that has several."""
+        return self._pids_of("llmstack_server.serving.api_worker")
+
+    def _pids_of(self, module: str) -> list[int]:
         found = []
-        for child in children:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if any("llmstack_engine_core.process" in part for part in child.cmdline()):
+                if any(module in part for part in child.cmdline()):
                     found.append(child.pid)
         return found
 
@@ -136,6 +142,17 @@ class Server:
         _gone, alive = psutil.wait_procs(family, timeout=10)
         assert not alive, f"left behind: {alive}"
         return code
+
+    def kill_all(self) -> None:
+        """Ends all processes of the server without a word, at once."""
+        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in family:
+            process.send_signal(signal.SIGSTOP)
+        for process in family:
+            process.kill()
+        self.process.wait(30)
+        psutil.wait_procs(family, timeout=30)
+        self.close_client()
 
 
 @contextmanager

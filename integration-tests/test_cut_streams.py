@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import random
-import re
+import signal
 import socket
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from cut_readers import LAST_EVENTS, MAX_BYTES, ROUTES, CutReader, Route
 
 pytestmark = pytest.mark.full  # hundreds of streams; test_resumable.py has a few cuts without a socket
 
 NUM_CUTS = 1000
-MAX_BYTES = 3000
-PATH = "/v1/completions"
-BODY: dict[str, Any] = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
-EVENT = re.compile(rb"id: ([0-9a-f]{32})\.([0-9]+)\ndata: ([^\n]*)\n\n")
+NUM_READERS = 4
+NUM_TEXTS = 3
+NUM_FAULTS = 3
+NUMBERS = itertools.count()  # of streams; their keys must not be those of another test
 
 # Reads streams as a page does, over connections that it gives up after random bytes. The results: texts, and cuts.
 BROWSER = """
-const [bodies, numCuts, maxBytes, done] = arguments;
+const [requests, lastEvents, numCuts, maxBytes, done] = arguments;
 let seed = 7;
 const drawn = (limit) => { seed = (seed * 48271) % 2147483647; return seed % limit; };
 
-async function readSome(number, body, lastId) {
+async function readSome(number, {path, body}, lastId) {
   const abort = new AbortController(), limit = 1 + drawn(maxBytes), headers = {"Idempotency-Key": `page-${number}`};
   let answer;
   if (lastId && drawn(2)) {
@@ -35,7 +43,7 @@ async function readSome(number, body, lastId) {
   } else {
     headers["Content-Type"] = "application/json";
     if (lastId) headers["Last-Event-ID"] = lastId;
-    answer = await fetch("/v1/completions", {method: "POST", headers, body, signal: abort.signal});
+    answer = await fetch(path, {method: "POST", headers, body, signal: abort.signal});
   }
   if (!answer.ok) throw new Error(await answer.text());
   const reader = answer.body.getReader(), bytes = [];
@@ -48,26 +56,32 @@ async function readSome(number, body, lastId) {
   return new TextDecoder().decode(new Uint8Array(bytes.slice(0, limit)));
 }
 
-async function readAll(number, body) {
+// The text of an event of any route.
+function deltaOf({choices, type, delta}) {
+  if (choices) return choices.map((choice) => choice.text ?? choice.delta.content ?? "").join("");
+  return (type === "content_block_delta" ? delta.text : type === "response.output_text.delta" ? delta : "") ?? "";
+}
+
+async function readAll(number, request) {
   let lastId = "", text = "", count = 0, connections = 0;
   for (;;) {
     connections += 1;
-    for (const [, stream, after, data] of (await readSome(number, body, lastId)).matchAll(
-      /id: ([0-9a-f]{32})\\.([0-9]+)\\ndata: ([^\\n]*)\\n\\n/g)) {
+    for (const [, stream, after, data] of (await readSome(number, request, lastId)).matchAll(
+      /id: ([0-9a-f]{32})\\.([0-9]+)\\n(?:event: [^\\n]*\\n)?data: ([^\\n]*)\\n\\n/g)) {
       if (Number(after) !== ++count) throw new Error(`event ${after} in place of ${count}`);
-      if (data === "[DONE]") return [text, connections - 1];
+      if (lastEvents.some((start) => data.startsWith(start))) return [text, connections - 1];
       lastId = `${stream}.${after}`;
-      text += (JSON.parse(data).choices[0] || {text: ""}).text;
+      text += deltaOf(JSON.parse(data));
     }
   }
 }
 
 (async () => {
-  const texts = bodies.map(() => []);
+  const texts = requests.map(() => []);
   let cuts = 0;
   for (let number = 0; cuts < numCuts; number += 1) {
-    const [text, num] = await readAll(number, bodies[number % bodies.length]);
-    texts[number % bodies.length].push(text);
+    const [text, num] = await readAll(number, requests[number % requests.length]);
+    texts[number % requests.length].push(text);
     cuts += num;
   }
   return {texts, cuts};
@@ -75,91 +89,123 @@ async function readAll(number, body) {
 """
 
 
-@pytest.fixture(scope="module")
-def server(serve: Callable[..., Any]) -> Iterator[Any]:
-    with serve("--api-server-count", "2") as running:
-        yield running
+class Cutting:
+    """A server whose streams are read over connections that are lost, and the texts that they have without that."""
 
+    def __init__(self, server: Any, route: Route) -> None:
+        self.server, self.route = server, route
+        self.texts = [self._text(seed) for seed in range(NUM_TEXTS)]
+        self.num_cuts = self.num_away = 0
+        self._lock = threading.Lock()
 
-def bodies_and_texts(server: Any) -> list[tuple[bytes, str]]:
-    found = []
-    for prompt in ("Once upon a time", "The old king", "A fox and a bird"):
-        body = BODY | {"prompt": prompt}
-        status, answer, _ = server.post(PATH, body)
+    def _text(self, seed: int) -> str:
+        status, answer, _ = self.server.post(self.route.path, self.route.body(seed))
         assert status == 200, answer
-        found.append((json.dumps(body | {"stream": True}).encode(), str(answer["choices"][0]["text"])))
-    return found
+        return self.route.text_of(answer)
+
+    def _read_until(self, num_cuts: int, *, may_be_away: bool) -> None:
+        """Reads streams, several at a time, until so many connections are lost."""
+        port = urlsplit(self.server.url).port
+        assert port is not None
+
+        def read(_: int) -> None:
+            while self.num_cuts < num_cuts:
+                number = next(NUMBERS)
+                body = json.dumps(self.route.body(number % NUM_TEXTS, stream=True)).encode()
+                reader = CutReader(port, self.route, body, f"cut-{number}", random.Random(number), may_be_away)
+                with contextlib.closing(reader):
+                    assert reader.read_all(self._count_cut) == self.texts[number % NUM_TEXTS]
+                    assert may_be_away or reader.whole() == reader.events
+                self.num_away += reader.num_away
+
+        with ThreadPoolExecutor(NUM_READERS) as pool:
+            list(pool.map(read, range(NUM_READERS)))
+
+    def _count_cut(self) -> None:
+        with self._lock:
+            self.num_cuts += 1
+
+    def read_beside(self, action: Callable[[], None], *, may_be_away: bool = True) -> None:
+        """Reads streams until `NUM_CUTS` connections are lost; several times meanwhile, `action` is called."""
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(self._read_until, NUM_CUTS, may_be_away=may_be_away)
+            for count in range(1, NUM_FAULTS + 1):
+                while self.num_cuts < NUM_CUTS * count // (NUM_FAULTS + 1) and not reading.done():
+                    time.sleep(0.01)
+                if not reading.done():
+                    action()
+            reading.result()
 
 
-def request(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    headers = {"Host": "x", "Connection": "close", "Content-Length": str(len(body)), **headers}
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+@pytest.mark.parametrize("name", ROUTES)
+def test_cuts_and_engine_cores_that_are_killed_change_no_text(serve: Callable[..., Any], name: str) -> None:
+    with serve("--api-server-count", "2") as server:
+
+        def kill() -> None:
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            server.wait_for(lambda: server.get_status("/ready") == 503, "recovering server")
+            server.wait_for(lambda: server.get_status("/ready") == 200, "recovered server")
+
+        Cutting(server, ROUTES[name]).read_beside(kill, may_be_away=False)
+        assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == NUM_FAULTS
+        assert "Traceback" not in server.log
 
 
-def read_some(port: int, message: bytes, limit: int) -> bytes:
-    """The first bytes of an answer, whose connection is closed then; less where it ends before."""
-    received = bytearray()
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(message)
-        while len(received) < limit and (some := connection.recv(limit - len(received))):
-            received += some
-    return bytes(received)
+def test_cuts_and_api_processes_that_are_killed_change_no_text(serve: Callable[..., Any], tmp_path: Path) -> None:
+    with serve("--api-server-count", "2", "--state-dir", str(tmp_path / "state")) as server:
+        turns = itertools.cycle(range(2))
+
+        def kill() -> None:
+            victim = server.api_pids()[next(turns)]
+            os.kill(victim, signal.SIGKILL)
+            server.wait_for(lambda: len({*server.api_pids()} - {victim}) == 2, "another API process")
+
+        Cutting(server, ROUTES["chat"]).read_beside(kill)
+        assert "streams go on" in server.log
+        assert "Traceback" not in server.log
 
 
-def body_of(answer: bytes) -> bytes:
-    """The body as far as it has come, without the lengths of its chunks."""
-    head, _, rest = answer.partition(b"\r\n\r\n")
-    assert rest == b"" or head.startswith(b"HTTP/1.1 200 "), answer
-    body = b""
-    while rest:
-        length, mark, rest = rest.partition(b"\r\n")
-        if not mark or int(length, 16) == 0:
-            break
-        body, rest = body + rest[: int(length, 16)], rest[int(length, 16) + 2 :]
-    return body
+@pytest.mark.parametrize("name", ["completions", "chat", "messages"])
+def test_cuts_and_servers_that_are_killed_as_a_whole_change_no_text(
+    launch: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+
+    def start() -> Any:
+        return launch("--api-server-count", "2", "--state-dir", str(tmp_path / "state"), "--port", port)
+
+    server = start()
+    server.wait_until_ready()
+    cutting = Cutting(server, ROUTES[name])
+
+    def restart() -> None:
+        cutting.server.kill_all()
+        cutting.server = start()
+        cutting.server.wait_until_ready()
+
+    cutting.read_beside(restart)
+    assert cutting.num_away
+    assert "streams go on" in cutting.server.log
+    assert "Traceback" not in cutting.server.log
 
 
-def read_all(port: int, drawn: random.Random, number: int, body: bytes) -> tuple[str, int]:
-    """The text of a stream that is read over connections which are lost after random bytes, and their number."""
-    text, last_id, count, num_cuts = "", "", 0, 0
-    while True:
-        if last_id and drawn.random() < 0.5:
-            stream_id, _, after = last_id.partition(".")
-            message = request("GET", f"/v1/streams/{stream_id}?after={after}", {})
-        else:
-            headers = {"Content-Type": "application/json", "Idempotency-Key": f"cut-{number}"}
-            message = request("POST", PATH, headers | ({"Last-Event-ID": last_id} if last_id else {}), body)
-        for stream_id, after, data in EVENT.findall(body_of(read_some(port, message, drawn.randrange(1, MAX_BYTES)))):
-            count += 1
-            assert int(after) == count
-            if data == b"[DONE]":
-                return text, num_cuts
-            last_id = f"{stream_id.decode()}.{count}"
-            text += "".join(choice["text"] for choice in json.loads(data)["choices"])
-        num_cuts += 1
-
-
-def test_a_thousand_cuts_of_sockets_change_no_text(server: Any) -> None:
-    drawn, wanted, port = random.Random(0), bodies_and_texts(server), urlsplit(server.url).port
-    assert port is not None
-    num_cuts = number = 0
-    while num_cuts < NUM_CUTS:
-        body, text = wanted[number % len(wanted)]
-        found, cuts = read_all(port, drawn, number, body)
-        assert found == text
-        num_cuts, number = num_cuts + cuts, number + 1
-
-
-def test_a_thousand_cuts_of_a_page_change_no_text(server: Any) -> None:
+def test_a_thousand_cuts_of_a_page_change_no_text(serve: Callable[..., Any]) -> None:
     from browser_helpers import open_browser  # skips where there is none
 
-    wanted = bodies_and_texts(server)
-    with open_browser() as browser:
+    with serve("--api-server-count", "2") as server, open_browser() as browser:
+        asked = [
+            {
+                "path": route.path,
+                "body": json.dumps(route.body(1, stream=True)),
+                "text": Cutting(server, route).texts[1],
+            }
+            for route in ROUTES.values()
+        ]
         browser.set_script_timeout(540)
         browser.get(f"{server.url}/live")
-        bodies = [body.decode() for body, _ in wanted]
-        found = browser.execute_async_script(BROWSER, bodies, NUM_CUTS, MAX_BYTES)
+        found = browser.execute_async_script(BROWSER, asked, LAST_EVENTS, NUM_CUTS, MAX_BYTES)
     assert "error" not in found, found["error"]
     assert found["cuts"] >= NUM_CUTS
-    assert [set(texts) for texts in found["texts"]] == [{text} for _, text in wanted]
+    assert [set(texts) for texts in found["texts"]] == [{one["text"]} for one in asked]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import pytest
 
 PROMPT = "Tell me a long story about a fox."
@@ -21,17 +19,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 1.0, "extra_body": {"seed": 7}},
     "drawn": {"temperature": 1.0},
 }
-
-
-def kill_all(server: Any) -> None:
-    """Ends all processes of a server without a word, at once."""
-    family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
-    for process in family:
-        process.send_signal(signal.SIGSTOP)
-    for process in family:
-        process.kill()
-    psutil.wait_procs(family, timeout=30)
-    server.close_client()
 
 
 def wait_for_end(client: openai.OpenAI, response_id: str) -> Any:
@@ -89,7 +76,7 @@ def test_a_server_that_is_killed_as_a_whole_finishes_the_background_after_its_re
     stream = server.client.responses.create(**fields, **SETTINGS["seeded"], background=True, stream=True)
     seen = list(itertools.islice(stream, 12))
     chats = {name: started_chat(server.client, fields["model"], name) for name in SETTINGS}
-    kill_all(server)
+    server.kill_all()
 
     server = launch("--state-dir", str(tmp_path / "state"))
     server.wait_until_ready()

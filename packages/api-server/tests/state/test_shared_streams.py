@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmstack_server.state import remote_streams
+from llmstack_server.state import remote_streams, shared_streams
 from llmstack_server.state.peers import Peers
 from llmstack_server.state.remote_streams import Reader, RemoteReader
 from llmstack_server.state.shared_streams import KeyReusedError, SharedStreams
@@ -17,6 +17,7 @@ from llmstack_server.state.stream_record import (
     FailedError,
     Head,
     ReplacedError,
+    StreamAwayError,
     StreamRecord,
     UnknownStreamError,
 )
@@ -147,23 +148,74 @@ async def test_with_the_end_of_a_process_its_answers_are_unknown_and_its_keys_fr
     await peers[0].__aexit__(None, None, None)
     with pytest.raises(UnknownStreamError):
         await three[1].open(record.id, "owner", 0)
-    with pytest.raises(UnknownStreamError):
+    with pytest.raises(StreamAwayError):
         await reader.read()
     assert await begin(three[1]) is not record
+
+
+async def test_a_process_that_replaces_another_one_learns_which_keys_are_in_use(
+    three: list[SharedStreams], peers: list[Peers], tmp_path: Path
+):
+    for key in KEYS:
+        await begin(three[1], key)
+    await peers[0].__aexit__(None, None, None)
+    assert isinstance(await join(three[2], KEYS[0]), RemoteReader)
+    async with Peers(tmp_path, 0, 3) as peer:
+        streams = SharedStreams()
+        streams.share(peer, lambda: None)
+        for asker in (streams, three[2]):
+            for key in KEYS:
+                assert isinstance(await join(asker, key), RemoteReader)
+
+
+class Saver:
+    """Stands for a database, with which the streams of a process come again."""
+
+    def keep(self, *_: object) -> bool:
+        return False
+
+
+async def test_with_a_database_the_others_wait_for_a_process_that_is_replaced(
+    three: list[SharedStreams], peers: list[Peers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    record = await begin(three[0])
+    reader = await join(three[1])
+    for streams in three:
+        streams.keep(Saver(), lambda: None)  # type: ignore[arg-type]
+    await peers[0].__aexit__(None, None, None)
+    monkeypatch.setattr(shared_streams, "MAX_ASK_S", 0.05)
+    for asked in (three[1].open(record.id, "owner", 0), three[1].claim("key", "digest", "owner", 60.0)):
+        with pytest.raises(StreamAwayError):
+            await asked
+    monkeypatch.setattr(shared_streams, "MAX_ASK_S", 10.0)
+    waiting = asyncio.create_task(three[1].open(record.id, "owner", 0))
+    await asyncio.sleep(0.05)
+    async with Peers(tmp_path, 0, 3) as peer:
+        streams = SharedStreams()
+        streams.share(peer, lambda: None)
+        again = streams.table.restore(record.id, "owner", "digest", 60.0, record.key)
+        assert again is not None
+        again.settled.set_result(0)
+        again.restore(STREAM, [b"part"])
+        again.finish()
+        with pytest.raises(StreamAwayError):  # its place in the process before is lost
+            await reader.read()
+        assert await read_all(await waiting) == [b"part"]
+        assert await read_all(await join(three[2])) == [b"part"]
 
 
 async def test_a_claim_that_is_cancelled_frees_its_key(three: list[SharedStreams], monkeypatch: pytest.MonkeyPatch):
     never = asyncio.Event()
 
-    async def ask_one(index: int, question: str) -> None:
+    async def ask(_self: Peers, *_: object, **_options: object) -> None:
         await never.wait()
 
     for streams in three:
         with monkeypatch.context() as patch:
-            patch.setattr(Peers, "ask_one", lambda _self, index, question: ask_one(index, question))
+            patch.setattr(Peers, "ask_patiently", ask)
             claiming = asyncio.create_task(streams.claim("key", "digest", "owner", 60.0))
             await asyncio.sleep(0)
             claiming.cancel()
             result = (await asyncio.gather(claiming, return_exceptions=True))[0]
-        if isinstance(result, asyncio.CancelledError):  # else it asked no other process
-            assert len(streams.table) == 0
+        assert isinstance(result, asyncio.CancelledError)
+        assert len(streams.table) == 0

@@ -7,13 +7,13 @@ from starlette.responses import Response
 
 from llmstack_server.app.steps import parse_number
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.state.stream_record import UnknownStreamError
+from llmstack_server.state.stream_record import StreamAwayError, UnknownStreamError
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, stream_not_found
 from llmstack_server.web.openapi import STREAM, error_responses
 from llmstack_server.web.restarts import open_saved_streams
 from llmstack_server.web.resumable import LAST_EVENT_HEADER, read_event_id
-from llmstack_server.web.stream_answer import StreamAnswer
+from llmstack_server.web.stream_answer import StreamAnswer, raise_as_http
 
 
 def add_stream_routes(router: APIRouter, state: ServerState) -> None:
@@ -21,7 +21,7 @@ def add_stream_routes(router: APIRouter, state: ServerState) -> None:
     state.streams.share(state.peers, lambda: state.metrics.count_stream("abandoned"))
     open_saved_streams(state)
 
-    @router.get("/v1/streams/{stream_id}", responses=STREAM | error_responses(400, 401, 404))
+    @router.get("/v1/streams/{stream_id}", responses=STREAM | error_responses(400, 401, 404, 503))
     async def stream(stream_id: str, request: Request) -> Response:
         """The rest of an answer after event `after`, or after the one in the header `Last-Event-ID`."""
         after = parse_number("after", request.query_params)
@@ -31,7 +31,7 @@ def add_stream_routes(router: APIRouter, state: ServerState) -> None:
                 raise HTTPError(stream_not_found())
         try:
             reader = await state.streams.open(stream_id, current_client.get().tenant, after)
-        except UnknownStreamError:
-            raise HTTPError(stream_not_found()) from None
+        except (UnknownStreamError, StreamAwayError) as error:
+            raise_as_http(error)
         state.metrics.count_stream("resumed")
         return StreamAnswer(state, reader)

@@ -79,13 +79,26 @@ class Peers:
             answers = await asyncio.gather(*(self._ask_until_answered(index, question) for index in others))
         return [answer for answer in answers if answer is not None]
 
-    async def _ask_until_answered(self, index: int, question: str) -> Any:
+    async def ask_patiently(self, index: int, question: str, timeout_s: float, *, awaits_start: bool = False) -> Any:
+        """The answer of another process, which is asked again where it is slow; None where it does not run.
+
+        `awaits_start`: Also one that does not run is asked again, since it is being replaced.
+
+        Raises:
+            TimeoutError: It has given no answer in all the time.
+        """
+        async with asyncio.timeout(timeout_s):
+            return await self._ask_until_answered(index, question, awaits_start=awaits_start)
+
+    async def _ask_until_answered(self, index: int, question: str, *, awaits_start: bool = False) -> Any:
         """The answer of another process; None where it does not run."""
         while True:
             try:
                 answer = await self._ask(index, question)
             except (FileNotFoundError, ConnectionRefusedError):  # a process that was killed leaves its socket
-                return None
+                if not awaits_start:
+                    return None
+                answer = None
             except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 answer = None
             if answer is not None:

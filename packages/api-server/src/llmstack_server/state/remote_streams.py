@@ -12,6 +12,7 @@ from llmstack_server.state.stream_record import (
     FailedError,
     Head,
     ReplacedError,
+    StreamAwayError,
     StreamReader,
     UnknownStreamError,
 )
@@ -60,7 +61,7 @@ class RemoteReader:
         return self._stream_id
 
     async def read(self) -> Batch:
-        """The next parts; raises as `StreamRecord.read`, and UnknownStreamError where the process has ended."""
+        """The next parts; raises as `StreamRecord.read`, and StreamAwayError where the process has ended."""
         num_tries = 0
         while num_tries < MAX_TRIES:
             answer = await self._ask(f"read {self._token} {self._position} {int(self._knows_head)}")
@@ -74,7 +75,7 @@ class RemoteReader:
             self._position = batch.first - 1 + len(batch.parts)
             self._knows_head = True
             return batch
-        raise UnknownStreamError
+        raise StreamAwayError
 
     async def aclose(self) -> None:
         """Removes the reader in the other process."""
@@ -105,8 +106,8 @@ class RemoteReaders:
     async def read(self, token: str, position: int, *, knows_head: bool) -> dict[str, Any]:
         """The answer to one question of a reader."""
         reader = self._token_to_reader.get(token)
-        if reader is None:
-            return {"error": "unknown"}
+        if reader is None:  # of the process before this one
+            return {"error": "away"}
         self._expect(token)
         try:
             async with asyncio.timeout(MAX_WAIT_S):
@@ -158,6 +159,8 @@ def _batch_of(answer: dict[str, Any]) -> Batch:
         raise FailedError(answer["fields"])
     if error == "replaced":
         raise ReplacedError
+    if error == "away":
+        raise StreamAwayError
     if error is not None:
         raise UnknownStreamError
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer["headers"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_server.state.peers import Peers
 from llmstack_server.state.remote_streams import MAX_WAIT_S, Reader, RemoteReader, RemoteReaders
-from llmstack_server.state.stream_record import StreamReader, StreamRecord, UnknownStreamError
+from llmstack_server.state.stream_record import StreamAwayError, StreamReader, StreamRecord, UnknownStreamError
 from llmstack_server.state.stream_table import StreamTable
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 TOPIC = "streams"
 MAX_REMEMBERED = 65_536
 MAX_TRIES = 3
+# As long as an API process takes to be replaced.
+MAX_ASK_S = 10.0
 ANY_REQUEST = "-"
 UNSETTLED = -1
 
@@ -35,13 +38,16 @@ class SharedStreams:
 
     With several processes, the id of a stream says which one has it. The process that follows from a key remembers
     which one has claimed it last, and asks that one before it gives the key to another: of two retries at the same
-    time in two processes, one joins the other.
+    time in two processes, one joins the other. A process that replaces another one learns from the others what it
+    has to remember. With a database a process that has ended comes again with its streams, and the others wait for it.
     """
 
     def __init__(self) -> None:
         self.table = StreamTable()
         self._peers: Peers | None = None
         self._key_to_index: OrderedDict[str, int] = OrderedDict()
+        self._learning = asyncio.Lock()
+        self._has_learned = False
         self._readers = RemoteReaders()
         self.saver: StreamSaver | None = None
         self._restore: Callable[[], None] = lambda: None
@@ -54,7 +60,8 @@ class SharedStreams:
     async def claim_restored(self, keys: Iterable[str]) -> None:
         """Tells the other processes which keys of an earlier server are here."""
         for key in keys:
-            await self._claim_in_server(key)
+            with contextlib.suppress(StreamAwayError):  # it learns of them when it is up
+                await self._claim_in_server(key)
 
     def share(self, peers: Peers | None, on_abandoned: Callable[[], object]) -> None:
         """Shares the streams with the other processes of the server. `on_abandoned`: As of `StreamTable`."""
@@ -69,6 +76,7 @@ class SharedStreams:
 
         Raises:
             UnknownStreamError: There is no such stream or part, it is another owner's, or of another request.
+            StreamAwayError: Its process does not answer.
         """
         if not _STREAM_ID.fullmatch(stream_id):
             raise UnknownStreamError
@@ -83,6 +91,7 @@ class SharedStreams:
 
         Raises:
             KeyReusedError: The key was used for another request.
+            StreamAwayError: A process that may have it does not answer.
         """
         self._restore()
         key = hashlib.sha256(f"{owner} {key}".encode()).hexdigest()[:32]
@@ -124,15 +133,46 @@ class SharedStreams:
         home = int(key, 16) % peers.count
         if home == peers.index:
             return await self._holder(peers, key, peers.index)
-        index = await peers.ask_one(home, f"{TOPIC} claim {key} {peers.index}")
-        # One that does not answer has ended: then only this process knows the key.
-        return index if isinstance(index, int) and 0 <= index < peers.count else peers.index
+        index = await self._ask(peers, home, f"claim {key} {peers.index}")
+        if isinstance(index, int) and 0 <= index < peers.count:
+            return index
+        # It has ended, and learns of the key when it is up again.
+        held = await self._ask_others(peers, f"held {key}")
+        return next((index for index, is_held in held.items() if is_held), peers.index)
+
+    async def _ask(self, peers: Peers, index: int, question: str) -> Any:
+        """The answer of another process; None where it has ended, and its streams with it.
+
+        Raises:
+            StreamAwayError: It gives none.
+        """
+        is_kept = self.saver is not None
+        try:
+            return await peers.ask_patiently(index, f"{TOPIC} {question}", MAX_ASK_S, awaits_start=is_kept)
+        except TimeoutError:
+            raise StreamAwayError from None
+
+    async def _ask_others(self, peers: Peers, question: str) -> dict[int, Any]:
+        others = [index for index in range(peers.count) if index != peers.index]
+        answers = await asyncio.gather(*(self._ask(peers, index, question) for index in others))
+        return dict(zip(others, answers, strict=True))
+
+    async def _learn(self, peers: Peers) -> None:
+        """Learns once which keys the others have: the process of this index before knew them."""
+        async with self._learning:
+            if not self._has_learned:
+                for index, keys in (await self._ask_others(peers, f"keys {peers.index}")).items():
+                    self._key_to_index.update((str(key), index) for key in keys or ())
+                self._key_to_index.update((key, peers.index) for key in self.table.settled_keys)
+                self._has_learned = True
 
     async def _holder(self, peers: Peers, key: str, index: int) -> int:
         """The process that has the answer, or `index`, which then claims the key."""
+        if not self._has_learned:
+            await self._learn(peers)
         last = self._key_to_index.get(key, index)
         if last != index:
-            is_held = self._holds(key) if last == peers.index else await peers.ask_one(last, f"{TOPIC} held {key}")
+            is_held = self._holds(key) if last == peers.index else await self._ask(peers, last, f"held {key}")
             if is_held:
                 return last
             if self._key_to_index.get(key) != last:  # another process has claimed it meanwhile
@@ -154,7 +194,7 @@ class SharedStreams:
 
     async def _open_there(self, index: int, question: str, after: int) -> Reader:
         peers = self._peers
-        answer = None if peers is None else await peers.ask_one(index, f"{TOPIC} {question}")
+        answer = None if peers is None else await self._ask(peers, index, question)
         if peers is None or not isinstance(answer, dict) or "error" in answer:
             raise KeyReusedError if isinstance(answer, dict) and answer["error"] == "reused" else UnknownStreamError
         return RemoteReader(lambda text: peers.ask_one(index, f"{TOPIC} {text}"), answer, after)
@@ -164,7 +204,11 @@ class SharedStreams:
         self._restore()
         what, *words = question.split(" ")  # without API keys the owner, which is the last word, is empty
         if what == "claim" and self._peers is not None:
-            return await self._holder(self._peers, words[0], int(words[1]))
+            with contextlib.suppress(StreamAwayError):
+                return await self._holder(self._peers, words[0], int(words[1]))
+            return None  # it asks again
+        if what == "keys":
+            return [key for key in self.table.settled_keys if int(key, 16) % self.table.count == int(words[0])]
         if what == "held":
             return self._holds(words[0])
         if what == "read":

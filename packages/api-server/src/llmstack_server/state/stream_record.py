@@ -21,6 +21,10 @@ class UnknownStreamError(Exception):
     """No stream has this id, or it is another tenant's."""
 
 
+class StreamAwayError(Exception):
+    """The process that has the stream does not answer now."""
+
+
 class ReplacedError(Exception):
     """A later reader has come to the stream."""
 

@@ -96,6 +96,12 @@ class StreamTable:
         """The record with this key."""
         return self._key_to_record.get(key)
 
+    @property
+    def settled_keys(self) -> list[str]:
+        """The keys of the records that this process answers."""
+        records = self._key_to_record.items()
+        return [key for key, one in records if one.settled.done() and one.settled.result() == self.index]
+
     def remove(self, record: StreamRecord) -> None:
         """Takes a record out. Its reader reads on; without one it is abandoned. Idempotent."""
         if self._id_to_record.pop(record.id, None) is None:

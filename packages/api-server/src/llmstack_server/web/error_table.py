@@ -74,7 +74,7 @@ KINDS = (
         "engine_unavailable",
         503,
         UNAVAILABLE,
-        "the model is loading or asleep, or the engine was restarted without this request",
+        "the model is loading or asleep, the engine lost this request, or an API process does not reply",
         headers=_RETRY,
     ),
     ErrorKind(

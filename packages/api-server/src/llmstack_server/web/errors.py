@@ -253,6 +253,11 @@ def stream_not_found() -> ErrorAnswer:
     return error_answer("not_found", "There is no stream with this id.")
 
 
+def stream_away() -> ErrorAnswer:
+    """503 `engine_unavailable`, while the API process that has a stream is being replaced."""
+    return engine_unavailable("The API process that has this answer does not reply now. Try again.")
+
+
 def deadline_exceeded(limit_s: float) -> ErrorAnswer:
     """504 `deadline_exceeded`; `limit_s` is the server's own limit."""
     return error_answer("deadline_exceeded", f"The request was not done after {limit_s:g} seconds.")

@@ -16,6 +16,7 @@ from llmstack_server.state.stream_record import (
     Batch,
     FailedError,
     ReplacedError,
+    StreamAwayError,
     StreamReader,
     UnknownStreamError,
 )
@@ -29,6 +30,7 @@ from llmstack_server.web.errors import (
     HTTPError,
     answer_to,
     idempotency_key_reused,
+    stream_away,
     stream_not_found,
     stream_reader_replaced,
 )
@@ -147,6 +149,8 @@ def _known_answer(error: Exception) -> ErrorAnswer | None:
         return stream_reader_replaced()
     if isinstance(error, UnknownStreamError):
         return stream_not_found()
+    if isinstance(error, StreamAwayError):
+        return stream_away()
     if isinstance(error, KeyReusedError):
         return idempotency_key_reused()
     return ErrorAnswer(**error.fields) if isinstance(error, FailedError) else None
