@@ -15,8 +15,10 @@
 namespace llmstack {
 namespace {
 
-// Queries in an item of a prefill: enough to repay the packing of tiles (48 and 192 measured slower).
-constexpr int64_t kItemQueries = 96;
+// Queries in an item of a prefill: enough to repay the packing of tiles. More repay it better, where threads have so many
+// items that they still end at about the same time.
+constexpr int64_t kItemQueries = 96, kManyItemQueries = 192;
+constexpr int64_t kManyItems = 8;  // per thread
 
 // Eight bytes a field, in the order of `_ARGUMENTS` in native.py.
 template <class T>
@@ -118,10 +120,19 @@ int64_t count_together(const Call<T>& call, const std::vector<int32_t>& rows, in
   return count;
 }
 
+// Queries in an item of these rows.
+template <class T>
+int64_t num_item_queries(const Call<T>& call, const std::vector<int32_t>& rows) {
+  int64_t num_tokens = 0;
+  for (const int32_t row : rows) num_tokens += call.query_start_loc[row + 1] - call.query_start_loc[row];
+  const bool are_many = num_tokens * call.num_heads >= kManyItemQueries * kManyItems * num_threads();
+  return are_many ? kManyItemQueries : kItemQueries;
+}
+
 // Items of neighbouring tokens of one row, a KV head each.
 template <class T>
-void cut_row(const Call<T>& call, const int32_t* row, std::vector<Item>& items) {
-  const int64_t item_tokens = std::max<int64_t>(1, kItemQueries / call.group());
+void cut_row(const Call<T>& call, const int32_t* row, int64_t num_queries, std::vector<Item>& items) {
+  const int64_t item_tokens = std::max<int64_t>(1, num_queries / call.group());
   const int64_t start = call.query_start_loc[*row], end = call.query_start_loc[*row + 1];
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
     for (int64_t token = start; token < end; token += item_tokens) {
@@ -168,7 +179,8 @@ void cut(const Call<T>& call, Items& cut) {
     has_window |= call.seq_lens[row] > call.sliding_window;
     (call.query_start_loc[row + 1] - call.query_start_loc[row] == 1 ? decodes : others).push_back(row);
   }
-  for (const int32_t& row : others) cut_row(call, &row, items);
+  const int64_t num_queries = num_item_queries(call, others);
+  for (const int32_t& row : others) cut_row(call, &row, num_queries, items);
   if (!has_window) sort_by_blocks(call, decodes);
   cut_decodes(call, decodes, !has_window, cut);
   if (num_threads() == 1) return;

@@ -23,6 +23,13 @@ namespace {
 // At most so many queries of a KV head read a tile as it lies: with more of them, packing it pays.
 constexpr int64_t kUnpackedQueries = 8;
 
+// Blocks of queries whose weights are computed together: no product then waits for the largest score of the one before.
+constexpr int kBlocksTogether = 4;
+constexpr int kQueriesTogether = kBlocksTogether * kRowBlock;
+
+// Queries that are fetched before they are copied. More at once exceed a processor's queue.
+constexpr int64_t kQueriesAhead = 12;
+
 // Addresses of a tile's keys and values. Positions that the item does not see point to zeros: their slots may hold anything.
 template <class T>
 struct Tile {
@@ -46,15 +53,15 @@ struct Scratch {
   std::vector<Words> operands, keys, values, weights, zeros;
   std::vector<Floats> scores, sums;
   std::vector<Query> queries;
-  float factors[kRowBlock + kLanes] = {};  // whole vectors of them
+  float factors[kQueriesTogether + kLanes] = {};  // whole vectors of them
 
   void reserve(int64_t num_queries, int64_t head_dim) {
     grow(operands, num_queries * head_dim / kLanes);
     grow(keys, kTileVectors * head_dim);
     grow(values, kTileKeys * head_dim / kLanes);
-    grow(weights, kRowBlock * kTileVectors);
+    grow(weights, kQueriesTogether * kTileVectors);
     grow(zeros, head_dim / kLanes);
-    grow(scores, kRowBlock * kTileVectors);
+    grow(scores, kQueriesTogether * kTileVectors);
     grow(sums, num_queries * head_dim / kLanes);
     grow(queries, num_queries);
   }
@@ -166,17 +173,22 @@ class Attention {
     }
   }
 
-  // The queries of neighbouring tokens lie far apart, so all are fetched before the first is waited for.
+  // The queries of neighbouring tokens lie far apart, so they are fetched before they are waited for.
   void begin() {
-    const int64_t head_dim = call_.head_dim;
+    const int64_t head_dim = call_.head_dim, head_bytes = head_dim * sizeof(T);
     const auto query_of = [&](int64_t token, int64_t head) {
       return call_.query + token_of(token) * call_.query_token_stride + head * call_.query_head_stride;
     };
-    for_each_query([&](int64_t, int64_t token, int64_t head) {
+    const auto fetch = [&](int64_t token, int64_t head) {
       const char* start = reinterpret_cast<const char*>(query_of(token, head));
-      for (int64_t byte = 0; byte < head_dim * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(start + byte);
-    });
+      for (int64_t byte = 0; byte < head_bytes; byte += 64) __builtin_prefetch(start + byte);
+    };
+    const int64_t tokens_ahead = std::min(item_.num_tokens, (kQueriesAhead + group_ - 1) / group_);
+    for (int64_t token = 0; token < tokens_ahead; ++token) {
+      for (int64_t i = 0; i < group_; ++i) fetch(token, item_.first_head * group_ + i);
+    }
     for_each_query([&](int64_t query, int64_t token, int64_t head) {
+      if (token + tokens_ahead < item_.num_tokens) fetch(token + tokens_ahead, head);
       const T* source = query_of(token, head);
       Element* operands = reinterpret_cast<Element*>(scratch_.operands.data()) + query * head_dim;
       for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(operands + dim, load(source + dim));
@@ -227,15 +239,15 @@ class Attention {
       for (int64_t query = first; query < end; query += kDecodeRows) {
         const int rows = static_cast<int>(std::min<int64_t>(kDecodeRows, end - query));
         score(operands(query), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), prefetches);
-        const float* factors = weigh_block(tile, query, rows, vectors);
+        const float* factors = weigh_all(tile, query, rows, &vectors);
         add_values(weights(), tile.values, call_.head_dim, rows, vectors * kLanes, factors, sums(query), prefetches);
       }
       return;
     }
     pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), prefetches.values);
     pack_values(tile.values, call_.head_dim, vectors * kLanes, scratch_.values.data(), prefetches.values);
-    for (int64_t query = first; query < end; query += kRowBlock) {
-      attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end - query)), prefetches.keys);
+    for (int64_t query = first; query < end; query += kQueriesTogether) {
+      attend_packed(tile, query, static_cast<int>(std::min<int64_t>(kQueriesTogether, end - query)), prefetches.keys);
     }
   }
 
@@ -250,39 +262,56 @@ class Attention {
     return static_cast<int>((std::min<int64_t>(num_keys, kTileKeys) + kLanes - 1) / kLanes);
   }
 
-  void attend_block(const Tile<T>& tile, int64_t query, int num_queries, Fetch& fetch) {
+  // The same with the packed tile, for queries together.
+  void attend_packed(const Tile<T>& tile, int64_t query, int num_queries, Fetch& fetch) {
     const int64_t steps = call_.head_dim / kPerWord<T>, dim_vectors = call_.head_dim / kLanes;
-    const int vectors = vectors_below(scratch_.queries[query + num_queries - 1].position + 1 - tile.start);
-    multiply(Product<Word>{operands(query), steps, scratch_.keys.data(), kTileVectors, steps, scratch_.scores.data(),
-                           kTileVectors, nullptr},
-             num_queries, vectors, fetch);
-    const float* factors = weigh_block(tile, query, num_queries, vectors);
-    multiply(Product<Word>{weights(), kTileKeys / kPerWord<T>, scratch_.values.data(), dim_vectors,
-                           vectors * kLanes / kPerWord<T>, sums(query), dim_vectors, factors},
-             num_queries, dim_vectors, fetch);
+    int vectors[kBlocksTogether];
+    const auto for_each_block = [&](const auto& work) {
+      for (int first = 0, block = 0; first < num_queries; first += kRowBlock, ++block) {
+        work(first, std::min(kRowBlock, num_queries - first), vectors[block]);
+      }
+    };
+    for_each_block([&](int first, int count, int& own) {
+      own = vectors_below(scratch_.queries[query + first + count - 1].position + 1 - tile.start);
+      Floats* scores = scratch_.scores.data() + first * kTileVectors;
+      multiply(Product<Word>{operands(query + first), steps, scratch_.keys.data(), kTileVectors, steps, scores,
+                             kTileVectors, nullptr},
+               count, own, fetch);
+    });
+    const float* factors = weigh_all(tile, query, num_queries, vectors);
+    for_each_block([&](int first, int count, int own) {
+      constexpr int64_t kWeightStride = kTileKeys / kPerWord<T>;
+      multiply(Product<Word>{weights() + first * kWeightStride, kWeightStride, scratch_.values.data(), dim_vectors,
+                             own * kLanes / kPerWord<T>, sums(query + first), dim_vectors, factors + first},
+               count, dim_vectors, fetch);
+    });
   }
 
-  // Turns the products of some queries into weights. Returns what is to be multiplied with what they have summed up before,
-  // to be relative to the same score.
-  const float* weigh_block(const Tile<T>& tile, int64_t query, int num_queries, int vectors) {
+  // Turns the products of some queries into weights; `vectors` has those of each kRowBlock queries. Returns what is to be
+  // multiplied with what they have summed up before, to be relative to the same score.
+  const float* weigh_all(const Tile<T>& tile, int64_t query, int num_queries, const int* vectors) {
     Query* queries = &scratch_.queries[query];
     float* factors = scratch_.factors;
     for (int i = 0; i < num_queries; ++i) {
+      const int own = vectors[i / kRowBlock];
       const float before = queries[i].largest_score;
-      find_largest(scratch_.scores.data() + i * kTileVectors, vectors, tile.start, queries[i]);
+      Floats* products = scratch_.scores.data() + i * kTileVectors;
+      own == kTileVectors ? find_largest<true>(products, own, tile.start, queries[i])
+                          : find_largest<false>(products, own, tile.start, queries[i]);
       factors[i] = before - queries[i].largest_score;
     }
     for (int i = 0; i < num_queries; i += kLanes) store(factors + i, exponential_below_1(load(factors + i)));
-    if (vectors == kTileVectors) {
-      weigh<true>(queries, num_queries, vectors);
-    } else {
-      weigh<false>(queries, num_queries, vectors);
+    for (int i = 0; i < num_queries; ++i) {
+      const int own = vectors[i / kRowBlock];
+      own == kTileVectors ? weigh<true>(queries[i], i, own) : weigh<false>(queries[i], i, own);
     }
     return factors;
   }
 
   // Sees to it that `query.largest_score` is that of these products, too.
-  void find_largest(Floats* products, int vectors, int64_t tile_start, Query& query) const {
+  template <bool kIsWhole>
+  void find_largest(Floats* products, int some_vectors, int64_t tile_start, Query& query) const {
+    const int vectors = kIsWhole ? kTileVectors : some_vectors;
     const int64_t distance = tile_start - query.position;  // from the query to the tile's first key
     if (has_bias_) bias(products, vectors, distance, query.slope);
     if (distance + vectors * kLanes > 1 || distance <= -call_.sliding_window) hide(products, vectors, distance);
@@ -291,23 +320,20 @@ class Attention {
     query.largest_score = std::max(query.largest_score, largest(best) * scale_);
   }
 
-  // Weights e^(score - largest score), and their totals. (In a pass of its own, in which no query waits for another.)
+  // Weights e^(score - largest score) of query `i` of those together, and their total.
   template <bool kIsWhole>
-  void weigh(Query* queries, int num_queries, int some_vectors) {
+  void weigh(Query& query, int i, int some_vectors) {
     const int vectors = kIsWhole ? kTileVectors : some_vectors;
-    const Floats* products = scratch_.scores.data();
-    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data());
-    const Floats scale = broadcast(scale_);
-    for (int i = 0; i < num_queries; ++i, products += kTileVectors, weights += kTileKeys) {
-      const Floats negated = broadcast(-queries[i].largest_score);
-      Floats total = queries[i].total * scratch_.factors[i];
-      for (int v = 0; v < vectors; ++v) {
-        const Floats weight = exponential_below_1(multiply_add(products[v], scale, negated));
-        store(weights + v * kLanes, weight);
-        total += weight;
-      }
-      queries[i].total = total;
+    const Floats* products = scratch_.scores.data() + i * kTileVectors;
+    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data()) + i * kTileKeys;
+    const Floats scale = broadcast(scale_), negated = broadcast(-query.largest_score);
+    Floats total = query.total * scratch_.factors[i];
+    for (int v = 0; v < vectors; ++v) {
+      const Floats weight = exponential_below_1(multiply_add(products[v], scale, negated));
+      store(weights + v * kLanes, weight);
+      total += weight;
     }
+    query.total = total;
   }
 
   // Distances from a query to the keys of vector `v`, given that to the tile's first key.

@@ -5,6 +5,8 @@
 // no result.
 #pragma once
 
+#include <utility>
+
 #include "../native/simd.h"
 
 namespace llmstack {
@@ -97,12 +99,14 @@ struct Product {
   const float* factors;  // null: sums begin at 0
 };
 
-template <int kRows, int kVectors, class Word>
-void multiply_block(const Product<Word>& product, Fetch& fetch) {
-  Floats sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    const Floats* before = product.sums + r * product.sums_stride;
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = product.factors ? before[v] * product.factors[r] : Floats{};
+template <int kRows, int kVectors, bool kHasFactors, class Word>
+__attribute__((noinline)) void multiply_block(const Product<Word>& product, Fetch& fetch) {
+  Floats sums[kRows][kVectors] = {};
+  if constexpr (kHasFactors) {
+    for (int r = 0; r < kRows; ++r) {
+      const Floats* before = product.sums + r * product.sums_stride;
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = before[v] * product.factors[r];
+    }
   }
   const Word* x = product.x;
   const Words* w = product.w;
@@ -122,17 +126,18 @@ void multiply_rows(const Product<Word>& product, int rows, Fetch& fetch) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return multiply_rows<kVectors, kRows - 1>(product, rows, fetch);
   }
-  multiply_block<kRows, kVectors>(product, fetch);
+  product.factors ? multiply_block<kRows, kVectors, true>(product, fetch)
+                  : multiply_block<kRows, kVectors, false>(product, fetch);
 }
 
 // At most kRowBlock rows, any number of vectors.
 template <int kVectors = kVectorBlock, class Word>
-void multiply(Product<Word> product, int rows, int64_t vectors, Fetch& fetch) {
+void multiply(Product<Word>&& product, int rows, int64_t vectors, Fetch& fetch) {
   for (; vectors >= kVectors; vectors -= kVectors, product.w += kVectors, product.sums += kVectors) {
     multiply_rows<kVectors, kRowBlock>(product, rows, fetch);
   }
   if constexpr (kVectors > 1) {
-    if (vectors > 0) multiply<kVectors - 1>(product, rows, vectors, fetch);
+    if (vectors > 0) multiply<kVectors - 1>(std::move(product), rows, vectors, fetch);
   }
 }
 
