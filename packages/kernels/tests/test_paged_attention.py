@@ -282,6 +282,13 @@ def test_queries_may_be_slices_of_a_projection(backend: str) -> None:
     assert torch.equal(strided.run(), case.run())
 
 
+def test_blocks_may_lie_apart(backend: str) -> None:
+    case = make_case(MIXED_ROWS, num_heads=8, num_kv_heads=2)
+    layers = torch.stack([case.value_cache, case.key_cache, case.value_cache], dim=1)
+    apart = replace(case, key_cache=layers[:, 1], value_cache=layers[:, 2])
+    assert torch.equal(apart.run(), case.run())
+
+
 @pytest.mark.parametrize("head_dim", [8, 24, 40])
 def test_other_head_sizes_are_left_to_pytorch(head_dim: int, variant: str) -> None:
     case = make_case([(1, 17), (3, 3), (20, 40)], head_dim=head_dim)

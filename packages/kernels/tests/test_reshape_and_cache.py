@@ -21,6 +21,24 @@ def test_tokens_are_written_to_their_slots_and_nothing_else_changes() -> None:
     assert int((key_cache == -1).sum()) == key_cache.numel() - key.numel()
 
 
+@pytest.mark.parametrize("backend", [native, reference])
+def test_blocks_may_lie_apart(backend: ModuleType) -> None:
+    layers = torch.full((5, 3, 2, 4, 16), -1.0)
+    key, value, slots = torch.randn(3, 2, 16), torch.randn(3, 2, 16), torch.tensor([2 * 4 + 3, 4 * 4 + 1, 4])
+    backend.reshape_and_cache(key, value, layers[:, 0], layers[:, 2], slots)
+    whole = torch.full((5, 2, 4, 16), -1.0), torch.full((5, 2, 4, 16), -1.0)
+    backend.reshape_and_cache(key, value, *whole, slots)
+    assert torch.equal(layers[:, 0], whole[0])
+    assert torch.equal(layers[:, 2], whole[1])
+    assert (layers[:, 1] == -1).all()
+
+
+def test_the_slots_of_a_block_must_lie_together() -> None:
+    cache, key = torch.zeros(2, 4, 2, 16).transpose(1, 2), torch.zeros(1, 2, 16)
+    with pytest.raises(ValueError, match="contiguous"):
+        native.reshape_and_cache(key, key, cache, cache, torch.tensor([0]))
+
+
 def test_the_first_token_of_a_block_clears_what_an_earlier_owner_left() -> None:
     cache = torch.full((3, 1, 4, 2), torch.nan)
     key = torch.ones(3, 1, 2)

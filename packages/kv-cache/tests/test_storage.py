@@ -1,7 +1,9 @@
 """The tensors have the layout that kernels expect."""
 
+import mmap
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,40 @@ def test_storage_is_a_pair_of_zeroed_tensors_per_layer():
         assert key_cache.data_ptr() != value_cache.data_ptr()
     num_bytes = sum(tensor.nbytes for pair in storage for tensor in pair)
     assert num_bytes == 2 * 2 * 5 * 3 * 4 * 8 * 2  # keys and values, layers, blocks, heads, slots, sizes, bytes
+
+
+def test_a_block_of_all_layers_is_one_piece_of_memory():
+    torch = pytest.importorskip("torch")
+    from llmstack_kv_cache.storage import allocate_kv_storage
+
+    storage = allocate_kv_storage(2, 5, 3, 4, 8, torch.bfloat16, "cpu")
+    tensors = [tensor for pair in storage for tensor in pair]
+    piece = 3 * 4 * 8 * 2
+    for number in range(5):
+        starts = [tensor[number].data_ptr() - tensors[0].data_ptr() for tensor in tensors]
+        assert starts == [number * 4 * piece + index * piece for index in range(4)]
+    assert all(tensor[0].is_contiguous() for tensor in tensors)
+
+
+def test_blocks_that_were_never_used_take_no_memory():
+    torch = pytest.importorskip("torch")
+    from llmstack_kv_cache.storage import allocate_kv_storage
+
+    storage = allocate_kv_storage(4, 4096, 8, 16, 64, torch.bfloat16, "cpu")  # 512 MiB
+    before = resident_bytes()
+    for keys, values in storage:
+        keys[:3].fill_(1)
+        values[:3].fill_(1)
+    assert resident_bytes() - before < 8 << 20
+    assert not any(tensor[3].any() or tensor[-1].any() for pair in storage for tensor in pair)
+
+
+def resident_bytes() -> int:
+    """Memory of this process; Linux alone says so."""
+    path = Path("/proc/self/statm")
+    if not path.exists():
+        pytest.skip("the system does not tell what a process has in memory")
+    return int(path.read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_sizes_that_make_no_sense_are_refused_by_name():

@@ -39,9 +39,7 @@ class DecodeGroup:
     """Rows that compute one token each, padded to the same number of blocks."""
 
     tokens: torch.Tensor  # [group] int64, into the flat tokens
-    pieces: (
-        torch.Tensor
-    )  # [group * num_kv_heads * num_blocks] int64, into the cache as [num_blocks * num_kv_heads, ...]
+    pieces: torch.Tensor  # [group * num_kv_heads * num_blocks] int64, into the cache as `_rows_of` has it
     distances: torch.Tensor  # [group, 1, num_slots] int64, from the query to the key: negative for what came before
     mask: torch.Tensor  # [group, 1, num_slots] float32, 0 or -inf
 
@@ -89,8 +87,8 @@ def make_plan(
     """Sort the rows into decode groups and prefill rows, and compute what each gathers."""
     if query_start_loc_list is None or seq_lens_list is None:
         raise ValueError("On a CPU, query_start_loc_list and seq_lens_list must be given.")
-    _, num_kv_heads, block_size, _ = key_cache.shape
-    heads = torch.arange(num_kv_heads)
+    _, num_kv_heads, block_size, head_dim = key_cache.shape
+    heads, block_pieces = torch.arange(num_kv_heads), key_cache.stride(0) // (block_size * head_dim)
     decode_rows: list[tuple[int, int, int]] = []  # number of blocks, row, first block
     prefill_rows: list[PrefillRow] = []
     for row, seq_len in enumerate(seq_lens_list):
@@ -101,17 +99,17 @@ def make_plan(
             decode_rows.append((end_block - first_block, row, first_block))
         elif end > start:
             block_ids = block_tables[row, first_block:end_block].long()
-            pieces = (block_ids * num_kv_heads + heads[:, None]).reshape(-1)
+            pieces = (block_ids * block_pieces + heads[:, None]).reshape(-1)
             prefill_rows.append(PrefillRow(start, end, seq_len, first_block * block_size, pieces))
     max_blocks = max(1, _MAX_GROUP_BYTES // (key_cache[0].numel() * key_cache.element_size()))
     groups = [
         _decode_group(
-            group, num_kv_heads, block_size, block_tables, query_start_loc_list, seq_lens_list, sliding_window
+            group, heads, block_pieces, block_size, block_tables, query_start_loc_list, seq_lens_list, sliding_window
         )
         for group in _similar(decode_rows, max_blocks)
     ]
     num_pieces = max(map(len, [*(group.pieces for group in groups), *(row.pieces for row in prefill_rows)]), default=0)
-    scratch = key_cache.new_empty(2, num_pieces * block_size * key_cache.shape[3])
+    scratch = key_cache.new_empty(2, num_pieces * block_size * head_dim)
     return AttentionPlan(groups, prefill_rows, scratch)
 
 
@@ -130,7 +128,8 @@ def _similar(rows: list[tuple[int, int, int]], max_blocks: int) -> Iterator[list
 
 def _decode_group(
     group: list[tuple[int, int, int]],
-    num_kv_heads: int,
+    heads: torch.Tensor,
+    block_pieces: int,
     block_size: int,
     block_tables: torch.Tensor,
     query_start_loc_list: Sequence[int],
@@ -145,7 +144,7 @@ def _decode_group(
     columns = torch.arange(num_blocks)
     columns = torch.where(columns < counts[:, None], columns, 0) + first_blocks[:, None]  # [group, num_blocks]
     block_ids = block_tables[rows[:, None], columns].long()
-    pieces = block_ids[:, None, :] * num_kv_heads + torch.arange(num_kv_heads)[:, None]
+    pieces = block_ids[:, None, :] * block_pieces + heads[:, None]
     distances = torch.arange(num_blocks * block_size) + (first_blocks * block_size - seq_lens + 1)[:, None]
     hidden = distances > 0  # [group, num_slots]
     if sliding_window is not None:
@@ -252,10 +251,17 @@ def _causal_mask(distances: torch.Tensor, sliding_window: int | None) -> torch.T
 
 def _gather(cache: torch.Tensor, pieces: torch.Tensor, num_sequences: int, scratch: torch.Tensor) -> torch.Tensor:
     """Pieces of block_size slots of one KV head, joined in `scratch`: [num_sequences, num_slots, head_dim]."""
-    num_blocks, num_kv_heads, block_size, head_dim = cache.shape
-    rows = cache.view(num_blocks * num_kv_heads, block_size * head_dim)
-    target = scratch[: len(pieces) * block_size * head_dim].view(len(pieces), block_size * head_dim)
+    rows, head_dim = _rows_of(cache), cache.shape[3]
+    target = scratch[: len(pieces) * rows.shape[1]].view(len(pieces), -1)
     return torch.index_select(rows, 0, pieces, out=target).view(num_sequences, -1, head_dim)
+
+
+def _rows_of(cache: torch.Tensor) -> torch.Tensor:
+    """The parts of blocks that belong to one KV head, as rows; what lies between two blocks is rows, too."""
+    num_blocks, num_kv_heads, block_size, head_dim = cache.shape
+    size = block_size * head_dim
+    num_rows = (num_blocks - 1) * (cache.stride(0) // size) + num_kv_heads
+    return cache.as_strided((num_rows, size), (size, 1))
 
 
 def _softmax(

@@ -7,7 +7,7 @@ import torch
 from llmstack_kernels import reference
 from llmstack_kernels.native import Int, Pointer, library, require_library
 
-_ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Int, Int, Int, Int)
+_ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Int, Int, Int, Int)
 
 
 def reshape_and_cache(
@@ -25,7 +25,10 @@ def reshape_and_cache(
         return
     key, value = _prepare(key, key_cache.dtype), _prepare(value, value_cache.dtype)
     num_tokens, num_kv_heads, head_dim = key.shape
-    size = key.element_size()
+    block_size, size = key_cache.shape[2], key.element_size()
+    whole = (block_size * head_dim, head_dim, 1)
+    if not key_cache.stride()[1:] == value_cache.stride()[1:] == whole:
+        raise ValueError("Each block must be contiguous.")
     function = require_library().function("reshape_and_cache", *_ARGUMENTS)
     function(
         key.data_ptr(),
@@ -33,11 +36,13 @@ def reshape_and_cache(
         value.data_ptr(),
         value.stride(0) * size,
         key_cache.data_ptr(),
+        key_cache.stride(0) * size,
         value_cache.data_ptr(),
+        value_cache.stride(0) * size,
         slot_mapping.data_ptr(),
         num_tokens,
         num_kv_heads,
-        key_cache.shape[2],
+        block_size,
         head_dim * size,
     )
 
