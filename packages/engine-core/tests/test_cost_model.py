@@ -21,7 +21,7 @@ from llmstack_engine_core.simulate import (
 )
 from llmstack_engine_core.simulate.report import percentiles
 from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
-from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams, ScheduledRequest
 
 
 @given(
@@ -34,6 +34,14 @@ def test_a_linear_model_is_found_again_in_what_it_says(works: list[StepWork]) ->
     fitted = fit_cost_model((work, model.step_s(work)) for work in works)
     for work in works:
         assert fitted.step_s(work) == pytest.approx(model.step_s(work), rel=1e-3)
+
+
+def test_the_rows_of_a_step_are_prompts_decodes_and_drafts() -> None:
+    prompt, decode = ScheduledRequest("p", 16, 40, [1]), ScheduledRequest("d", 90, 1, [])
+    verifying = ScheduledRequest("v", 30, 4, [], [7, 8, 9])
+    assert step_work([prompt, decode, verifying]) == StepWork(40, 1 + 4, 56 + 91 + 34)
+    as_in_a_log = [("d", 90, 1, None, None), ("v", 30, 4, None, [7, 8, 9])]
+    assert step_work(as_in_a_log) == StepWork(0, 5, 91 + 34)
 
 
 def test_a_fit_has_no_negative_weight() -> None:

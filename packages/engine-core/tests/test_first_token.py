@@ -17,6 +17,7 @@ from llmstack_engine_core.prediction import (
     first_token,
 )
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork
+from llmstack_engine_core.prediction.first_token import Arrivals
 from llmstack_engine_core.prediction.step_costs import MIN_NUM_STEPS
 from llmstack_engine_core.simulate import SimulationConfig, SimulationError, TraceRequest, simulate
 from llmstack_types import SchedulerStats
@@ -80,8 +81,21 @@ def test_where_all_places_are_taken_one_has_to_become_free():
 
 
 def test_later_requests_fill_the_last_step_and_no_more():
-    assert predict(num_tokens=150, arriving_per_s=1000.0).ttft_s == pytest.approx(2.0 + 2.0)
-    assert predict(num_tokens=150, arriving_per_s=5.0).ttft_s == pytest.approx(2.0 + 1.6)
+    assert predict(num_tokens=150, arrivals=Arrivals(1000.0)).ttft_s == pytest.approx(2.0 + 2.0)
+    assert predict(num_tokens=150, arrivals=Arrivals(5.0)).ttft_s == pytest.approx(2.0 + 1.6)
+    spread = Arrivals(5.0, 450.0)  # half of its deviation in two seconds is 15 tokens
+    assert predict(num_tokens=150, arrivals=spread).ttft_s == pytest.approx(2.0 + 1.75)
+
+
+def test_later_requests_add_a_quarter_at_most():
+    one_step = predict(EngineLoad(0.0, num_running=1), num_tokens=1)
+    assert one_step == pytest.approx((1.0, 2.01))
+    flooded = predict(EngineLoad(0.0, num_running=1), num_tokens=1, arrivals=Arrivals(1000.0))
+    assert flooded == pytest.approx((1.0, 1.25 * 2.01))
+
+
+def test_a_request_of_an_idle_engine_core_waits_for_no_later_one():
+    assert predict(num_tokens=50, arrivals=Arrivals(1000.0, 1e6)) == pytest.approx((0.0, 1.5))
 
 
 @given(
@@ -157,6 +171,21 @@ def test_a_predictor_is_calibrated_by_reports_alone():
     assert prediction == pytest.approx((1.0, 2.5), rel=0.02)
     assert predictor.found_share == pytest.approx(0.25)
     assert predictor.load.num_waiting_tokens == 75
+
+
+def test_drafted_tokens_are_no_prompt():
+    """Each draft takes what a decode takes, of which a prompt's token takes the tenth part."""
+    predictor, model, end_s, num_drafts = EnginePredictor(LIMITS), LinearCostModel(1.0, 0.01, 0.1, 0.0), 0.0, 0
+    for number in range(60):
+        num_prompt_tokens, num_new_drafts = 50 * (number % 3), 1 + number % 4
+        num_drafts += num_new_drafts
+        end_s += model.step_s(StepWork(num_prompt_tokens, 1 + num_new_drafts, 0))
+        stats = SchedulerStats(
+            step=number + 1, num_running=1, num_scheduled_rows=1, num_draft_tokens=num_drafts,
+            num_scheduled_tokens=num_prompt_tokens + 1 + num_new_drafts,
+        )  # fmt: skip
+        predictor.observe(stats, end_s, None)
+    assert predictor.predict(NOTHING, 80, end_s) == pytest.approx((1.1, 1.1 + 1.9), rel=0.02)
 
 
 def test_a_pause_is_no_step():

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from llmstack_engine_core.prediction.cost_model import StepWork
-from llmstack_engine_core.prediction.first_token import EngineLoad, FirstToken, QueuedTokens, StepLimits, first_token
+from llmstack_engine_core.prediction.first_token import (
+    Arrivals,
+    EngineLoad,
+    FirstToken,
+    QueuedTokens,
+    StepLimits,
+    first_token,
+)
 from llmstack_engine_core.prediction.step_costs import StepCosts
 from llmstack_types import SchedulerStats
 
@@ -37,7 +44,7 @@ class EnginePredictor:
         self._last = SchedulerStats()
         self._num_output_tokens = _FIRST_OUTPUT_TOKENS
         self._num_queries = self._num_hits = self._mean_s = 0.0
-        self._num_arrived, self._arrivals_s = 0.0, 0.0
+        self._num_arrived = self._num_squares = self._arrivals_s = 0.0
 
     def observe(self, stats: SchedulerStats, end_s: float, work_s: float | None) -> None:
         """Processes the report of a step that ended at `end_s`.
@@ -64,17 +71,20 @@ class EnginePredictor:
             if work_s is not None and seconds is not None and seconds > _MAX_GAP * work_s:
                 seconds = work_s
             if seconds is not None and seconds > 0:
-                self._learn(stats, num_context, seconds)
+                self._learn(stats, stats.num_draft_tokens - last.num_draft_tokens, num_context, seconds)
         num_queries = stats.prefix_cache_queries - last.prefix_cache_queries
         if num_queries > 0:
             self._num_queries += _SMOOTHING * (num_queries - self._num_queries)
             self._num_hits += _SMOOTHING * (stats.prefix_cache_hits - last.prefix_cache_hits - self._num_hits)
             self.found_share = min(max(self._num_hits / self._num_queries, 0.0), 1.0)
 
-    def _learn(self, stats: SchedulerStats, num_context_tokens: int, seconds: float) -> None:
+    def _learn(self, stats: SchedulerStats, num_drafts: int, num_context_tokens: int, seconds: float) -> None:
         self._mean_s += (seconds - self._mean_s) * (_STEP_SMOOTHING if self._mean_s else 1.0)
-        num_rows = stats.num_scheduled_rows
-        num_prompt_tokens = stats.num_scheduled_tokens - num_rows  # a row of a prompt counts as a decode too
+        num_prompt_tokens = stats.num_scheduled_tokens - stats.num_scheduled_rows  # a prompt counts as a decode too
+        # As in `step_work`. Reports of steps may be missing, whose drafts the counter has.
+        num_drafts = min(max(num_drafts, 0), num_prompt_tokens)
+        num_prompt_tokens -= num_drafts
+        num_rows = stats.num_scheduled_rows + num_drafts
         # Of steps that only decode, nearly all equal, a part is enough.
         if num_prompt_tokens > 0 or not stats.step % _DECODE_INTERVAL:
             self.costs.observe(StepWork(num_prompt_tokens, num_rows, num_context_tokens), seconds)
@@ -82,7 +92,9 @@ class EnginePredictor:
     def note_arrival(self, num_tokens: int, now_s: float) -> None:
         """Notes the prompt of a request."""
         kept = max(1.0 - (now_s - self._arrivals_s) / _ARRIVALS_MEMORY_S, 0.0)
-        self._num_arrived, self._arrivals_s = self._num_arrived * kept + num_tokens, now_s
+        self._num_arrived = self._num_arrived * kept + num_tokens
+        self._num_squares = self._num_squares * kept + num_tokens * num_tokens
+        self._arrivals_s = now_s
 
     def note_finished(self, num_output_tokens: int) -> None:
         """Notes the length of an answer."""
@@ -98,5 +110,5 @@ class EnginePredictor:
         return first_token(
             self.load, self._limits, model, before, num_tokens, now_s,
             departures_per_s=num_rows / (max(self._num_output_tokens, 1.0) * self._mean_s),
-            arriving_per_s=self._num_arrived / _ARRIVALS_MEMORY_S,
+            arrivals=Arrivals(self._num_arrived / _ARRIVALS_MEMORY_S, self._num_squares / _ARRIVALS_MEMORY_S),
         )  # fmt: skip

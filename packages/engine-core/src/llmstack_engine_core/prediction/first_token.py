@@ -6,9 +6,14 @@ first token follow from the tokens before it. Its cost does not depend on the le
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from math import sqrt
+from typing import Final, NamedTuple
 
 from llmstack_engine_core.prediction.cost_model import CostModel, StepWork
+
+# Measured on GPT-2's shape at 80 % load: no other value of these two was better by more than chance.
+DEVIATIONS: Final = 0.5
+MAX_LATER_SHARE: Final = 0.25
 
 
 class StepLimits(NamedTuple):
@@ -63,6 +68,26 @@ class QueuedTokens(NamedTuple):
     coming_s: float = 0.0
 
 
+class Arrivals(NamedTuple):
+    """The prompts that come, as far as the last seconds tell.
+
+    Attributes:
+        tokens_per_s: Their tokens per second.
+        squares_per_s: The squares of their tokens per second.
+    """
+
+    tokens_per_s: float = 0.0
+    squares_per_s: float = 0.0
+
+    def in_time(self, seconds: float) -> float:
+        """Tokens of those that come within some time: the mean, and a part of the standard deviation.
+
+        They come by chance, mostly none or a whole prompt. Nothing can come before the prediction without them, so
+        that one somewhat later is near the token more often than the mean.
+        """
+        return self.tokens_per_s * seconds + DEVIATIONS * sqrt(self.squares_per_s * seconds)
+
+
 class FirstToken(NamedTuple):
     """A prediction for one request, in seconds from now.
 
@@ -75,6 +100,9 @@ class FirstToken(NamedTuple):
     ttft_s: float
 
 
+NO_ARRIVALS: Final = Arrivals()
+
+
 def first_token(
     load: EngineLoad,
     limits: StepLimits,
@@ -84,7 +112,7 @@ def first_token(
     now_s: float,
     *,
     departures_per_s: float = 0.0,
-    arriving_per_s: float = 0.0,
+    arrivals: Arrivals = NO_ARRIVALS,
 ) -> FirstToken:
     """Predicts the first token of a request that arrives at `now_s`.
 
@@ -96,7 +124,7 @@ def first_token(
         num_tokens: Tokens of its prompt that must be computed.
         now_s: The time, on the clock of `load`.
         departures_per_s: Running requests that end per second; it counts where all places are taken.
-        arriving_per_s: Prompt tokens of later requests, which fill the last step.
+        arrivals: Later requests, which become part of the last step.
     """
     num_rows = min(load.num_running, limits.max_num_rows)
     budget = max(limits.max_num_tokens - num_rows, 1)
@@ -128,6 +156,9 @@ def first_token(
     if num_tokens > num_first:
         num_further_steps = -(-(num_tokens - num_first) // own_budget)
         num_last = num_tokens - num_first - (num_further_steps - 1) * own_budget
-    ttft_s = wait_s + num_further_steps * full_s
-    num_filled = min(num_last + int(arriving_per_s * ttft_s), budget)
-    return FirstToken(wait_s, ttft_s + step_s(max(num_filled, num_last), num_left + num_tokens - num_last))
+    until_s = wait_s + num_further_steps * full_s
+    num_computed = num_left + num_tokens - num_last
+    last_s = step_s(num_last, num_computed)
+    num_filled = max(min(num_last + int(arrivals.in_time(until_s)), budget), num_last)
+    later_s = min(step_s(num_filled, num_computed) - last_s, MAX_LATER_SHARE * (until_s + last_s))
+    return FirstToken(wait_s, until_s + last_s + later_s)
