@@ -227,6 +227,7 @@ def test_the_steps_of_another_keys_request_are_no_length_of_it() -> None:
     limits = Limits(1, LIMITS["max_num_batched_tokens"])
     own, all_ = (explain(core.recent_steps(0), "r", limits, is_shown) for is_shown in (lambda name: name == "r", None))
     assert "Meanwhile 1 other request had a part in the steps, most of all foreign in 12 steps." in all_.sentences
+    assert ": the only place of a step was taken, and 12 steps were computed" in " ".join(all_.sentences)
     assert f"Meanwhile 1 other request had a part in the steps, most of all {FOREIGN}." in own.sentences
 
 

@@ -297,7 +297,7 @@ def test_an_engine_core_has_the_same_outputs_with_a_shadow_that_fails() -> None:
     assert run(shadow_scheduler=f"{__name__}:FailingScheduler", step_log_bytes=0) == alone
 
 
-@pytest.mark.parametrize("text", ["fastest", "max_num_seqs=0", "max_rows=3"])
+@pytest.mark.parametrize("text", ["fastest", "max_num_seqs=0", "max_rows=3", "module:"])
 def test_a_wrong_shadow_ends_the_start_with_one_line(text: str) -> None:
     with pytest.raises(EngineStartError, match="--shadow-scheduler: ") as raised:
         build_engine_core(engine_config(shadow_scheduler=text))

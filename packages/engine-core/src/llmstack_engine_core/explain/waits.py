@@ -75,7 +75,7 @@ def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: S
     is_shown = not history.is_foreign(one.request_id for record in steps for one in history.others(record))
     free = f"{min(one.stats.num_free_blocks for one in steps)} were" if is_shown else "fewer were"
     cause_to_sentence = {
-        "places": f"all {places} places of a step were taken",
+        "places": "the only place of a step was taken" if places == 1 else f"all {places} places of a step were taken",
         "adapters": f"all places for adapters were taken by others (--max-loras {limits.max_loras})",
         "blocks": f"{to_count(need, 'block')} of the KV cache were needed and {free} free",
         "token budget": f"others used all {budget} tokens of each step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -16,6 +17,7 @@ from llmstack_engine_core.protocols import Scheduler
 SchedulerFactory = Callable[[SchedulerConfig, KVCacheManager], Scheduler]
 
 MAX_TEXT: Final = 512
+_CLASS: Final = re.compile(r"[^\s:]+:[^\s:]+")
 
 
 class PlaneError(ValueError):
@@ -61,13 +63,14 @@ def changed_plane(plane: ControlPlane, text: str, *, imports: bool = True) -> Co
     if not text or len(text) > MAX_TEXT:
         raise PlaneError(f"must have 1 to {MAX_TEXT} characters")
     settings: list[str] = []
-    factory = plane.factory
+    factory, num_classes = plane.factory, 0
     for part in (part.strip() for part in text.replace("|", ",").split(",")):
         if part in POLICIES:
             settings.append(f"policy={part}")
         elif "=" in part.partition(":")[0]:
             settings.append(part)
-        elif ":" in part:
+        elif _CLASS.fullmatch(part):
+            num_classes += 1
             factory = _load_factory(part) if imports else factory
         else:
             raise PlaneError(
@@ -75,21 +78,25 @@ def changed_plane(plane: ControlPlane, text: str, *, imports: bool = True) -> Co
                 "and no module:Class of a scheduler"
             )
     scheduler, cache = to_plain(plane.scheduler), to_plain(plane.cache)
-    for setting in settings:
-        _set(scheduler, cache, setting)
+    names = [_set(scheduler, cache, setting) for setting in settings]
+    twice = "a class" if num_classes > 1 else next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PlaneError(f"{twice} is given twice")
     try:
         return ControlPlane(from_plain(SchedulerConfig, scheduler), from_plain(CacheConfig, cache), factory)
     except ValueError as error:
         raise PlaneError(str(error)) from error
 
 
-def _set(scheduler: dict[str, Any], cache: dict[str, Any], setting: str) -> None:
+def _set(scheduler: dict[str, Any], cache: dict[str, Any], setting: str) -> str:
+    """Changes one setting, and returns its name."""
     name, _, text = setting.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
     named = next((part for part in (scheduler, cache) if name in part), None)
     if named is None or not isinstance(named[name], bool | int | float | str):
         raise PlaneError(f"there is no setting {name[:64]!r}; there are {', '.join([*scheduler, *cache])}")
     named[name] = _parse(name, text.strip(), named[name])
+    return name
 
 
 def _parse(name: str, text: str, recorded: Any) -> Any:
