@@ -122,7 +122,7 @@ def test_a_paused_page_goes_back_by_its_slider_and_stays_there(browser: Any, ser
     assert before < last
     position.send_keys(Keys.HOME)
     assert int(text_of(browser, "#fact-step")) < before
-    assert "requests over the steps" in browser.find_element(By.ID, "lanes").get_attribute("aria-label")
+    assert "requests over the steps" in browser.find_element(By.TAG_NAME, "canvas").get_attribute("aria-label")
     shown = text_of(browser, "#fact-step")
     generate(server, 2)
     wait(browser, lambda driver: int(driver.find_element(By.ID, "position").get_attribute("max")) > last)

@@ -7,6 +7,9 @@ import json
 import re
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.commands.replay import ReplayCommand
@@ -41,17 +44,52 @@ def runs(*steps: StepRecord) -> list[list[object]]:
 
 def test_consecutive_steps_of_a_kind_are_one_run() -> None:
     chunks = [step(1, row("r", 8)), step(2, row("r", 5)), step(3, row("r", 1)), step(4, row("r", 1))]
-    assert runs(*chunks) == [["r", 1, 2, "p", 13, 0, 2], ["r", 3, 4, "d", 2, 0, 2]]
+    assert runs(*chunks) == [["r", 1, 2, "p", 13, 0, 0, [1, 1]], ["r", 3, 4, "d", 2, 0, 0, [1, 1]]]
 
 
 def test_a_step_without_the_request_ends_its_run() -> None:
     assert runs(step(1, row("r", 1)), step(2, row("s", 1)), step(3, row("r", 1))) == [
-        ["r", 1, 1, "d", 1, 0, 1], ["s", 2, 2, "d", 1, 0, 1], ["r", 3, 3, "d", 1, 0, 1],
+        ["r", 1, 1, "d", 1, 0, 0, [1]], ["s", 2, 2, "d", 1, 0, 0, [1]], ["r", 3, 3, "d", 1, 0, 0, [1]],
     ]  # fmt: skip
 
 
 def test_drafts_make_no_prefill_of_a_decode() -> None:
-    assert runs(step(1, row("r", 4, num_drafts=3))) == [["r", 1, 1, "d", 4, 3, 1]]
+    assert runs(step(1, row("r", 4, num_drafts=3))) == [["r", 1, 1, "d", 4, 3, 0, [1]]]
+
+
+rows_of_steps = st.lists(
+    st.tuples(
+        st.integers(1, 2),
+        st.dictionaries(
+            st.sampled_from("rstu"), st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4
+        ),
+    ),
+    max_size=8,
+)
+
+
+@given(rows_of_steps)
+def test_runs_are_the_rows_of_the_steps(drawn: list[tuple[int, dict[str, tuple[int, int]]]]) -> None:
+    steps, number = [], 0
+    expected: dict[tuple[int, str], tuple[str, int, int]] = {}
+    for skip, rows in drawn:
+        number += skip
+        made = [row(name, count, min(drafts, count - 1)) for name, (count, drafts) in rows.items()]
+        steps.append(step(number, *made))
+        for one in made:
+            num_drafts = len(one.draft_token_ids)
+            kind = "p" if one.num_scheduled_tokens - num_drafts > 1 else "d"
+            expected[number, one.request_id] = kind, one.num_scheduled_tokens, num_drafts
+    found = runs(*steps)
+    covered = {(at, run[0]): run[3] for run in found for at in range(run[1], run[2] + 1)}  # type: ignore[call-overload]
+    assert covered == {key: kind for key, (kind, _, _) in expected.items()}
+    for name, first, last, _, num_tokens, num_drafts, _, blocks in found:
+        inside = [expected[at, name] for at in range(first, last + 1)]  # type: ignore[call-overload,index]
+        assert (num_tokens, num_drafts) == (sum(one[1] for one in inside), sum(one[2] for one in inside))
+        assert blocks == [1] * len(inside)
+    own = timeline_of(StepRecording(9.0, steps, ()), is_shown=lambda name: name == "r")
+    assert own["runs"] == [[*run[:7], []] for run in found if run[0] == "r"]
+    assert [one[0] for one in own["steps"]] == [at for at, name in expected if name == "r"]
 
 
 def test_text_of_ids_cannot_leave_the_element_that_holds_it() -> None:

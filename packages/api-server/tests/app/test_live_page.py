@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_helpers.live import KEYS, kept_steps, read_once
 
 from llmstack_engine_core.prediction import FirstToken
-from llmstack_server.app import build_app, explain_routes, live_page
+from llmstack_server.app import build_app, explain_routes, live_feed
 from llmstack_server.app.steps import core_name
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.reload_options import ReloadOptions
-from llmstack_server.options.secret import Secret
 from llmstack_server.state.first_tokens import PendingRequest
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.peers import Peers
 from llmstack_server.state.recent_requests import RecentRequests
-from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
 from llmstack_types import (
@@ -35,45 +34,10 @@ from llmstack_types import (
     StepRecording,
 )
 
-KEYS = (Secret("first-key"), Secret("second-key"))
-
-
-def kept_steps(state: ServerState | None = None) -> StepRecording:
-    steps = [
-        StepRecord(
-            10.0 + step,
-            StepPhases(0.001, 0.002, 0.003),
-            SchedulerStats(step, num_running=2, num_free_blocks=5, num_blocks=8),
-            [ScheduledRequest("mine", 3, 4 if step == 1 else 1, [5]), ScheduledRequest("other", 0, 1, [])],
-        )
-        for step in (1, 2, 3)
-    ]
-    events = [RequestEvent(name, RequestStatus.WAITING, 10.5) for name in ("mine", "other")]
-    keys = [] if state is None else [client.tenant for client in clients_of(state.config)]
-    tenants = dict(zip(("mine", "other"), keys, strict=False))
-    return StepRecording(20.0, steps, events, tenants)
-
-
-async def read_once(state: ServerState, path: str = "/live/events", key: str | None = None) -> dict[str, object]:
-    """The first part of the stream, which a drain ends after it."""
-    app = build_app(state)
-    read = state.engine.recent_steps
-
-    async def last_read(after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        if not state.lifecycle.is_stopping:
-            state.lifecycle.advance(LifecycleState.DRAINING)
-        return await read(after_step, engine_index)
-
-    state.engine.recent_steps = last_read  # type: ignore[method-assign]
-    answer = await call(app, "GET", path, headers={"authorization": f"Bearer {key}"} if key else {})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    (part,) = [json.loads(line[5:]) for line in answer.body.decode().splitlines() if line]
-    return part
-
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(live_feed, "INTERVAL_S", 0.0)
 
 
 async def test_the_page_loads_nothing_and_its_policy_allows_nothing_else() -> None:
@@ -105,11 +69,11 @@ async def test_the_stream_has_steps_runs_and_events() -> None:
     engine.last_steps = kept_steps()
     part = await read_once(state)
     assert part["num_engines"] == 1
-    assert [step[0] for step in part["steps"]] == [1, 2, 3]  # type: ignore[attr-defined]
+    assert [step[0] for step in part["steps"]] == [1, 2, 3]
     assert part["runs"] == [
-        ["mine", 1, 1, "p", 4, 0, 1], ["other", 1, 3, "d", 3, 0, 0], ["mine", 2, 3, "d", 2, 0, 2],
+        ["other", 1, 3, "d", 3, 0, 0, []], ["mine", 1, 1, "p", 4, 0, 3, [5]], ["mine", 2, 3, "d", 2, 0, 3, [5, 5]],
     ]  # fmt: skip
-    assert [event[0] for event in part["events"]] == ["mine", "other"]  # type: ignore[attr-defined]
+    assert [event[0] for event in part["events"]] == ["mine", "other"]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -140,37 +104,26 @@ async def test_operators_alone_see_what_a_shadow_has_found() -> None:
     state = ready_state(FakeEngineClient())
     state.metrics.shadows.record(0, ShadowReport("policy=fair"))
     part = await read_once(state)
-    assert part["shadow"]["name"] == "policy=fair"  # type: ignore[index]
+    assert part["shadow"]["name"] == "policy=fair"
     assert (await read_once(ready_state(FakeEngineClient())))["shadow"] is None
-
-
-async def test_a_key_sees_its_own_requests_and_no_blocks() -> None:
-    state = ready_state(engine := FakeEngineClient(), HTTPConfig(api_keys=KEYS))
-    engine.last_steps = kept_steps(state)
-    state.metrics.shadows.record(0, ShadowReport("policy=fair"))
-    part = await read_once(state, key="first-key")
-    assert {run[0] for run in part["runs"]} == {"mine"}  # type: ignore[attr-defined]
-    assert {event[0] for event in part["events"]} == {"mine"}  # type: ignore[attr-defined]
-    assert {step[5] for step in part["steps"]} == {None}  # type: ignore[attr-defined]
-    assert "shadow" not in part
 
 
 async def test_it_goes_on_after_a_step() -> None:
     state = ready_state(engine := FakeEngineClient())
     engine.last_steps = kept_steps()
     part = await read_once(state, "/live/events?after=2")
-    assert [step[0] for step in part["steps"]] == [3]  # type: ignore[attr-defined]
+    assert [step[0] for step in part["steps"]] == [3]
 
 
 async def test_the_steps_of_another_engine_core_are_sent_from_its_first() -> None:
-    cores = set()
+    cores: set[str] = set()
     for pid, is_known, numbers in ((7, False, [3]), (7, True, [3]), (8, True, [1, 2, 3])):
         state = ready_state(engine := FakeEngineClient())
         state.config = replace(state.config, deployment_secret=b"shared by the processes")
         engine.last_steps, engine.engines = kept_steps(), [replace(READY, pid=pid)]
         core = f"&core={cores.pop()}" if is_known else ""
         part = await read_once(state, f"/live/events?after=2{core}")
-        assert [step[0] for step in part["steps"]] == numbers  # type: ignore[attr-defined]
+        assert [step[0] for step in part["steps"]] == numbers
         cores = {part["core"]}
 
 
@@ -233,12 +186,6 @@ async def test_the_api_processes_of_a_server_are_one_page(tmp_path: Path) -> Non
         part = await read_once(states[0])
     assert part["predictions"] == [["of 0", 250.0, None], ["of 1", 250.0, None]]
     assert part["weights"] == {"name": "start", "num_finishing": 4}
-
-
-async def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "MAX_READERS", 0)
-    answer = await call(build_app(ready_state(FakeEngineClient())), "GET", "/live/events")
-    assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
 
 
 async def test_a_request_is_explained_to_its_own_key_and_to_no_other() -> None:

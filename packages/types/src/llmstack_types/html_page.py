@@ -18,24 +18,27 @@ class HtmlPage(NamedTuple):
     policy: str
 
 
-def html_page(template: str, style: str, script: str) -> HtmlPage:
+def html_page(template: str, style: str, script: str, *, has_server: bool = True) -> HtmlPage:
     """Puts style and script where the template has `/* style */` and `/* script */`.
 
-    The policy allows them by their hashes, and connections to the server that the page comes from.
+    The policy allows them by their hashes, and connections to the server that the page comes from. A template with
+    `/* policy */` in a `meta` element keeps the policy as a file.
+
+    `has_server`: Whether it may connect to its server; a page that is made as a file has none.
     """
     script = f'"use strict";\n{script}'
-    text = template.replace("/* style */", style, 1).replace("/* script */", script, 1)
-    directives = (
+    directives = [
         "default-src 'none'",
         f"style-src '{_hash(style)}'",
         f"script-src '{_hash(script)}'",
-        "connect-src 'self'",
+        "connect-src 'self'" if has_server else "connect-src 'none'",
         "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
-    return HtmlPage(text, "; ".join(directives))
+    ]
+    text = template.replace("/* policy */", "; ".join(directives), 1)
+    text = text.replace("/* style */", style, 1).replace("/* script */", script, 1)
+    return HtmlPage(text, "; ".join([*directives, "frame-ancestors 'none'"]))  # a header alone may forbid frames
 
 
 def _hash(text: str) -> str:

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
-from llmstack_engine_core.timeline import timeline_of, timeline_page
+from llmstack_engine_core.timeline import timeline_page
+from llmstack_llm import request_errors
+from llmstack_server.app import live_feed
 from llmstack_server.app.chat_page import page_response
-from llmstack_server.app.steps import parse_number, read_steps
-from llmstack_server.protocols import ReloadableEngine
+from llmstack_server.app.live_feed import LiveFeed, Part, Position, report_of
+from llmstack_server.app.steps import parse_number
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web import sse
 from llmstack_server.web.answers import STREAM_HEADERS
-from llmstack_server.web.clients import current_client
+from llmstack_server.web.clients import Client, current_client
 from llmstack_server.web.errors import HTTPError, answer_to, server_is_overloaded
 from llmstack_server.web.middleware import LIVE_PATH
-from llmstack_types import EngineDeadError, StepRecording
+from llmstack_types import EngineDeadError
 
-INTERVAL_S = 0.5
-# An empty part this often shows a proxy that the stream is alive, and a lost reader that it is gone.
-KEEP_ALIVE_S = 5.0
-MAX_READERS = 16
-# What API processes ask each other for their part of the page, with the age of what is new in milliseconds.
-TOPIC = "live"
-# Predictions of so long ago are sent to a new reader, and those of a little before its last part again.
-KEPT_S, OVERLAP_S = 3600.0, 2.0
-_OFFSET_S = time.time() - time.monotonic()
+# Readers in an API process: operators; all others; and those with one key.
+MAX_OPERATORS, MAX_OTHERS, MAX_PER_KEY = 16, 16, 4
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def add_live_page(router: APIRouter, state: ServerState) -> None:
     """Adds the page, which needs no key, and its stream, which does. Operators see every request, others their own."""
-    num_readers = 0
+    readers = _Readers()
+    feeds: dict[int, LiveFeed] = {}
     if state.peers is not None:
-        state.peers.add_topic(TOPIC, lambda age_ms: _answer(state, age_ms))
+        state.peers.add_topic(live_feed.TOPIC, lambda age_ms: _answer(state, age_ms))
 
     @router.head(LIVE_PATH, include_in_schema=False)
     @router.get(LIVE_PATH, include_in_schema=False)
@@ -47,107 +44,87 @@ def add_live_page(router: APIRouter, state: ServerState) -> None:
 
     @router.get(f"{LIVE_PATH}/events", include_in_schema=False)
     async def live_events(request: Request) -> Response:
-        """Steps of engine core `engine` after step `after`, and those that follow, as server-sent events.
+        """Steps after step `after`, and those that follow, as server-sent events: of engine core `engine`, or of all.
 
         `core` of an earlier event says which engine core `after` is of. Those of another one are sent from its first.
+        For all engine cores, both are lists with commas.
         """
-        after_step = parse_number("after", request.query_params)
-        engine_index = parse_number("engine", request.query_params, max_number=len(state.engine.engines) - 1)
-        if num_readers >= MAX_READERS:
-            raise HTTPError(server_is_overloaded())
+        positions = _positions(request.query_params, len(state.engine.engines))
         client = current_client.get()
-        tenant = None if client.is_operator else client.tenant
-        core = request.query_params.get("core", "")
-        return StreamingResponse(
-            counted(_events(state, engine_index, after_step, core, tenant)), headers=STREAM_HEADERS
-        )
+        readers.check_room(client)
+        chosen = {feeds.setdefault(index, LiveFeed(state, index)): position for index, position in positions.items()}
+        events = _events(state, chosen, None if client.is_operator else client.tenant)
+        return StreamingResponse(readers.counted(client, events), headers=STREAM_HEADERS)
 
-    async def counted(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        nonlocal num_readers
-        num_readers += 1
+
+class _Readers:
+    """Counts the readers: those of one key take no place from others."""
+
+    def __init__(self) -> None:
+        self._tenant_to_num: Counter[str | None] = Counter()
+
+    def check_room(self, client: Client) -> None:
+        """Raises HTTPError where the client is one too many."""
+        counts = self._tenant_to_num
+        if client.is_operator:
+            has_room = counts[None] < MAX_OPERATORS
+        else:
+            has_room = counts[client.tenant] < MAX_PER_KEY and counts.total() - counts[None] < MAX_OTHERS
+        if not has_room:
+            raise HTTPError(server_is_overloaded())
+
+    async def counted(self, client: Client, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The events; the client is a reader while they are read."""
+        tenant = None if client.is_operator else client.tenant
+        self._tenant_to_num[tenant] += 1
         try:
             async for event in events:
                 yield event
         finally:
-            num_readers -= 1
+            self._tenant_to_num[tenant] -= 1
+            if not self._tenant_to_num[tenant]:
+                del self._tenant_to_num[tenant]
 
 
-async def _events(
-    state: ServerState, engine_index: int, after_step: int, core: str, tenant: str | None
-) -> AsyncIterator[bytes]:
+def _positions(params: Mapping[str, str], num_engines: int) -> dict[int, Position]:
+    """From where each engine core is read."""
+    if "engine" in params:
+        index = parse_number("engine", params, max_number=num_engines - 1)
+        return {index: Position(params.get("core", ""), parse_number("after", params))}
+    steps, cores = params.get("after", "").split(","), params.get("core", "").split(",")
+    if max(len(steps), len(cores)) > num_engines:
+        raise request_errors.invalid_value("after", f"there are {num_engines} engine cores")
+    steps += [""] * (num_engines - len(steps))
+    cores += [""] * (num_engines - len(cores))
+    numbers = [parse_number("after", {"after": step or "0"}) for step in steps]
+    return dict(enumerate(map(Position, cores, numbers)))
+
+
+async def _events(state: ServerState, feeds: Mapping[LiveFeed, Position], tenant: str | None) -> AsyncIterator[bytes]:
     """Ends when the server drains, and with an error object where the engine is gone."""
-    clock = _Clock()
-    sent_s: float | None = None  # an empty part is first, so that the reader knows the number of engine cores
-    while not state.lifecycle.is_stopping:
-        asked_s = time.monotonic()
-        try:
-            log, found, gap = await read_steps(state, engine_index, after_step, core)
-        except EngineDeadError as error:
-            yield sse.frame(sse.encode_json(answer_to(error, "").body()))
-            return
-        now_s = time.monotonic()
-        if log.steps or gap or sent_s is None or now_s - sent_s >= KEEP_ALIVE_S:
-            age_s = KEPT_S if sent_s is None else now_s - sent_s + OVERLAP_S
-            if gap and not log.steps:
-                after_step = 0
-            clock.read(log.now_s, asked_s, now_s, found)
-            after_step, sent_s, core = log.steps[-1].stats.step if log.steps else after_step, now_s, found
-            reports = [_report(state, age_s), *await state.ask_peers(f"{TOPIC} {round(1000 * age_s)}")]
-            part = {
-                "core": core, "gap": gap, "weights": _weights(state, reports),
-                "predictions": _predictions(reports, tenant),
-                **_part(log, tenant, len(state.engine.engines), clock.time_of_day),
-            }  # fmt: skip
-            if tenant is None:
-                part["shadow"] = state.metrics.shadows.live_part(engine_index)
-            yield sse.frame(sse.encode_json(part))
-        await asyncio.sleep(INTERVAL_S)
-
-
-class _Clock:
-    """The time of day at times of an engine core: always the same for one time, however late an answer comes."""
-
-    def __init__(self) -> None:
-        self._core: str | None = None
-        self._offset_s = 0.0
-
-    def read(self, time_s: float, asked_s: float, answered_s: float, core: str) -> None:
-        """`time_s` by the clock of an engine core was between two times by that of this machine."""
-        if core == self._core:
-            return
-        is_ours = asked_s <= time_s <= answered_s  # else it is the clock of another machine
-        self._core, self._offset_s = core, _OFFSET_S if is_ours else time.time() - time_s
-
-    def time_of_day(self, time_s: float) -> float:
-        """The same time in seconds since 1970."""
-        return time_s + self._offset_s
-
-
-def _report(state: ServerState, age_s: float) -> dict[str, Any]:
-    """The part of this process: what it has predicted in the last seconds, and who finishes with earlier weights."""
-    num_finishing = state.engine.num_finishing_requests if isinstance(state.engine, ReloadableEngine) else 0
-    return {"predictions": state.recent_requests.rows(age_s), "num_finishing": num_finishing}
+    reads: dict[asyncio.Task[Part], LiveFeed] = {
+        asyncio.create_task(feed.first_part(position)): feed for feed, position in feeds.items()
+    }
+    try:
+        while reads and not state.lifecycle.is_stopping:
+            done, _ = await asyncio.wait(reads, timeout=live_feed.KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                yield KEEP_ALIVE
+            for read in done:
+                feed = reads.pop(read)
+                try:
+                    part = read.result()
+                except EngineDeadError as error:
+                    if not reads:
+                        yield sse.frame(sse.encode_json(answer_to(error, "").body()))
+                    continue
+                if frame := part.frame(tenant):
+                    yield frame
+                reads[asyncio.create_task(feed.part_after(part.after))] = feed
+    finally:
+        for read in reads:
+            read.cancel()
 
 
 async def _answer(state: ServerState, age_ms: str) -> dict[str, Any] | None:
-    return None if state.opened_engine is None else _report(state, int(age_ms) / 1000)
-
-
-def _weights(state: ServerState, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The weights that answer new requests, where they can change, and how many requests of before still run."""
-    if not state.config.reload.reload_models:
-        return None
-    return {"name": state.weights_name, "num_finishing": sum(report["num_finishing"] for report in reports)}
-
-
-def _predictions(reports: Sequence[Mapping[str, Any]], tenant: str | None) -> list[list[Any]]:
-    """Request ids, with the predicted and the real milliseconds to the first token; of one tenant, or of all."""
-    rows = [row for report in reports for row in report["predictions"]]
-    return [[request_id, *times] for owner, request_id, *times in rows if tenant is None or owner == tenant]
-
-
-def _part(log: StepRecording, tenant: str | None, num_engines: int, at: Callable[[float], float]) -> dict[str, Any]:
-    def is_shown(request_id: str) -> bool:
-        return log.tenants.get(request_id) == tenant
-
-    return {"num_engines": num_engines, **timeline_of(log, at, None if tenant is None else is_shown)}
+    return None if state.opened_engine is None else report_of(state, int(age_ms) / 1000)

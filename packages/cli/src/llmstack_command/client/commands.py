@@ -51,11 +51,11 @@ class TopCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         _add_server_arguments(parser)
-        parser.add_argument("--engine", type=int, default=0, metavar="N", help="index of the engine core (default: 0)")
+        parser.add_argument("--engine", type=int, metavar="N", help="index of an engine core (default: all of them)")
         parser.add_argument("--once", action="store_true", help="print what is there, and exit")
 
     def run(self, namespace: argparse.Namespace) -> int:
-        """Draws until Ctrl-C; without a terminal it prints one line per change."""
+        """Draws until `q` or Ctrl-C; without a terminal it prints one line per change."""
         from llmstack_command.client.top import run_top
 
         return _run(self.name, run_top, namespace)

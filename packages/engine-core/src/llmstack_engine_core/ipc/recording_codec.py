@@ -1,6 +1,7 @@
 """Encoding of `StepRecording` as plain lists.
 
-The rows of a step travel as columns: a page that follows 256 requests reads thousands of rows per second.
+The rows of a step travel as packed columns, and each request id once: a page that follows 256 requests reads thousands
+of rows per second.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from llmstack_engine_core.ipc.outputs_codec import (
 )
 from llmstack_engine_core.ipc.request_codec import MAX_LORA_NAME_LENGTH, MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_engine_core.row_columns import RowColumns
-from llmstack_types import RequestNote, ScheduledRequest, StepRecord, StepRecording
+from llmstack_types import RequestNote, StepRecord, StepRecording
 
 MAX_STEPS: Final = 65_536
 _TIME = fields.number()
-_REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
+_REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, max_items=1 << 20, min_length=1)
 _TENANT = fields.text(MAX_TENANT_LENGTH)
 _KEY = fields.text(MAX_REQUEST_ID_LENGTH)
 _LORA_NAME = fields.text(MAX_LORA_NAME_LENGTH)
@@ -31,20 +32,45 @@ _COUNT = fields.integer(0)
 
 def encode_recent_steps(recent: StepRecording) -> list[Any]:
     """Steps and events, oldest first."""
-    steps = [[record.start_s, record.phases, list(record.stats), _encode_rows(record.rows)] for record in recent.steps]
+    names = _Names()
+    steps = [
+        [record.start_s, record.phases, list(record.stats), _encode_rows(RowColumns.of(record.rows), names)]
+        for record in recent.steps
+    ]
     return [
-        recent.now_s, steps, encode_events(recent.events), [list(pair) for pair in recent.tenants.items()],
+        recent.now_s, list(names.id_to_index), steps, encode_events(recent.events),
+        [list(pair) for pair in recent.tenants.items()],
         [[request_id, *note] for request_id, note in recent.notes.items()],
     ]  # fmt: skip
 
 
-def _encode_rows(rows: Sequence[ScheduledRequest]) -> list[Any]:
-    columns = RowColumns.of(rows)
+class _Names:
+    """The request ids of a message, each of which is sent once."""
+
+    def __init__(self) -> None:
+        self.id_to_index: dict[str, int] = {}
+        self._last: Sequence[str] = ()
+        self._packed = b""
+
+    def pack(self, request_ids: Sequence[str]) -> bytes:
+        """The indexes of ids; most steps have the rows of the step before."""
+        if request_ids != self._last:
+            known = self.id_to_index
+            for request_id in [one for one in request_ids if one not in known]:
+                known[request_id] = len(known)
+            self._last = request_ids
+            self._packed = fields.pack_uint32(map(known.__getitem__, request_ids), "request_ids")
+        return self._packed
+
+
+def _encode_rows(columns: RowColumns, names: _Names) -> list[Any]:
     return [
-        columns.request_ids, columns.num_computed_tokens, columns.num_scheduled_tokens,
+        names.pack(columns.request_ids),
+        fields.pack_uint32(columns.num_computed_tokens, "num_computed_tokens"),
+        fields.pack_uint32(columns.num_scheduled_tokens, "num_scheduled_tokens"),
         _encode_sparse(columns.new_block_ids, "new_block_ids"),
         _encode_sparse(columns.draft_token_ids, "draft_token_ids"),
-    ]  # fmt: skip
+    ]
 
 
 def _encode_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> list[list[Any]]:
@@ -54,8 +80,9 @@ def _encode_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> l
 
 def decode_recent_steps(value: Any) -> StepRecording:
     """The inverse of `encode_recent_steps`."""
-    now_s, steps, events, tenants, notes = fields.row(value, "recording", 5)
-    records = [_decode_record(item) for item in _list(steps, "steps")]
+    now_s, names, steps, events, tenants, notes = fields.row(value, "recording", 6)
+    names = _REQUEST_IDS(names, "request_ids")
+    records = [_decode_record(item, names) for item in _list(steps, "steps")]
     return StepRecording(
         _TIME(now_s, "now_s"), records, decode_events(events), _decode_tenants(tenants),
         dict(map(_decode_note, _list(notes, "notes"))),
@@ -76,29 +103,24 @@ def _decode_note(value: Any) -> tuple[str, RequestNote]:
     return _KEY(key, "request_id"), note
 
 
-def _decode_record(value: Any) -> StepRecord:
+def _decode_record(value: Any, names: Sequence[str]) -> StepRecord:
     start_s, phases, stats, rows = fields.row(value, "step", 4)
-    return StepRecord(_TIME(start_s, "start_s"), decode_phases(phases), decode_stats(stats), _decode_rows(rows))
-
-
-def _decode_rows(value: Any) -> RowColumns:
-    request_ids, computed, scheduled, block_ids, draft_ids = fields.row(value, "rows", 5)
-    request_ids = _REQUEST_IDS(request_ids, "request_ids")
-    num_rows = len(request_ids)
-    return RowColumns(
-        request_ids, _counts(computed, num_rows, "num_computed_tokens"),
-        _counts(scheduled, num_rows, "num_scheduled_tokens"), _decode_sparse(block_ids, num_rows, "new_block_ids"),
-        _decode_sparse(draft_ids, num_rows, "draft_token_ids"),
+    return StepRecord(
+        _TIME(start_s, "start_s"), decode_phases(phases), decode_stats(stats), _decode_rows(rows, names)
     )  # fmt: skip
 
 
-def _counts(value: Any, num_rows: int, name: str) -> list[int]:
-    # Passes in C, as in `fields.texts`.
-    if type(value) is not list or len(value) != num_rows or (value and set(map(type, value)) != {int}):
-        raise CodecError(f"{name} must be a list of {num_rows} integers")
-    if value and min(value) < 0:
-        raise CodecError(f"{name} must not be negative")
-    return value
+def _decode_rows(value: Any, names: Sequence[str]) -> RowColumns:
+    indexes, computed, scheduled, block_ids, draft_ids = fields.row(value, "rows", 5)
+    indexes = fields.unpack_uint32(indexes, "request_ids")
+    num_rows = len(indexes)
+    if max(indexes, default=-1) >= len(names):
+        raise CodecError(f"request_ids must name ids from 0 to {len(names) - 1}")
+    return RowColumns(
+        list(map(names.__getitem__, indexes)), fields.unpack_uint32(computed, "num_computed_tokens", num_rows),
+        fields.unpack_uint32(scheduled, "num_scheduled_tokens", num_rows),
+        _decode_sparse(block_ids, num_rows, "new_block_ids"), _decode_sparse(draft_ids, num_rows, "draft_token_ids"),
+    )  # fmt: skip
 
 
 def _decode_sparse(value: Any, num_rows: int, name: str) -> dict[int, list[int]]:

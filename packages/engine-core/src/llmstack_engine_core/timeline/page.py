@@ -10,6 +10,8 @@ from typing import Any
 
 from llmstack_types.html_page import HtmlPage, html_page
 
+_SCRIPTS = ("steps.js", "drawing.js", "panels.js", "figures.js", "script.js")
+
 
 def timeline_page(timeline: Mapping[str, Any] | None = None) -> HtmlPage:
     """The page, which follows its server live; with a timeline it needs no server."""
@@ -23,9 +25,10 @@ def _live_page() -> HtmlPage:
 
 def _page(timeline: str) -> HtmlPage:
     page, style = _read("page.html"), _read("style.css")
-    script = "\n".join(_read(name) for name in ("steps.js", "script.js"))
-    # In HTML, `<` in a string could end the element that holds it.
-    return html_page(page.replace("null", timeline.replace("<", "\\u003c"), 1), style, script)
+    script = "\n".join(_read(name) for name in _SCRIPTS)
+    # In HTML, `<` in a string could end the element that holds it; `/*` could be taken for the place of the script.
+    page = page.replace("null", timeline.replace("<", "\\u003c").replace("/*", "\\u002f*"), 1)
+    return html_page(page, style, script, has_server=timeline == "null")
 
 
 def _read(name: str) -> str:
