@@ -62,7 +62,7 @@ async def test_a_key_sees_its_own_requests_alone(key: str, name: str, numbers: l
         state.recent_requests.note(one, predicted(tenant))
     part = await read_once(state, key=key)
     assert [row[0] for row in part["steps"]] == numbers
-    # Running requests and tokens are its own; waiting ones, blocks and preemptions are not told.
+    # Running requests and tokens are its own; waiting ones, blocks and preemptions are left out.
     assert {tuple(row[3:8]) for row in part["steps"]} == {(1, None, None, None, None)}
     own_tokens = {"mine": [4, 1, 1, 1], "other": [1, 1, 1, 8888]}[name]
     assert [row[8] for row in part["steps"]] == own_tokens
@@ -176,7 +176,7 @@ async def test_readers_of_one_key_take_no_place_from_others(monkeypatch: pytest.
     readers.check_room(mine)
 
 
-async def test_one_reader_too_many_is_told_to_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_reader_too_many_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "MAX_OPERATORS", 0)
     answer = await call(build_app(ready_state(FakeEngineClient())), "GET", "/live/events")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")

@@ -1,4 +1,4 @@
-"""News of one engine core for `/live`: read once, and encoded once for all who may see the same."""
+"""News of one engine core for `/live`, read and encoded once for all readers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class LiveFeed:
 
 
 def _take_exception(read: asyncio.Task[Part]) -> None:
-    """Its readers may all be gone, and asyncio reports exceptions that nobody takes."""
+    """Its readers may all be gone, and asyncio logs exceptions that are never read."""
     if not read.cancelled():
         read.exception()
 

@@ -1,4 +1,4 @@
-"""State of one engine core that `llmstack top` draws, from the stream of `/live/events`."""
+"""The state that `llmstack top` draws, from the stream of `/live/events`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Board:
-    """One engine core."""
+    """Steps and requests of one engine core."""
 
     steps: dict[int, list[Any]] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)

@@ -96,7 +96,7 @@ class _Layout:
         return (named + columns + lane)[: self._width]
 
     def row(self, engine: int, board: Board, name: str, lane: Lane) -> str:
-        """One request."""
+        """The line of a request, with its lane."""
         style = self._style
         state = lane.state.removeprefix("finished_").replace("_", " ")
         predicted, real = board.prediction_of(name)

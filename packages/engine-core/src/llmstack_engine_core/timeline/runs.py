@@ -52,7 +52,7 @@ class _Collector:
             self._add_blocks(rows)
 
     def close(self) -> None:
-        """Ends all runs."""
+        """Ends all runs: the next step follows none."""
         self._close_decodes(set(self._decodes), self._last_step)
         self._prefills = {}
 

@@ -40,7 +40,7 @@ function describe() {
   write(byId("first-step"), `step ${first.number}`);
   write(byId("last-step"), `step ${last.number}`);
   slider.setAttribute("aria-valuetext", `step ${last.number}`);
-  const newest = lanes.sort((a, b) => a.first - b.first).slice(-MAX_TABLE_ROWS).reverse();
+  const newest = lanes.slice(-MAX_TABLE_ROWS).reverse();
   fillTable(newest, sharing);
   if (view.selected !== null) describeSelected(panel, sharing);
 }
