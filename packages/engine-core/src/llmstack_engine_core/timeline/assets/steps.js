@@ -105,7 +105,7 @@ function place(data, touched) {
   }
 }
 
-// Whether a lane takes no more steps. The end of some is never told, where steps are missing.
+// Whether a lane takes no more steps. Where steps are missing, the end of some is not known.
 function isGone(data, lane) {
   return isOver(lane) || lane.last < lastPlace(data) - MAX_STEPS / 10;
 }
