@@ -65,6 +65,7 @@ class Recorded:
 
     def add(self, name: str, num_tokens: int, max_tokens: int = 4, first: int = 1, **values: Any) -> None:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        self.came_s = self.clock.now_s
         tokens = [first, *range(2, num_tokens + 1)]
         self.core.add_request(EngineCoreRequest(name, tokens, params, arrival_time_s=self.clock.now_s, **values))
 
@@ -258,14 +259,18 @@ def test_steps_that_are_scheduled_early_do_not_overlap_in_a_log(tmp_path: Path) 
         assert before.start_s + sum(before.phases) <= after.start_s + 1e-9
 
 
-def with_deadline(path: Path, given_s: float, *, has_long_prompt: bool = True) -> Explanation:
+def with_deadline(path: Path, given_s: float, *, has_long_prompt: bool = True, is_cut: bool = False) -> Explanation:
     recorded = Recorded(path)
     recorded.add("before", 8, max_tokens=12)
     recorded.step(16)
     if has_long_prompt:
         recorded.add("long", 200, first=77)
         recorded.step()
-    recorded.add("r", 64, first=99, deadline_s=recorded.clock.now_s + given_s)
+    recorded.add("r", 64, 99 if is_cut else 4, first=99, deadline_s=recorded.clock.now_s + given_s)
+    while is_cut and recorded.clock.now_s < recorded.came_s + given_s:
+        recorded.step()
+    if is_cut:
+        recorded.core.abort_requests(["r"])
     run = recorded.end()
     scheduler, cache = run.header.configs()
     log = steps_of_log(run, 10_000)
@@ -293,6 +298,14 @@ def test_a_deadline_that_others_made_it_miss_is_distinguished(tmp_path: Path) ->
     found = with_deadline(tmp_path / "steps.log", 0.3)
     assert found.facts["deadline"] == "missed"
     assert deadline_sentence(found).startswith("It missed its deadline of 300 ms: by estimate, alone the 4 tokens ")
+
+
+def test_an_answer_that_its_deadline_cut_is_said_to_be_longer(tmp_path: Path) -> None:
+    found = with_deadline(tmp_path / "steps.log", 0.5, is_cut=True)
+    assert (found.facts["status"], found.facts["deadline"]) == ("finished_aborted", "missed")
+    sentence = deadline_sentence(found)
+    assert sentence.startswith("It missed its deadline of 500 ms: by estimate, alone the ")
+    assert sentence.endswith(" ms, and more were to come.")
 
 
 def test_a_deadline_that_was_met_is_one_sentence(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from llmstack_engine_core.explain.what_if import TooMuchError, run_again
 from llmstack_engine_core.explain.wording import to_text
 from llmstack_engine_core.explain.workload import Arrival, Workload
 from llmstack_engine_core.prediction.errors import SimulationError
-from llmstack_types import EngineCoreRequest, StepRecording
+from llmstack_types import EngineCoreRequest, RequestStatus, StepRecording
 
 
 def add_deadline(
@@ -38,7 +38,8 @@ def add_deadline(
             f"Its deadline of {to_text(given_s)} could not be met: by estimate, even alone {tokens} {to_text(alone_s)}."
         )
     else:
-        made.sentences[at] = f"{missed.removesuffix('.')}: by estimate, alone {tokens} {to_text(alone_s)}."
+        more = ", and more were to come" if made.facts["status"] == RequestStatus.FINISHED_ABORTED.value else ""
+        made.sentences[at] = f"{missed.removesuffix('.')}: by estimate, alone {tokens} {to_text(alone_s)}{more}."
 
 
 def _num_tokens(log: StepRecording, request: EngineCoreRequest) -> int:
