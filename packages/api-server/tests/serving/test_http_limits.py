@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from server_helpers.running import STREAM, Running, Start, post_bytes
 
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.secret import Secret
+from llmstack_server.serving import uvicorn_protocol
 from llmstack_server.serving.uvicorn_protocol import MAX_HEADER_BYTES, MAX_NUM_PIPELINED, LimitedProtocol
 
 
@@ -279,3 +281,37 @@ async def test_a_kept_connection_serves_split_and_chunked_requests(start: Start)
     assert b"transfer-encoding: chunked" in body.lower()
     assert b"data: [DONE]\n\n" in body
     writer.close()
+
+
+def parts_of(body: bytes) -> list[bytes]:
+    """The chunks of a body, without the empty last one."""
+    parts: list[bytes] = []
+    while not body.startswith(b"0\r\n\r\n"):
+        size, _, body = body.partition(b"\r\n")
+        parts.append(body[: int(size, 16)])
+        assert body[len(parts[-1]) :][:2] == b"\r\n"
+        body = body[len(parts[-1]) + 2 :]
+    return parts
+
+
+async def test_events_are_written_past_asgi_as_chunks_of_their_own(start: Start, monkeypatch: pytest.MonkeyPatch):
+    written: list[bytes] = []
+    write = uvicorn_protocol._ChunkWriter.write
+
+    def write_and_note(self: Any, data: bytes) -> None:
+        written.append(data)
+        write(self, data)
+
+    monkeypatch.setattr(uvicorn_protocol._ChunkWriter, "write", write_and_note)
+    running = await start()
+    reader, writer = await running.send(post_bytes({"prompt": "Hello", "max_tokens": 12, "stream": True}))
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    parts = parts_of(await reader.readuntil(b"0\r\n\r\n"))
+    writer.close()
+    assert parts[-1] == b"data: [DONE]\n\n"
+    assert all(part.startswith(b"data: {") and part.endswith(b"\n\n") for part in parts[:-1])
+    texts = [json.loads(part[6:])["choices"][0]["text"] for part in parts[:-1]]
+    assert "".join(texts) == ("Hello" * 3)[:12]
+    assert written == parts[1 : 1 + len(written)]
+    assert len(written) >= 8

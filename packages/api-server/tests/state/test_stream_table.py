@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
 
 import pytest
 
@@ -170,11 +169,10 @@ async def test_a_reader_that_waits_takes_a_part_where_it_is_appended():
     taken: list[tuple[int, bytes]] = []
     is_free = True
 
-    async def send(number: int, part: bytes) -> None:
-        taken.append((number, part))
-
-    def take(number: int, part: bytes) -> Awaitable[None] | None:
-        return send(number, part) if is_free else None
+    def take(number: int, part: bytes) -> bool:
+        if is_free:
+            taken.append((number, part))
+        return is_free
 
     reader.follow(take)
     await record.append(b"before it waits")
@@ -198,28 +196,11 @@ async def test_a_reader_that_waits_takes_a_part_where_it_is_appended():
     assert record.open(0).position == 0  # later readers get all
 
 
-async def test_a_part_that_was_taken_and_not_sent_is_read():
-    record = new_record(StreamTable())
-    reader = record.open(0)
-
-    async def fail(number: int, part: bytes) -> None:
-        reader.give_back()
-
-    reader.follow(fail)
-    await record.append(b"first")
-    await reader.read()
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0)
-    await record.append(b"second")
-    batch = await reading
-    assert (batch.first, batch.parts) == (2, [b"second"])
-
-
 async def test_the_last_part_is_read_together_with_the_end():
     record = new_record(StreamTable())
     reader = record.open(0)
 
-    def take(number: int, part: bytes) -> Awaitable[None]:
+    def take(number: int, part: bytes) -> bool:
         raise AssertionError("the end would take a second write")
 
     reader.follow(take)
@@ -227,7 +208,7 @@ async def test_the_last_part_is_read_together_with_the_end():
     await reader.read()
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    assert record.put(b"last", is_last=True) is None
+    record.put(b"last", is_last=True)
     record.finish()
     batch = await reading
     assert (batch.parts, batch.is_last) == ([b"last"], True)
@@ -238,7 +219,7 @@ async def test_a_reader_of_what_is_not_kept_makes_room_by_itself():
     record = new_record(table)
     reader = record.open(0)
 
-    def take(number: int, part: bytes) -> Awaitable[None]:
+    def take(number: int, part: bytes) -> bool:
         raise AssertionError("parts are dropped as they are read")
 
     reader.follow(take)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -33,6 +34,7 @@ class Connection:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.may_write = asyncio.Event()
+        self.part_writer: Writer | None = None
         self.may_write.set()
 
     async def __call__(self, message: Any) -> None:
@@ -221,18 +223,65 @@ def test_so_many_slow_readers_are_kept_and_no_more(monkeypatch: pytest.MonkeyPat
     assert [kept.waited_s(name) for name in ("a", "b", "c")] == [None, 1.0, 1.0]
 
 
-async def test_what_cannot_be_sent_for_another_task_is_given_back_and_raises_nothing():
+class Writer:
+    """The other way to the same connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.flow = self
+        self.write_paused = False
+
+    def write(self, data: bytes) -> None:
+        self._connection.messages.append({"type": "http.response.body", "body": data})
+
+
+async def test_events_are_pushed_only_where_none_before_them_waits():
     connection = Connection()
     sender = EventSender(connection, [])
+    assert not sender.push(bytes, b"never"), "it takes messages alone"
+    await sender.stop()
+    connection.part_writer = writer = Writer(connection)
+    sender = EventSender(connection, [])
     await sender.event(b"first")
-    given_back: list[int] = []
-    await sender.push(b"second", lambda: given_back.append(2))
-    assert (connection.bodies, given_back, sender.is_free) == ([b"first", b"second"], [], True)
+    assert sender.push(bytes, b"second")
+    assert sender.push(bytes, b"")
+    writer.write_paused = True
+    assert not sender.push(bytes, b"never")
+    writer.write_paused = False
+    connection.may_write.clear()
+    sending = asyncio.create_task(sender.event(b"third"))
+    await asyncio.sleep(0)
+    assert not sender.push(bytes, b"never")
+    connection.may_write.set()
+    await sending
+    assert sender.push(bytes, b"fourth")
+    await sender.end(b"fifth")
+    assert connection.bodies == [b"first", b"second", b"third", b"fourth", b"fifth"]
 
-    async def fail(message: Any) -> None:
-        raise OSError
 
-    sender = EventSender(fail, [])
-    await sender.push(b"third", lambda: given_back.append(3))
-    assert (given_back, sender.is_free) == ([3], True)
+async def test_nothing_is_pushed_before_a_comment_that_waits_for_its_reader():
+    connection = Connection()
+    connection.part_writer = Writer(connection)
+    sender = EventSender(connection, [])
+    await sender.event(b"first")
+    connection.may_write.clear()
+    await wait_until(lambda: not sender.push(bytes, b""))
+    connection.may_write.set()
+    await sender.event(b"second")
+    assert sender.push(bytes, b"third")
+    await sender.stop()
+    assert connection.bodies == [b"first", COMMENT, b"second", b"third"]
+
+
+async def test_nothing_is_pushed_past_a_function_that_looks_at_messages():
+    connection = Connection()
+    connection.part_writer = Writer(connection)
+
+    @functools.wraps(connection)
+    async def send(message: Any) -> None:
+        await connection(message)
+
+    sender = EventSender(send, [])
+    await sender.event(b"first")
+    assert not sender.push(bytes, b"never")
     await sender.stop()

@@ -21,7 +21,6 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_table import MAX_PER_OWNER
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_server.web import resumable
-from llmstack_server.web.keep_alive import FLOW
 from llmstack_types import NumericalError
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -212,22 +211,12 @@ async def test_a_replaced_reader_of_a_response_gets_an_event_of_its_form():
     assert b"event: response.incomplete\n" in (await second).body
 
 
-class OddFlow:
-    """A connection that takes bytes at once, or not, at random."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    @property
-    def write_paused(self) -> bool:
-        return self._random.random() < 0.4
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_events_come_in_order_over_a_connection_that_stops_at_random(seed: int):
     app, _ = server()
     body = CHAT | {"stream": True, "max_tokens": 60}
-    first = await post(app, body, state={FLOW: OddFlow(seed)})
+    drawn = random.Random(seed)
+    first = await post(app, body, has_room=lambda: drawn.random() < 0.6)
     found = EVENT.findall(first.body)
     assert [int(number) for _, number, _ in found] == list(range(1, len(found) + 1))
     assert found[-1][2] == b"[DONE]"

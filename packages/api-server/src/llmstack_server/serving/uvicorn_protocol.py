@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -20,7 +21,7 @@ from llmstack_server.web.errors import (
     invalid_http,
     request_timeout,
 )
-from llmstack_server.web.keep_alive import FLOW
+from llmstack_server.web.keep_alive import PART_WRITER, Flow
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_NUM_HEADERS = 128
@@ -140,10 +141,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if is_old:
             self.expect_100_continue = False  # such a client would take the interim answer for the answer
         self._start_timer(self.request_timeout_s)
-        self.scope["state"][FLOW] = self.flow
         super().on_headers_complete()
         if is_old:
             _end_with_connection(self.cycle)
+        else:
+            self.scope["state"][PART_WRITER] = _ChunkWriter(self.flow, self.cycle)
         self._is_in_body = True
 
     def _refusal_of_headers(self, is_old: bool) -> ErrorAnswer | None:
@@ -277,6 +279,19 @@ class LimitedProtocol(HttpToolsProtocol):
         }
         lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
         self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", content]))
+
+
+@dataclass(slots=True)
+class _ChunkWriter:
+    """Writes chunks of an answer whose headers are sent: a `PartWriter`."""
+
+    flow: Flow
+    _cycle: RequestResponseCycle
+
+    def write(self, data: bytes) -> None:
+        """Writes one chunk, unless the client has gone."""
+        if not self._cycle.disconnected:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def _end_with_connection(cycle: RequestResponseCycle) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ MAX_STREAM_BYTES = 1 << 20
 MAX_READ_BYTES = 256 << 10
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
-Take = Callable[[int, bytes], Awaitable[None] | None]
-"""Sends a part with its number, to be awaited and without errors; None where that would wait for the connection."""
+Take = Callable[[int, bytes], bool]
+"""Sends a part with its number at once; False where that would wait for the connection."""
 
 
 class UnknownStreamError(Exception):
@@ -181,20 +181,15 @@ class StreamRecord:
         """
         while not self.is_resumable and self.num_bytes > MAX_STREAM_BYTES and not self.abandoned.is_set():
             await self._wait()
-        sending = self.put(part)
-        if sending is not None:
-            await sending
+        self.put(part)
 
-    def put(self, part: bytes, *, is_last: bool = False) -> Awaitable[None] | None:
-        """Adds a part at once; returns what is to be awaited, if anything is. The last one is left to the reader."""
+    def put(self, part: bytes, *, is_last: bool = False) -> None:
+        """Adds a part at once. The last one is left to the reader."""
         parts, reader = self._parts, self._latest
         self._on_part(self, parts.append(part))
-        if reader is not None and self.is_resumable and self._num_saved is None and not is_last:
-            sending = reader.take(len(parts), part)
-            if sending is not None:
-                return sending
-        self.tell()
-        return None
+        is_open = self.is_resumable and self._num_saved is None and not is_last
+        if reader is None or not is_open or not reader.take(len(parts), part):
+            self.tell()
 
     def fail(self, fields: Mapping[str, Any]) -> None:
         """Ends an answer with an error after the parts that there are."""
@@ -309,19 +304,12 @@ class StreamReader:
         """From now on `take` gets each new part while `read` waits."""
         self._take = take
 
-    def take(self, number: int, part: bytes) -> Awaitable[None] | None:
-        """Takes a new part if it has read all before and waits for it; what sends the part, or None."""
-        if not self._is_waiting or self.position != number - 1 or self._take is None:
-            return None
-        sending = self._take(number, part)
-        if sending is not None:
-            self.position = number
-        return sending
-
-    def give_back(self) -> None:
-        """The part that it has taken last was not sent, so it reads it."""
-        self.position -= 1
-        self.record.tell()
+    def take(self, number: int, part: bytes) -> bool:
+        """Takes a new part if it has read all before, waits for it and can send it."""
+        if not self._is_waiting or self.position != number - 1 or self._take is None or not self._take(number, part):
+            return False
+        self.position = number
+        return True
 
     async def read_from(self, position: int, *, knows_head: bool) -> Batch:
         """The parts after `position`, for a reader that has read so far and may ask twice."""

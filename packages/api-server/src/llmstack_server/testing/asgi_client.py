@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from llmstack_server.web.keep_alive import PART_WRITER
 
 
 @dataclass(slots=True)
@@ -40,14 +42,15 @@ async def call(
     *,
     disconnect_after_parts: int | None = None,
     disconnect_after_bytes: int | None = None,
-    state: Mapping[str, Any] | None = None,
+    has_room: Callable[[], bool] | None = None,
 ) -> Answer:
     """Calls an ASGI application without a socket; `body` is sent as JSON unless it is bytes.
 
     `path` may end with a query.
 
     The client stays until the answer is complete, or disconnects after `disconnect_after_parts` parts of it, or
-    after `disconnect_after_bytes` bytes, where later ones are lost. `state` is what a server adds to the scope.
+    after `disconnect_after_bytes` bytes, where later ones are lost. With `has_room` its connection also takes parts
+    past ASGI (`PartWriter`).
     """
     content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     all_headers = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
@@ -56,36 +59,60 @@ async def call(
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "client": ("test", 1),
         "server": ("test", 80), "headers": [(k.lower().encode(), v.encode()) for k, v in all_headers.items()],
-        "state": dict(state or {}),
+        "state": {},
     }  # fmt: skip
-    answer = Answer()
-    has_left = asyncio.Event()
-    pending = [{"type": "http.request", "body": content, "more_body": False}]
+    connection = _Connection(content, disconnect_after_parts, disconnect_after_bytes, has_room)
+    if has_room is not None:
+        scope["state"] = {PART_WRITER: connection}
+    if disconnect_after_parts == 0:
+        asyncio.get_running_loop().call_later(0.02, connection.has_left.set)
+    await app(scope, connection.receive, connection)
+    return connection.answer
 
-    async def receive() -> dict[str, Any]:
-        if pending:
-            return pending.pop()
-        await has_left.wait()
+
+class _Connection:
+    """The connection of one client: the `send` of its request, and its own `PartWriter` if it has one."""
+
+    def __init__(
+        self, content: bytes, max_parts: int | None, max_bytes: int | None, has_room: Callable[[], bool] | None
+    ) -> None:
+        self.answer = Answer()
+        self.has_left = asyncio.Event()
+        self.flow = self
+        self._has_room = has_room
+        self._max_parts = max_parts
+        self._max_bytes = max_bytes
+        self._pending = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive(self) -> dict[str, Any]:
+        """The request, then the end of the connection."""
+        if self._pending:
+            return self._pending.pop()
+        await self.has_left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: Mapping[str, Any]) -> None:
+    async def __call__(self, message: Mapping[str, Any]) -> None:
+        """Takes one message of ASGI."""
         if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            answer.headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
+            self.answer.status = message["status"]
+            self.answer.headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
             return
-        if has_left.is_set():
-            return
-        part = bytes(message.get("body", b""))
-        if disconnect_after_bytes is not None:
-            part = part[: disconnect_after_bytes - len(answer.body)]
-            if len(answer.body) + len(part) >= disconnect_after_bytes:
-                has_left.set()
-        answer.parts.append(part)
-        is_complete = not message.get("more_body", False)
-        if is_complete or (disconnect_after_parts is not None and len(answer.parts) >= disconnect_after_parts):
-            has_left.set()
+        self.write(bytes(message.get("body", b"")), is_complete=not message.get("more_body", False))
 
-    if disconnect_after_parts == 0:
-        asyncio.get_running_loop().call_later(0.02, has_left.set)
-    await app(scope, receive, send)
-    return answer
+    @property
+    def write_paused(self) -> bool:
+        """Whether it takes no part past ASGI now."""
+        return self._has_room is None or not self._has_room()
+
+    def write(self, part: bytes, *, is_complete: bool = False) -> None:
+        """Takes a part of the body."""
+        if self.has_left.is_set():
+            return
+        parts = self.answer.parts
+        if self._max_bytes is not None:
+            part = part[: self._max_bytes - len(self.answer.body)]
+            if len(self.answer.body) + len(part) >= self._max_bytes:
+                self.has_left.set()
+        parts.append(part)
+        if is_complete or (self._max_parts is not None and len(parts) >= self._max_parts):
+            self.has_left.set()

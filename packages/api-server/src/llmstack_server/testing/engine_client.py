@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from llmstack_llm import (
@@ -51,23 +51,28 @@ class FakeStream:
     def __init__(self, prompts: Sequence[AdmittedRequest], outputs: AsyncIterator[tuple[int, RequestOutput]]) -> None:
         self.prompts = prompts
         self._outputs = outputs
-        self._deadline_s: float | None = None
-        self._error = Exception()
+        self._take: Callable[[RequestOutput], bool] = lambda output: False
+        self._limit: tuple[float | None, Exception] = (None, Exception())
 
     def fail_after(self, timeout_s: float, error: Exception) -> None:
-        self._deadline_s, self._error = asyncio.get_running_loop().time() + timeout_s, error
+        self._limit = (asyncio.get_running_loop().time() + timeout_s, error)
+
+    def follow(self, take: Callable[[RequestOutput], bool]) -> None:
+        self._take = take
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RequestOutput:
         try:
-            async with asyncio.timeout_at(self._deadline_s):
-                index, output = await anext(self._outputs)
+            async with asyncio.timeout_at(self._limit[0]):
+                while True:
+                    index, output = await anext(self._outputs)
+                    output.prompt_index = index
+                    if output.finished or not self._take(output):
+                        return output
         except TimeoutError:
-            raise self._error from None
-        output.prompt_index = index
-        return output
+            raise self._limit[1] from None
 
     async def aclose(self) -> None:
         """Closes the outputs, which aborts unfinished requests."""

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeGuard
 
 from starlette.datastructures import Headers
@@ -13,12 +14,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmstack_llm import request_errors
+from llmstack_server.protocols import OutputStream, PromptOutput
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
-from llmstack_server.web.keep_alive import Sender, sender_of
+from llmstack_server.web.keep_alive import EventSender, RawHeaders, Sender
 from llmstack_server.web.sse import DONE, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
@@ -46,7 +48,8 @@ class Answer(WholeAnswer, Protocol):
     """An answer that can be streamed.
 
     Where its API has no `[DONE]`, `end` has the bytes after the last event, and `error_event` makes the last event of
-    a stream that failed after its start of an `ErrorAnswer`.
+    a stream that failed after its start of an `ErrorAnswer`. With `outputs` and `encode`, each output is encoded and
+    sent as it comes, after the first event and while the next of `events` is awaited.
     """
 
     @property
@@ -101,7 +104,7 @@ class GenerationResponse(Response):
     async def _answer(self, body: dict[str, Any], send: Send) -> None:
         answer = self._prepared = await self._prepare(self._state, body)
         if _is_streamed(answer):
-            await self._send_events(answer.events(), send)
+            await self._send_events(answer, send)
         else:
             whole = await answer.whole()
             await self._send_whole(
@@ -113,12 +116,20 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *_prediction_headers()]})
         await send({"type": "http.response.body", "body": content})
 
-    async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
-        sender = self._sender = sender_of(send, [*_RAW_STREAM_HEADERS, *_prediction_headers()])
+    async def _send_events(self, answer: Answer, send: Send) -> None:
+        events = answer.events()
+        # A `send` may have a shorter way for events.
+        new_sender: Callable[[RawHeaders], Sender] = getattr(send, "event_sender", partial(EventSender, send))
+        sender = self._sender = new_sender([*_RAW_STREAM_HEADERS, *_prediction_headers()])
         try:
+            encode: Callable[[PromptOutput], bytes] | None = getattr(answer, "encode", None)
+            outputs: OutputStream | None = getattr(answer, "outputs", None)
             try:
                 async for event in events:
                     await sender.event(event)
+                    if encode is not None and outputs is not None:
+                        outputs.follow(partial(sender.push, encode))
+                        encode = None
             finally:
                 await sender.stop()
                 await close(events)

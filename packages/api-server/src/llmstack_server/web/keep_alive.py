@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from starlette.types import Send
 
@@ -15,9 +15,7 @@ INTERVAL_S = 5.0
 """Proxies and clients close connections on which nothing comes for about a minute; some after ten seconds."""
 COMMENT = b": keep-alive\n\n"
 
-FLOW = "flow"
-"""The name of the `Flow` of a connection, in the state of a request's scope."""
-
+Value = TypeVar("Value")
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
@@ -31,6 +29,23 @@ class Flow(Protocol):
     write_paused: bool
 
 
+class PartWriter(Protocol):
+    """Writes parts of an answer to its connection. A `send` that passes parts on has one as `part_writer`.
+
+    A message of ASGI takes a dictionary and a coroutine in each layer, which costs more than the part.
+    """
+
+    flow: Flow
+
+    def write(self, data: bytes) -> None:
+        """Writes a part after the headers that is not the last one. The answer has no length."""
+        ...
+
+
+PART_WRITER = "part_writer"
+"""The name of a connection's own `PartWriter`, in the state of a request's scope."""
+
+
 class Sender(Protocol):
     """What `EventSender` is for the route of a stream.
 
@@ -42,7 +57,8 @@ class Sender(Protocol):
     has_started: bool
     waited_s: float
 
-    def event(self, data: bytes) -> Awaitable[None]: ...
+    def push(self, encode: Callable[[Value], bytes], value: Value) -> bool: ...
+    async def event(self, data: bytes) -> None: ...
     async def end(self, data: bytes) -> None: ...
     async def stop(self) -> None: ...
 
@@ -63,19 +79,27 @@ class EventSender:
         self._send = send
         self._headers = headers
         self._is_sending = False
+        # `functools.wraps` copies the attribute to a function that looks at messages.
+        is_whole = not hasattr(send, "__wrapped__")
+        self._writer: PartWriter | None = getattr(send, PART_WRITER, None) if is_whole else None
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
         self._timer = self._loop.call_later(INTERVAL_S, self._on_timer)
         self._comment: asyncio.Task[None] | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nothing is being sent."""
-        return not self._is_sending and self._comment is None
+    def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
+        """Encodes and sends an event at once, neither the first nor the last one; False where that would wait."""
+        writer = self._writer
+        if writer is None or self._is_sending or self._comment is not None or writer.flow.write_paused:
+            return False
+        data = encode(value)
+        if data:
+            writer.write(data)
+            self._last_s = self._loop.time()
+        return True
 
     async def event(self, data: bytes) -> None:
         """Sends an event that is not the last one; not while another one is being sent."""
-        # A flag and not a lock: every chunk of every stream passes here.
         if self._comment is not None:
             await self._finish_comment()
         self._is_sending = True
@@ -88,17 +112,6 @@ class EventSender:
             self._is_sending = False
             self._last_s = self._loop.time()
             self.waited_s += self._last_s - began_s
-
-    async def push(self, data: bytes, on_error: Callable[[], None]) -> None:
-        """Sends a later event for another task, if `is_free` and the connection has room. That task gets no error."""
-        self._is_sending = True
-        try:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        except Exception:  # noqa: BLE001 (the connection's own task meets the same one)
-            on_error()
-        finally:
-            self._is_sending = False
-            self._last_s = self._loop.time()
 
     async def end(self, data: bytes) -> None:
         """Sends the last event."""
@@ -141,12 +154,6 @@ class EventSender:
                 await self._start()
             await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
             self._last_s = self._loop.time()
-
-
-def sender_of(send: Send, headers: RawHeaders) -> Sender:
-    """What sends the events of a stream with `send`, which may have a shorter way for them."""
-    event_sender: Callable[[RawHeaders], Sender] | None = getattr(send, "event_sender", None)
-    return EventSender(send, headers) if event_sender is None else event_sender(headers)
 
 
 async def with_comments(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

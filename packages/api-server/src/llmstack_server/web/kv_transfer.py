@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from llmstack_llm import request_errors
@@ -96,6 +96,10 @@ class NotedTransfer:
     def fail_after(self, timeout_s: float, error: Exception) -> None:
         """Limits the time of the request."""
         self._outputs.fail_after(timeout_s, error)
+
+    def follow(self, take: Callable[[PromptOutput], bool]) -> None:
+        """Lets `take` have outputs without a turn of the iterator's task."""
+        self._outputs.follow(take)  # what is exported comes with the last output
 
     async def __aenter__(self) -> Self:
         await self._outputs.__aenter__()

@@ -25,6 +25,7 @@ from llmstack_server.web.errors import (
     missing_api_key,
     server_shutting_down,
 )
+from llmstack_server.web.keep_alive import PART_WRITER, PartWriter
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
@@ -80,7 +81,7 @@ class RequestContextMiddleware:
         if self._state.config.http.root_path:
             scope["root_path"] = self._state.config.http.root_path
         current_request_id.set(request_id)
-        sender = _Sender(send, request_id)
+        sender = _Sender(send, request_id, scope["state"].get(PART_WRITER))
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnected:
@@ -102,14 +103,14 @@ class RequestContextMiddleware:
 class _Sender:
     """A `send` that adds the request id and keeps the status and whether the answer has started."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, part_writer: PartWriter | None) -> None:
         self._send = send
         self._request_id = request_id
+        self.part_writer = part_writer  # parts are passed on as they are
         self.has_started = False
         self.status = 0
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        # No coroutine of its own: every chunk of every stream passes here.
         if message["type"] == "http.response.start":
             self.has_started = True
             self.status = message["status"]
@@ -141,7 +142,7 @@ class ErrorMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
-        sender = _Sender(send, request_id)
+        sender = _Sender(send, request_id, getattr(send, PART_WRITER, None))
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnected:

@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Self
@@ -169,8 +169,7 @@ class NotedOutputs:
 
     async def __anext__(self) -> PromptOutput:
         output = await self._outputs.__anext__()
-        for new in output.outputs:
-            self.token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)
+        self._note(output)
         return output
 
     async def aclose(self) -> None:
@@ -181,12 +180,27 @@ class NotedOutputs:
         """Limits the time of the request."""
         self._outputs.fail_after(timeout_s, error)
 
+    def follow(self, take: Callable[[PromptOutput], bool]) -> None:
+        """Lets `take` have outputs without a turn of the iterator's task."""
+
+        def note_and_take(output: PromptOutput) -> bool:
+            is_taken = take(output)
+            if is_taken:
+                self._note(output)
+            return is_taken
+
+        self._outputs.follow(note_and_take)
+
     async def __aenter__(self) -> Self:
         await self._outputs.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._outputs.__aexit__(*exc_info)
+
+    def _note(self, output: PromptOutput) -> None:
+        for new in output.outputs:
+            self.token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)
 
     def completions(self, *, has_token_ids: bool) -> list[dict[str, Any]]:
         """The completions of a receipt, with token ids if the client has asked for them."""

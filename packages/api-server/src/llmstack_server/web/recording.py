@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.types import Message
@@ -10,7 +10,7 @@ from starlette.types import Message
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.stream_record import Head, StreamRecord
 from llmstack_server.state.stream_table import StreamTable
-from llmstack_server.web.keep_alive import RawHeaders
+from llmstack_server.web.keep_alive import RawHeaders, Value
 
 _END_OF_EVENT = b"\n\n"
 _ERROR_EVENTS = (b'data: {"error":', b"event: error\n")
@@ -119,12 +119,24 @@ class RecordedEvents:
         self._record = record
         self._headers = headers
 
-    def event(self, data: bytes) -> Awaitable[None]:
+    def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
+        """Encodes and adds an event or several at once, neither the first nor the last one.
+
+        False where it cannot be read again, and so waits for its reader.
+        """
+        if not self.has_started or not self._record.is_resumable:
+            return False
+        data = encode(value)
+        if data.find(_END_OF_EVENT) == len(data) - len(_END_OF_EVENT):  # one, the usual case, is not copied
+            self._record.put(data)
+        else:
+            for event in data.split(_END_OF_EVENT)[:-1]:
+                self._record.put(event + _END_OF_EVENT)
+        return True
+
+    async def event(self, data: bytes) -> None:
         """Adds an event that is not the last one."""
-        # One whole event, the usual case, takes no turn through a coroutine of its own, and is not copied.
-        if self.has_started and self._record.is_resumable and _is_usual(data):
-            return self._record.put(data) or _NOTHING
-        return self._add(data)
+        await self._add(data)
 
     async def end(self, data: bytes) -> None:
         """Adds the last event. Its reader sends it together with the end of the answer."""
@@ -147,13 +159,3 @@ class RecordedEvents:
 def _is_usual(data: bytes) -> bool:
     """Whether it is one whole event, neither a comment nor an error."""
     return data.find(_END_OF_EVENT) == len(data) - len(_END_OF_EVENT) and not data.startswith(_UNUSUAL_EVENTS)
-
-
-class _Nothing:
-    """An awaitable without a coroutine."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield from ()
-
-
-_NOTHING = _Nothing()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from starlette.responses import Response
@@ -34,7 +34,7 @@ from llmstack_server.web.errors import (
     stream_not_found,
     stream_reader_replaced,
 )
-from llmstack_server.web.keep_alive import COMMENT, FLOW, EventSender, Flow
+from llmstack_server.web.keep_alive import COMMENT, EventSender
 from llmstack_server.web.sse import encode_json, frame
 
 RESUMABLE_HEADER = "x-llmstack-resumable"
@@ -53,14 +53,11 @@ class StreamAnswer(Response):
         self._reader = reader
         self._is_first = is_first
         self._sender: EventSender | None = None
-        self._flow: Flow | None = None
         self._num_sent = 0  # events of the stream up to the last one that this reader has, those before it included
-        self._give_back: Callable[[], None] = lambda: None
         self._id_line = b"id: %b." % reader.stream_id.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; its errors before the first byte are raised."""
-        self._flow = scope["state"].get(FLOW)
         try:
             with self._state.in_flight.track_reader() as cut:
                 await self._send_beside_client(scope["state"], receive, send, cut)
@@ -104,8 +101,7 @@ class StreamAnswer(Response):
             try:
                 while not batch.is_last:
                     await sender.event(self._events(batch) or COMMENT)
-                    if self._flow is not None and isinstance(self._reader, StreamReader):
-                        self._give_back = self._reader.give_back
+                    if isinstance(self._reader, StreamReader):
                         self._reader.follow(self._take)
                     batch = await self._reader.read()
             finally:
@@ -116,13 +112,15 @@ class StreamAnswer(Response):
                 tenant = current_client.get().tenant
                 self._state.slow_readers.note(batch.head.request_id, tenant, sender.waited_s)
 
-    def _take(self, number: int, part: bytes) -> Awaitable[None] | None:
-        """Sends an event where that waits for nothing, in the task that generates it."""
-        sender, flow = self._sender, self._flow
-        if sender is None or flow is None or flow.write_paused or not sender.is_free:
-            return None
+    def _take(self, number: int, part: bytes) -> bool:
+        """Sends an event where that waits for nothing."""
+        if self._sender is None or not self._sender.push(self._numbered, (number, part)):
+            return False
         self._num_sent = number
-        return sender.push(b"%b%d\n%b" % (self._id_line, number, part), self._give_back)
+        return True
+
+    def _numbered(self, event: tuple[int, bytes]) -> bytes:
+        return b"%b%d\n%b" % (self._id_line, *event)
 
     def _events(self, batch: Batch) -> bytes:
         parts = enumerate(batch.parts, start=batch.first)

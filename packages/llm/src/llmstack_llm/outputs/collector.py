@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
@@ -11,32 +11,63 @@ from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
 from llmstack_types import RequestOutputKind
 
 
-class HasRequestId(Protocol):
+class OutputOfRequest(Protocol):
     """An output of one request."""
 
     request_id: str
+    finished: bool
 
 
-Output = TypeVar("Output", bound=HasRequestId)
+Output = TypeVar("Output", bound=OutputOfRequest)
 
 
 class OutputCollector(Generic[Output]):
     """Outputs that a consumer has not taken yet; bounded by the size of the requests themselves.
 
     One producer, one consumer, one event loop (or none, with `get_nowait` alone).
+
+    Attributes:
+        take: If there is one, it gets each output while the consumer waits, and the consumer gets what it refuses. The
+            last output of a request is always the consumer's. A turn of the consumer's task costs more than most
+            consumers do with an output.
     """
 
     def __init__(self) -> None:
         self._id_to_output: dict[str, Output] = {}
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.take: Callable[[Output], bool] | None = None
+        self._is_due = False
 
     def put(self, output: Output) -> None:
         """Adds an output, merged with the one of the same request that waits."""
-        waiting = self._id_to_output.get(output.request_id)
+        waiting, waiter = self._id_to_output.get(output.request_id), self._waiter
         self._id_to_output[output.request_id] = output if waiting is None else self._merge(waiting, output)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if waiter is None or waiter.done():
+            return
+        if self.take is None:
+            waiter.set_result(None)
+        elif not self._is_due:
+            self._is_due = True
+            waiter.get_loop().call_soon(self.hand_over)  # after all steps that have come
+
+    def hand_over(self) -> None:
+        """Offers what has come to `take`, in order, unless the consumer does not wait any more."""
+        self._is_due = False
+        waiter, take, outputs = self._waiter, self.take, self._id_to_output
+        if waiter is None or waiter.done() or take is None:
+            return
+        while outputs:
+            request_id, output = next(iter(outputs.items()))
+            try:
+                if output.finished or not take(output):
+                    waiter.set_result(None)
+                    return
+            except Exception as error:  # noqa: BLE001 (the consumer raises it)
+                del outputs[request_id]
+                self.put_error(error)
+                return
+            del outputs[request_id]
 
     def put_error(self, error: Exception) -> None:
         """Ends the stream with an error; outputs that wait are still returned first."""

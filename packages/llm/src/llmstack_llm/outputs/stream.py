@@ -39,6 +39,13 @@ class GenerationStream:
         """Aborts the requests and raises `error` in the iteration unless all have ended by then."""
         self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._fail, error)
 
+    def follow(self, take: Callable[[RequestOutput], bool]) -> None:
+        """From now on `take` gets each output while the iterator waits for one, without a turn of its task.
+
+        What `take` refuses, by False, comes from the iterator, and so does the last output of each request.
+        """
+        self._collector.take = take
+
     def __aiter__(self) -> Self:
         return self
 

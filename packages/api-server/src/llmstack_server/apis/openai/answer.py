@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
-from llmstack_server.protocols import OutputStream
+from llmstack_server.protocols import OutputStream, PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds
 from llmstack_server.web.checks import adapter_name
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from llmstack_server.web.receipts import NotedOutputs
 
 
-class OpenAIAnswer:
+class OpenAIAnswer(ABC):
     """Base of the answers to completions and chats: the request's prompts in the engine, and what all answers carry.
 
     Attributes:
@@ -29,7 +30,12 @@ class OpenAIAnswer:
         includes_continuous_usage: Whether every chunk counts tokens; only together with the last one's.
         fingerprint_fields: Fields of the chunks that end a choice, and of the last one.
         shows_tokens_as_ids: Whether tokens of log-probabilities are `token_id:N`.
+        CHUNK_OBJECT: The `object` of a stream's chunks.
+        encoder: The encoder of a stream's chunks.
     """
+
+    CHUNK_OBJECT: ClassVar[str]
+    encoder: ChunkEncoder
 
     def __init__(
         self, state: ServerState, fields: AnswerFields, ids: AnswerIds, outputs: OutputStream, usage: UsageCounter
@@ -62,10 +68,12 @@ class OpenAIAnswer:
         self._id = ids.answer
         self._model = fields.model or state.served_model_name
         self._created = int(time.time())
+        if self.is_stream:
+            self.encoder = ChunkEncoder(self._id, self.CHUNK_OBJECT, self._created, self._model, self.includes_usage)
 
-    def new_encoder(self, object_name: str) -> ChunkEncoder:
-        """An encoder of the chunks of a stream."""
-        return ChunkEncoder(self._id, object_name, self._created, self._model, self.includes_usage)
+    @abstractmethod
+    def encode(self, output: PromptOutput) -> bytes:
+        """The chunks of one output of a stream; empty while its text is withheld."""
 
     def answer(self, object_name: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """A whole answer; the choices may come in any order."""

@@ -16,7 +16,7 @@ from llmstack_server.chat.deltas import ChatDelta, ChatMessage, ToolCall
 from llmstack_server.chat.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.chat.prepare import SubmittedChat, submit_chat
 from llmstack_server.chat.stream import ChatStream
-from llmstack_server.protocols import Completion, PromptOutput
+from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import check_fields
@@ -104,6 +104,8 @@ _NULL_EXTRAS: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": Non
 class ChatCompletion(ChatStream, OpenAIAnswer):
     """The answer to one chat request."""
 
+    CHUNK_OBJECT = "chat.completion.chunk"
+
     def __init__(self, state: ServerState, fields: ChatCompletionRequest, ids: AnswerIds, chat: SubmittedChat) -> None:
         ChatStream.__init__(self, chat.outputs, chat.plan)
         OpenAIAnswer.__init__(self, state, fields, ids, self.outputs, self.usage)
@@ -124,30 +126,26 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
 
     async def events(self) -> AsyncIterator[bytes]:
         """One chunk with the role per choice, then new text; the last chunk of a choice has its finish reason."""
-        encoder = self.new_encoder("chat.completion.chunk")
         is_first = True
         async with self.outputs as outputs:
             async for output in outputs:
                 if is_first:
-                    yield self._first_events(encoder, output)
+                    yield self._first_events(self.encoder, output)
                     is_first = False
-                event = self._encode(output, encoder)
+                event = self.encode(output)
                 if event:
                     yield event
         if self.noted is not None:
-            yield encoder.encode([], self.receipt_fields())
+            yield self.encoder.encode([], self.receipt_fields())
         if self.includes_usage:
-            yield encoder.encode([], self.end_fields())
+            yield self.encoder.encode([], self.end_fields())
 
-    def _encode(self, output: PromptOutput, encoder: ChunkEncoder) -> bytes:
-        """The chunks of one output."""
-        if self._is_plain and len(output.outputs) == 1:
-            self.usage.add(output)
-            return self._plain_event(output.outputs[0], encoder)
-        return b"".join([event for delta in self.read(output) for event in self._events_of(delta, encoder)])
-
-    def _plain_event(self, new: Completion, encoder: ChunkEncoder) -> bytes:
-        """The chunk of new text alone; the last one of a choice says why it ended."""
+    def encode(self, output: PromptOutput) -> bytes:
+        encoder = self.encoder
+        if not self._is_plain or len(output.outputs) != 1:
+            return b"".join([event for delta in self.read(output) for event in self._events_of(delta, encoder)])
+        self.usage.add(output)
+        new = output.outputs[0]  # new text alone; the last chunk of a choice says why it ended
         if new.finish_reason is None:
             return encoder.encode_content(new.index, new.text) if new.text else b""
         choice = {

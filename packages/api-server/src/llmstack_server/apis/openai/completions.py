@@ -8,7 +8,6 @@ from typing import Any
 
 from llmstack_llm import GenerationRequest, GivenSampling, request_errors
 from llmstack_server.apis.openai.answer import OpenAIAnswer
-from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.infilling import check_echo, with_suffix
 from llmstack_server.apis.openai.protocol import COMPLETIONS, COMPLETIONS_OF_VECTORS, CompletionRequest
 from llmstack_server.apis.openai.vectors import has_vectors, vectors_of
@@ -191,6 +190,8 @@ class _ChoiceBuilder:
 class CompletionAnswer(OpenAIAnswer):
     """The answer to one completion request."""
 
+    CHUNK_OBJECT = "text_completion"
+
     def __init__(
         self,
         state: ServerState,
@@ -202,6 +203,7 @@ class CompletionAnswer(OpenAIAnswer):
         super().__init__(state, fields, ids, outputs, UsageCounter(outputs.prompts))
         self._fields = fields
         self._echoes = echoes
+        self._builders: list[_ChoiceBuilder] = []
         has_more = fields.logprobs is not None or bool(fields.return_token_ids) or bool(echoes)
         # The fast path: most chunks have text only.
         self._is_plain = not has_more and not self.includes_continuous_usage
@@ -222,32 +224,33 @@ class CompletionAnswer(OpenAIAnswer):
 
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks with one choice each; the last of a choice has its finish reason."""
-        encoder = self.new_encoder("text_completion")
-        builders = [self._builder(index // self.n) for index in range(len(self.outputs.prompts) * self.n)]
+        self._builders = [self._builder(index // self.n) for index in range(len(self.outputs.prompts) * self.n)]
         async with self.outputs as outputs:
             async for output in outputs:
-                event = self._encode(output, encoder, builders)
+                event = self.encode(output)
                 if event:
                     yield event
         if self.noted is not None:
-            yield encoder.encode([], self.receipt_fields())
+            yield self.encoder.encode([], self.receipt_fields())
         if self.includes_usage:
-            yield encoder.encode([], self.end_fields())
+            yield self.encoder.encode([], self.end_fields())
 
-    def _encode(self, output: PromptOutput, encoder: ChunkEncoder, builders: Sequence[_ChoiceBuilder]) -> bytes:
-        """The chunks of one output."""
+    def encode(self, output: PromptOutput) -> bytes:
         self._note(output)
+        encoder, builders = self.encoder, self._builders
+        if self._is_plain and len(output.outputs) == 1:
+            new = output.outputs[0]
+            if new.text and new.finish_reason is None:
+                return encoder.encode_text(output.prompt_index * self.n + new.index, new.text)
         events = []
         for new in output.outputs:
             counts_sent = self.includes_continuous_usage
             extra = {"usage": self.usage.sent_object(len(new.token_ids))} if counts_sent else {}
             index = output.prompt_index * self.n + new.index
-            if self._is_plain and new.text and new.finish_reason is None:
-                events.append(encoder.encode_text(index, new.text))
-            elif builders[index].is_worth_sending(new):
+            if builders[index].is_worth_sending(new):
                 end = {} if new.finish_reason is None else self.fingerprint_fields
                 events.append(encoder.encode([builders[index].build(index, output, new)], extra | end))
-        return events[0] if len(events) == 1 else b"".join(events)
+        return b"".join(events)
 
     def _builder(self, prompt_index: int) -> _ChoiceBuilder:
         echo = self._echoes[prompt_index] if self._echoes else None
