@@ -61,7 +61,7 @@ class Attention:
         key_cache, value_cache = kv_cache
         scales = self.kv_scales.of(key_cache)
         reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping, *scales)
-        return self._attend(query, kv_cache, metadata, plans)
+        return self._attend(query, kv_cache, scales, metadata, plans)
 
     def sink_slots(self, name: str, num_heads: int, heads: range) -> dict[str, WeightSlot]:
         """The slot of the sinks of all heads, of which this layer has `heads`; none where it has no sinks."""
@@ -91,17 +91,18 @@ class Attention:
         """
         scales = self.kv_scales.of(kv_cache[0])
         query = rotate(positions, query, key, value, kv_cache, metadata.slot_mapping, scales)
-        return self._attend(query, kv_cache, metadata, plans)
+        return self._attend(query, kv_cache, scales, metadata, plans)
 
     def _attend(
         self,
         query: torch.Tensor,
         kv_cache: tuple[torch.Tensor, torch.Tensor],
+        scales: tuple[torch.Tensor | None, torch.Tensor | None],
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:
         key_cache, value_cache = kv_cache
-        key_scale, value_scale = self.kv_scales.of(key_cache)
+        key_scale, value_scale = scales
         out = paged_attention(
             AttentionInputs(
                 metadata.of_queries(query),
