@@ -26,6 +26,13 @@ UNSIGNED_FIELDS = frozenset({"signature"})
 SETTINGS = ("dtype", "kv_cache_dtype", "max_model_len", "block_size", "quantization", "enable_deterministic_inference")
 TOKEN_FIELDS = frozenset({"prompt_token_ids", "token_ids"})
 _OTHERS = 0o077
+_DEFAULTS = SamplingParams()
+# Without those that say how the answer is sent, and the one that every receipt has.
+_SAMPLING_FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(SamplingParams)
+    if field.name not in ("output_kind", "stream_interval", "max_tokens")
+)
 
 
 class ReceiptError(Exception):
@@ -133,15 +140,17 @@ def digest_of(token_ids: Sequence[int]) -> str:
 
 def sampling_object(params: SamplingParams) -> dict[str, Any]:
     """The parameters that differ from the defaults, as JSON."""
-    fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(params), default=_plain))
-    defaults = json.loads(json.dumps(dataclasses.asdict(SamplingParams()), default=_plain))
-    own = {"output_kind", "stream_interval", "max_tokens"}
-    return {name: value for name, value in fields.items() if name not in own and value != defaults[name]} | {
+    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
+    fields: dict[str, Any] = json.loads(json.dumps(given, default=_plain))  # of the others it would take 0.2 ms
+    defaults = json.loads(json.dumps({name: getattr(_DEFAULTS, name) for name in given}, default=_plain))
+    return {name: value for name, value in fields.items() if value != defaults[name]} | {
         "max_tokens": params.max_tokens
     }
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     return value.value if isinstance(value, Enum) else dict(value) if isinstance(value, Mapping) else str(value)
 
 
