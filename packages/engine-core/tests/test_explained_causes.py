@@ -13,8 +13,10 @@ from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.events import note_of
 from llmstack_engine_core.explain import Explanation, Limits, add_estimates_of_engine, explain, workload_of_steps
 from llmstack_engine_core.explain.what_if import changes_to_try
+from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
 from llmstack_engine_core.step_log import FileSink, LoggedScheduler, LogHeader, StepLog, read_step_log
+from llmstack_engine_core.step_log.packing import pack, unpack
 from llmstack_types import (
     EngineCoreRequest,
     ModelRunnerOutput,
@@ -194,3 +196,9 @@ def test_a_log_tells_how_long_a_request_was_held(
     held = {name: ms for name, ms in found.facts.items() if name.startswith("waiting_for")}
     assert held == ({} if fact is None else {fact: 250.0})
     assert found.facts["total_ms"] == (750.0 if fact else 500.0)
+
+
+def test_a_message_may_have_two_rows_of_one_request_in_a_step() -> None:
+    log = log_of([[row("r", 0, 4), row("r", 4)], [row("other", 0)]], [("r", CAME, 10.0)])
+    decoded = decode_recent_steps(unpack(pack(encode_recent_steps(log)), list))
+    assert [list(one.rows) for one in decoded.steps] == [one.rows for one in log.steps]

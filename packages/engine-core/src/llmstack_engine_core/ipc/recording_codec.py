@@ -56,8 +56,8 @@ class _Names:
         """The indexes of ids; most steps have the rows of the step before."""
         if request_ids != self._last:
             known = self.id_to_index
-            for request_id in [one for one in request_ids if one not in known]:
-                known[request_id] = len(known)
+            for request_id in request_ids:
+                known.setdefault(request_id, len(known))
             self._last = request_ids
             self._packed = fields.pack_uint32(map(known.__getitem__, request_ids), "request_ids")
         return self._packed
