@@ -30,6 +30,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "bidirectional_attention": {},
     "decode_inputs": {"cuda": (TRITON,)},
+    "draw_tokens": {"cpu": ("native",)},
     "grouped_linear": {"cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
@@ -48,6 +49,7 @@ _OWN_REFERENCES = frozenset(
     {
         "bidirectional_attention",
         "decode_inputs",
+        "draw_tokens",
         "grouped_linear",
         "linear",
         "low_rank",

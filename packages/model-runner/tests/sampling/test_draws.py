@@ -19,7 +19,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from llmstack_model_runner.sampling import Sampler, target_probabilities
+from llmstack_model_runner.sampling import RandomRows, Sampler, target_probabilities
+from llmstack_model_runner.sampling.draws import draw, draw_in_groups
 from llmstack_types import SamplingParams
 
 Warper = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -153,3 +154,23 @@ def test_draws_follow_the_distribution(params: SamplingParams, vocab_size: int) 
     # The quantile of one in a thousand, by Wilson and Hilferty.
     limit = num_degrees * (1 - 2 / (9 * num_degrees) + 3.09 * (2 / (9 * num_degrees)) ** 0.5) ** 3
     assert statistic < limit
+
+
+@settings(deadline=None)
+@given(LOGITS, st.sampled_from([1, 20, 256, 300, 1000]), st.sampled_from([0.2, 0.9, 0.999, 1.0]), st.integers(0, 9))
+def test_kernels_and_groups_draw_the_same_tokens(logits: torch.Tensor, top_k: int, top_p: float, seed: int) -> None:
+    """Rows in any order of ways: the whole vocabulary, candidates, a nucleus; ties as bfloat16 has them."""
+    logits = logits.bfloat16().float().repeat(8, 1)
+    num_rows, vocab_size = logits.shape
+    random = RandomRows(
+        rows=np.arange(num_rows),
+        temperature=np.full(num_rows, 0.7, dtype=np.float32),
+        top_k=np.where(np.arange(num_rows) % 3, vocab_size, min(top_k, vocab_size)),
+        top_p=np.where(np.arange(num_rows) % 2, 1.0, top_p),
+        min_p=np.where(np.arange(num_rows) % 5, 0.0, 0.01).astype(np.float32),
+        typical_p=np.ones(num_rows),
+        seeds=np.arange(num_rows, dtype=np.uint64) + np.uint64(100 * seed),
+        output_indices=np.arange(num_rows),
+    )
+    best = logits.amax(dim=-1)
+    assert draw(logits, best, random).tolist() == draw_in_groups(logits, best, random).tolist()

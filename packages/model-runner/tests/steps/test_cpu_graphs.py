@@ -61,7 +61,7 @@ def test_logits_of_captured_steps_are_bit_equal(tmp_path: Path, monkeypatch: pyt
         runner, driver = make_driver(tmp_path, enforce_eager=enforce_eager)
         logits: list[torch.Tensor] = []
         sample = runner._sampler.sample
-        monkeypatch.setattr(runner._sampler, "sample", lambda x, m: (logits.append(x.clone()), sample(x, m))[1])  # noqa: B023
+        monkeypatch.setattr(runner._sampler, "sample", lambda x, *m: (logits.append(x.clone()), sample(x, *m))[1])  # noqa: B023
         play(driver)
         seen.append(logits)
     assert len(seen[0]) == len(seen[1])
@@ -76,7 +76,7 @@ def test_steps_with_drafts_are_replayed_and_equal_eager_ones(tmp_path: Path, mon
         runner, driver = make_driver(tmp_path, enforce_eager=enforce_eager)
         logits: list[torch.Tensor] = []
         sample = runner._sampler.sample
-        monkeypatch.setattr(runner._sampler, "sample", lambda x, m: (logits.append(x.clone()), sample(x, m))[1])  # noqa: B023
+        monkeypatch.setattr(runner._sampler, "sample", lambda x, *m: (logits.append(x.clone()), sample(x, *m))[1])  # noqa: B023
         for index in range(3):
             driver.add(f"r{index}", [index, 2, 3, 5, 8][: 3 + index], SamplingParams(temperature=1.0, seed=index))
         driver.run(1)

@@ -6,14 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from llmstack_kernels.draw_tokens import DrawParameters
+from llmstack_kernels.draw_tokens.reference import draw_tokens
 from llmstack_kernels.sample_tokens import state as places
 from llmstack_kernels.sample_tokens.state import SamplingState
-
-MAX_CANDIDATES = 256
-"""Sets smaller than this, and those of a top-k up to it, are inverted from the most likely token down."""
-
-_LOWEST_EXPONENT = -87.0
-"""Weights below e to this power are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,37 +123,12 @@ def _first_equal(values: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
 
 def _draw(values: torch.Tensor, best: torch.Tensor, known: _Rows) -> torch.Tensor:
     """Tokens of rows with a temperature; those of others mean nothing."""
-    vocab_size = values.shape[-1]
-    top_k = known.integers(places.TOP_K).clamp(1, vocab_size)
-    top_p = known.floats(places.TOP_P)
-    ordered, order = values.sort(dim=-1, descending=True, stable=True)
-    ranked = _weights(ordered, best, known)
-    cumulative = ranked.double().cumsum(dim=-1)
-    total = cumulative.gather(-1, top_k[:, None] - 1)
-    num_kept = (cumulative < top_p[:, None] * total).sum(dim=-1) + 1
-    num_kept = torch.minimum(num_kept.where(top_p < 1.0, vocab_size), top_k)
-    is_kept = torch.arange(vocab_size, device=values.device) < num_kept[:, None]
-    kept = ranked.where(is_kept, 0.0)
-    by_id = torch.zeros_like(kept).scatter_(-1, order, kept)
-    numbers = uniforms(known.integers(places.SEED), known.num_outputs)
-    is_ranked = top_k <= min(MAX_CANDIDATES, vocab_size - 1)
-    is_ranked |= (top_k >= vocab_size) & (top_p < 1.0) & (num_kept < min(MAX_CANDIDATES, vocab_size))
-    by_rank = order.gather(-1, _inverted(kept, numbers)[:, None]).squeeze(-1)
-    return torch.where(is_ranked, by_rank, _inverted(by_id, numbers))
-
-
-def _weights(values: torch.Tensor, best: torch.Tensor, known: _Rows) -> torch.Tensor:
-    """Probabilities relative to the most likely token's, 0 below min-p."""
-    temperature = known.floats(places.TEMPERATURE).float()[:, None]
-    exponents = (values - best[:, None]) / temperature
-    weights = exponents.exp().where(exponents > _LOWEST_EXPONENT, 0.0)
-    return weights.where(weights >= known.floats(places.MIN_P).float()[:, None], 0.0)
-
-
-def _inverted(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The first column whose cumulated weight exceeds that share of the whole, at most the one that completes it."""
-    cumulative = weights.double().cumsum(dim=-1)
-    mass = cumulative[:, -1:]
-    found = (cumulative <= numbers[:, None] * mass).sum(dim=-1)
-    last = (cumulative < mass).sum(dim=-1)
-    return torch.minimum(found, last).clamp(max=weights.shape[-1] - 1)
+    parameters = DrawParameters(
+        rows=torch.arange(len(values), device=values.device),
+        temperature=known.floats(places.TEMPERATURE).float(),
+        min_p=known.floats(places.MIN_P).float(),
+        top_k=known.integers(places.TOP_K),
+        top_p=known.floats(places.TOP_P),
+        uniforms=uniforms(known.integers(places.SEED), known.num_outputs),
+    )
+    return draw_tokens(values, best, parameters)

@@ -12,11 +12,13 @@ from llmstack_model_runner.sampling.logits_processor import (
 )
 from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logprobs
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
+from llmstack_model_runner.sampling.processing import GreedyChoice
 from llmstack_model_runner.sampling.rows import SamplingRows
 from llmstack_model_runner.sampling.sampler import Sampler, SamplerOutput, target_probabilities
 
 __all__ = [
     "AddedRow",
+    "GreedyChoice",
     "LogitsProcessor",
     "LogitsProcessorError",
     "LogitsProcessorType",

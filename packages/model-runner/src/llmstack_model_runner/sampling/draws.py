@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmstack_kernels.draw_tokens import DrawParameters, draw_tokens, has_kernel
 from llmstack_model_runner.sampling import multinomial
 from llmstack_model_runner.sampling.fast_cpu import at_least, exponentiate, keep_where
 from llmstack_model_runner.sampling.metadata import RandomRows
@@ -24,8 +25,7 @@ each temporary tensor is then allocated by the system."""
 def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
     """Token ids of the random rows: int64 [num_random_rows].
 
-    A row is drawn from the whole vocabulary, from its top-k candidates, or from its nucleus. The choice depends on the
-    row's parameters alone.
+    Native code draws on a CPU. A GPU gets here with rows whose sampling the host takes part in.
 
     Args:
         logits: float32 [num_rows, vocab_size]; not changed.
@@ -34,6 +34,20 @@ def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.
     """
     if (random.typical_p < 1.0).any():
         logits = _keep_typical(logits, best, random)
+    if not has_kernel(logits.device.type):
+        return draw_in_groups(logits, best, random)
+    columns = (random.rows, random.temperature, random.min_p, random.top_k, random.top_p)
+    numbers = uniforms(random.seeds, random.output_indices)
+    parameters = DrawParameters(*[torch.from_numpy(column) for column in (*columns, numbers)])
+    return draw_tokens(logits.contiguous(), best.contiguous(), parameters)
+
+
+def draw_in_groups(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
+    """`draw` by PyTorch, on any device, of rows without typical-p.
+
+    A row is drawn from the whole vocabulary, from its top-k candidates, or from its nucleus. The choice depends on the
+    row's parameters alone.
+    """
     vocab_size = logits.shape[-1]
     is_small = random.top_k <= min(MAX_CANDIDATES, vocab_size - 1)
     is_whole = (random.top_k >= vocab_size) & (random.top_p >= 1.0)

@@ -32,12 +32,19 @@ class ProcessedLogits:
     random: RandomRows | None
 
 
-def process_logits(logits: torch.Tensor, metadata: SamplingMetadata) -> ProcessedLogits:
-    """Applies all stages before temperature, in place."""
+GreedyChoice = tuple[torch.Tensor, torch.Tensor]
+"""The largest logit of each row, and its index; as `argmax` returns them."""
+
+
+def process_logits(
+    logits: torch.Tensor, metadata: SamplingMetadata, greedy: GreedyChoice | None = None
+) -> ProcessedLogits:
+    """Applies all stages before temperature, in place. `greedy` is the argmax of the logits, if it is known."""
     # Masks may hide NaN.
     is_number = ~argmax(logits)[0].isnan() if metadata.has_masks else None
-    logits = _change(logits, metadata) if metadata.has_changes else logits
-    best, token_ids = argmax(logits)
+    if metadata.has_changes:
+        logits, greedy = _change(logits, metadata), None
+    best, token_ids = greedy or argmax(logits)
     is_good = best.isfinite()
     if is_number is not None:
         is_good &= is_number

@@ -10,7 +10,7 @@ import torch
 from llmstack_model_runner.sampling.draws import draw, probabilities
 from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logprobs
 from llmstack_model_runner.sampling.metadata import SamplingMetadata
-from llmstack_model_runner.sampling.processing import ProcessedLogits, process_logits
+from llmstack_model_runner.sampling.processing import GreedyChoice, ProcessedLogits, process_logits
 from llmstack_types.vocabulary import LogprobsMode, words_of
 
 
@@ -56,16 +56,19 @@ class Sampler:
             raise ValueError(f"logprobs_mode {logprobs_mode[:64]!r} is unknown; use {' or '.join(known)}")
         self._is_raw = logprobs_mode == "raw_logprobs"
 
-    def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+    def sample(
+        self, logits: torch.Tensor, metadata: SamplingMetadata, greedy: GreedyChoice | None = None
+    ) -> SamplerOutput:
         """Chooses a token per row.
 
         Args:
             logits: float32 [num_rows, vocab_size]; overwritten if the metadata changes logits.
             metadata: Parameters; rows are those of `logits`.
+            greedy: The argmax of the logits, if it is known; overwritten.
         """
         logprob_rows, wanted = [row for row, _ in metadata.logprobs], metadata.logprob_token_ids
         raw = logits[logprob_rows] if logprob_rows and self._is_raw else None
-        processed = process_logits(logits, metadata)
+        processed = process_logits(logits, metadata, greedy)
         token_ids = processed.token_ids
         if processed.random is not None:
             rows = torch.from_numpy(processed.random.rows).to(logits.device)

@@ -15,7 +15,7 @@ from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import HOLDS, describe_numeric_contract
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
-from llmstack_model_runner.sampling import Sampler, SamplerOutput, TokenBitmask
+from llmstack_model_runner.sampling import GreedyChoice, Sampler, SamplerOutput, TokenBitmask
 from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
 from llmstack_model_runner.steps.pooling import PooledRows, pool
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs
@@ -74,16 +74,17 @@ def sample_on_host(
     sampling_indices: IntArray,
     logits: torch.Tensor,
     bitmask: TokenBitmask | None,
+    greedy: GreedyChoice | None = None,
 ) -> SamplerOutput:
     """Samples a token for each row of the logits, with parameters and tokens on the host.
 
-    `sampling_indices` are the rows of the step that the logits belong to.
+    `sampling_indices` are the rows of the step that the logits belong to; `greedy` is their argmax, if it is known.
     """
     rows = step.rows[sampling_indices]
     num_places = step.num_drafts[sampling_indices] + 1
     output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
     metadata = batch.sampling.metadata(np.repeat(rows, num_places), output_indices, bitmask)
-    return sampler.sample(logits, metadata)
+    return sampler.sample(logits, metadata, greedy)
 
 
 def make_bitmask(step: StepRows, sampling_indices: IntArray, token_masks: MakeTokenMasks) -> TokenBitmask | None:

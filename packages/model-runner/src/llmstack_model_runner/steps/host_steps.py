@@ -113,7 +113,8 @@ class HostSteps:
                 sampled = decoded.greedy_choice()
             elif computed.logits is not None:
                 bitmask = None if token_masks is None else make_bitmask(step, sampling_indices, token_masks)
-                sampled = sample_on_host(self._sampler, batch, step, sampling_indices, computed.logits, bitmask)
+                greedy = None if decoded is None else (decoded.best, decoded.best_token_ids)
+                sampled = sample_on_host(self._sampler, batch, step, sampling_indices, computed.logits, bitmask, greedy)
         timing.note_step(step.num_tokens)
         if not self._has_head:
             self._unsampled.append(_UnsampledStep(step.rows, batch.generations[step.rows], sampling_indices))
