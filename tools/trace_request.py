@@ -8,7 +8,7 @@ Two paths are measured, each in the steady state, after warm-up requests:
 - `engine-core`: one decode step of one row: reading the socket, scheduling, the model runner, encoding the outputs.
 - `engine-core-eager`: the same with `enforce_eager`, so that the layers of the model are on the way too.
 
-The figures are those of the median pass by calls: in others a block fills or two tokens come together. What runs by
+The figures are those of the median pass by functions: in others a block fills or two tokens come together. What runs by
 the clock a few times per second, whether or not there is a request, is left out (`PERIODIC`).
 Counted by `sys.setprofile`: functions of files under `packages/*/src`, without those whose names are in angle brackets
 (lambdas, comprehensions). A resumption of a generator or coroutine is a call.
@@ -130,8 +130,8 @@ def _module(code: CodeType) -> str:
 
 
 def median(traces: list[Trace]) -> Trace:
-    """The median pass by calls, of an odd number of passes."""
-    return sorted(traces, key=lambda trace: trace.num_calls)[len(traces) // 2]
+    """The median pass by functions, then calls, of an odd number of passes."""
+    return sorted(traces, key=lambda trace: (len(trace.first_calls), trace.num_calls))[len(traces) // 2]
 
 
 class _UnixConnection(http.client.HTTPConnection):

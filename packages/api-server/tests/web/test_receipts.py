@@ -163,6 +163,9 @@ async def test_the_command_names_the_first_difference(
     path.write_text(json.dumps(signed))
     assert run(VerifyCommand(), path) == 1
     assert "the computation differs: weights is w in the receipt, and none here\n" in capsys.readouterr().out
+    path.write_text(json.dumps(open_signer(str(key_file)).signed(receipt | {"weights": "other"})))
+    assert run(VerifyCommand(), path) == 1  # under the right contract
+    assert "the computation differs: weights is other in the receipt, and None here\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

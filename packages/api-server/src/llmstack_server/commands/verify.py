@@ -69,9 +69,13 @@ def _verify(receipt: Mapping[str, Any], model: str) -> list[str]:
 
 
 def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]:
+    theirs, ours = receipt["backends"], ready.backends
+    if receipt["weights"] != ours.get("weights", ""):  # whatever the contract says
+        return [
+            f"the computation differs: weights is {receipt['weights']} in the receipt, and {ours.get('weights')} here"
+        ]
     if receipt["numeric_contract"] == ready.numeric_contract_id:
         return []
-    theirs, ours = receipt["backends"], ready.backends
     pairs = [(name, theirs.get(name, "none"), ours.get(name, "none")) for name in sorted({*theirs, *ours})]
     found = [f"{name} is {one} in the receipt, and {other} here" for name, one, other in pairs if one != other]
     return [f"the computation differs: {found[0] if found else 'in its data types or settings'}"]

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from llmstack_engine_core.prediction.cost_model import CostModel, StepWork
 
-# Measured on GPT-2's shape at 80 % load: no other value of these two was better by more than chance.
+# Chosen on 460 live requests of GPT-2's shape at 80 % load.
 DEVIATIONS: Final = 0.5
 MAX_LATER_SHARE: Final = 0.25
 
