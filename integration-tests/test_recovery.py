@@ -151,7 +151,12 @@ def test_a_warm_spare_goes_on_with_the_streams(processes: tuple[str, ...], serve
 
         disturbed = read_all(server, model, kill)
         assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
-        server.wait_for(lambda: server.get_json("/server_info")["engine"]["pid"] == spare_pid, "spare that serves")
+
+        def serving_pid() -> int | None:
+            engine = server.get_json("/server_info")["engine"]  # null while an API process is not connected yet
+            return engine and engine["pid"]
+
+        server.wait_for(lambda: serving_pid() == spare_pid, "spare that serves")
         server.wait_for(lambda: len(server.engine_pids()) == 2, "next spare")
 
 
