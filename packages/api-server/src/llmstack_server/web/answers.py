@@ -122,7 +122,9 @@ class GenerationResponse(Response):
         new_sender: Callable[[RawHeaders], Sender] = getattr(send, "event_sender", partial(EventSender, send))
         sender = self._sender = new_sender([*_RAW_STREAM_HEADERS, *_prediction_headers()])
         try:
-            encode: Callable[[PromptOutput], bytes] | None = getattr(answer, "encode", None)
+            encode: Callable[[PromptOutput], bytes] | None = None
+            if sender.can_push:  # otherwise outputs would only come to their consumer later
+                encode = getattr(answer, "encode", None)
             outputs: OutputStream | None = getattr(answer, "outputs", None)
             try:
                 async for event in events:

@@ -57,6 +57,8 @@ class Sender(Protocol):
     has_started: bool
     waited_s: float
 
+    @property
+    def can_push(self) -> bool: ...
     def push(self, encode: Callable[[Value], bytes], value: Value) -> bool: ...
     async def event(self, data: bytes) -> None: ...
     async def end(self, data: bytes) -> None: ...
@@ -86,6 +88,11 @@ class EventSender:
         self._last_s = self._loop.time()
         self._timer = self._loop.call_later(INTERVAL_S, self._on_timer)
         self._comment: asyncio.Task[None] | None = None
+
+    @property
+    def can_push(self) -> bool:
+        """Whether `push` ever takes an event."""
+        return self._writer is not None
 
     def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
         """Encodes and sends an event at once, neither the first nor the last one; False where that would wait."""

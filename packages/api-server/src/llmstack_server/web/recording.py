@@ -119,6 +119,11 @@ class RecordedEvents:
         self._record = record
         self._headers = headers
 
+    @property
+    def can_push(self) -> bool:
+        """Whether `push` ever takes an event."""
+        return True
+
     def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
         """Encodes and adds an event or several at once, neither the first nor the last one.
 

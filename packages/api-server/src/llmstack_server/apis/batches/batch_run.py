@@ -112,10 +112,13 @@ class BatchRun:
                 ]
                 await asyncio.gather(*workers)
                 watch.cancel()
-        except* BatchError as errors:
-            raise BatchError(str(errors.exceptions[0])) from errors
-        except* HTTPError as errors:
-            raise HTTPError(storage_unavailable()) from errors
+        except ExceptionGroup as errors:  # no `except*`: early versions of Python 3.11 wrap what it raises
+            failed = errors.subgroup(BatchError)
+            if failed is not None:
+                raise BatchError(str(failed.exceptions[0])) from errors
+            if errors.subgroup(HTTPError) is not None:
+                raise HTTPError(storage_unavailable()) from errors
+            raise
         finally:
             file.close()
             output.close()

@@ -62,8 +62,11 @@ class BatchRunner:
             async with asyncio.TaskGroup() as group:
                 for _ in range(max_concurrency):
                     group.create_task(self._work(shared))
-        except* BatchError as errors:
-            raise BatchError(str(errors.exceptions[0])) from errors
+        except ExceptionGroup as errors:  # no `except*`: early versions of Python 3.11 wrap what it raises
+            failed = errors.subgroup(BatchError)
+            if failed is None:
+                raise
+            raise BatchError(str(failed.exceptions[0])) from errors
         return self.counts
 
     async def _work(self, items: Iterator[BatchRequest | BatchFault]) -> None:
