@@ -132,14 +132,14 @@ def test_torch_is_loaded_in_the_engine_process_alone(demo_server: Any) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_blocks(demo_server: Any) -> None:
-    def free() -> float:
-        return demo_server.metric("llmstack:kv_cache_usage_perc")
+    def num_aborted() -> float:
+        return demo_server.metric(r'llmstack:request_success_total\{[^}]*finished_reason="abort"[^}]*\}')
 
-    stream = open_stream(demo_server)
-    demo_server.wait_for(lambda: demo_server.metric("llmstack:num_requests_running") >= 1, "running request")
-    stream.close()
-    demo_server.wait_for(lambda: demo_server.metric("llmstack:num_requests_running") == 0, "abort")
-    demo_server.wait_for(lambda: free() == 0, "freed blocks")
+    before = num_aborted()
+    open_stream(demo_server).close()
+    demo_server.wait_for(lambda: num_aborted() == before + 1, "abort")
+    demo_server.wait_for(lambda: demo_server.metric("llmstack:num_requests_running") == 0, "end of the request")
+    demo_server.wait_for(lambda: demo_server.metric("llmstack:kv_cache_usage_perc") == 0, "freed blocks")
 
 
 def test_a_missing_model_is_one_line(launch: Callable[..., Any], tmp_path: Path) -> None:
