@@ -14,8 +14,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
-
-LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+from server_calls import SLOW
 
 
 def model_of(server: Any) -> str:
@@ -23,7 +22,7 @@ def model_of(server: Any) -> str:
 
 
 def open_stream(server: Any) -> Any:
-    stream = server.client.completions.create(model=model_of(server), prompt="The", stream=True, **LONG)
+    stream = server.client.completions.create(model=model_of(server), prompt="The", stream=True, **SLOW)
     next(iter(stream))
     return stream
 

@@ -12,6 +12,11 @@ PROMPTS = ["The", "A cat", "Once upon a time", "In the morning", "She said", "He
 
 
 LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+SLOW = {
+    "max_tokens": 400, "temperature": 1, "seed": 1, "presence_penalty": 0.01, "logprobs": 5,
+    "extra_body": {"ignore_eos": True, "typical_p": 0.99},
+}  # fmt: skip
+"""Three times as long, so that a stream still runs when a test on a busy machine looks."""
 
 
 def complete(server: Any, prompt: str, max_tokens: int = 12) -> str:
@@ -27,7 +32,7 @@ def complete_all(server: Any) -> list[str]:
 
 
 def open_stream(server: Any) -> Any:
-    stream = server.client.completions.create(model="llmstack-demo", prompt="The", stream=True, **LONG)
+    stream = server.client.completions.create(model="llmstack-demo", prompt="The", stream=True, **SLOW)
     next(iter(stream))
     return stream
 
