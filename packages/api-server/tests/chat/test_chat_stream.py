@@ -61,7 +61,8 @@ async def answer(text: str, places: Sequence[int], reading: ReadingPlan) -> tupl
     engine = CutEngine(text, places, num_choices=2)
     outputs = await engine.submit(GenerationRequest("r", "Hi", engine.check_sampling({"n": 2})))
     stream = ChatStream(outputs, None if reading.is_trivial else reading)
-    messages = fold([delta async for delta in stream.deltas()])
+    async with stream.outputs:
+        messages = fold([delta async for output in stream.outputs for delta in stream.read(output)])
     for message in messages:
         assert len({call.id for call in message.tool_calls}) == len(message.tool_calls)
         message.tool_calls = [replace(call, id="") for call in message.tool_calls]

@@ -3,8 +3,9 @@
     conversation = Conversation(messages, tools=..., tool_choice=...)           # OpenAI's forms, whatever the API
     chat = await submit_chat(state, conversation, given, request_id=new_id("resp"))
     stream = ChatStream(*chat)                                                  # the base of each API's answer
-    async with aclosing(stream.deltas()) as deltas:                             # closing it aborts the request
-        async for delta in deltas: ...                                          # ChatDelta: new text of one choice
+    async with stream.outputs as outputs:                                       # closing it aborts the request
+        async for output in outputs:
+            for delta in stream.read(output): ...                               # ChatDelta: new text of one choice
     stream.usage.as_object()
 
 `await stream.fold()` gives the whole answer instead, one `ChatMessage` per choice: the same deltas added up, so the two

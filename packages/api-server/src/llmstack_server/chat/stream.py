@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from llmstack_server.chat.deltas import ChatDelta, ChatMessage, fold
 from llmstack_server.chat.logprobs import Position
@@ -12,7 +12,7 @@ from llmstack_server.web.usage import UsageCounter
 
 
 class ChatStream:
-    """The answer to one submitted conversation. Call `deltas` or `fold` once.
+    """The answer to one submitted conversation. Iterate over `outputs` and `read` each, or call `fold`, once.
 
     Attributes:
         outputs: The engine's outputs; `outputs.prompts[0]` is the rendered conversation with its parameters.
@@ -30,21 +30,11 @@ class ChatStream:
         if plan is not None and plan.reasoning is not None:
             self.usage.num_reasoning_tokens = 0
 
-    async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
-        """New text, reasoning and calls, choice by choice; closing it aborts the request.
+    def read(self, output: PromptOutput) -> list[ChatDelta]:
+        """New text, reasoning and calls in one output, choice by choice.
 
         With the output kind `FINAL_ONLY` there is one delta per choice.
-
-        Raises:
-            RequestFailedError, EngineDeadError: The engine failed.
         """
-        async with self.outputs as outputs:
-            async for output in outputs:
-                for delta in self.read(output):
-                    yield delta
-
-    def read(self, output: PromptOutput) -> list[ChatDelta]:
-        """The deltas of one output."""
         self.usage.add(output)
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
@@ -57,7 +47,11 @@ class ChatStream:
         ]
 
     async def fold(self) -> list[ChatMessage]:
-        """The whole answer, one message per choice; raises as `deltas`."""
+        """The whole answer, one message per choice.
+
+        Raises:
+            RequestFailedError, EngineDeadError: The engine failed.
+        """
         async with self.outputs as outputs:
             return fold([delta async for output in outputs for delta in self.read(output)])
 

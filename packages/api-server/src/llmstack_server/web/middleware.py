@@ -81,7 +81,7 @@ class RequestContextMiddleware:
         if self._state.config.http.root_path:
             scope["root_path"] = self._state.config.http.root_path
         current_request_id.set(request_id)
-        sender = _Sender(send, request_id, scope["state"].get(PART_WRITER))
+        sender = MarkingSender(send, REQUEST_ID_HEADER, request_id, scope["state"].get(PART_WRITER))
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnected:
@@ -100,12 +100,13 @@ class RequestContextMiddleware:
         self._state.metrics.count_http(method, route, status, time.monotonic() - start_s)
 
 
-class _Sender:
-    """A `send` that adds the request id and keeps the status and whether the answer has started."""
+class MarkingSender:
+    """A `send` that adds a header and keeps the status and whether the answer has started."""
 
-    def __init__(self, send: Send, request_id: str, part_writer: PartWriter | None) -> None:
+    def __init__(self, send: Send, header: str, value: str, part_writer: PartWriter | None) -> None:
         self._send = send
-        self._request_id = request_id
+        self._header = header
+        self._value = value
         self.part_writer = part_writer  # parts are passed on as they are
         self.has_started = False
         self.status = 0
@@ -114,7 +115,7 @@ class _Sender:
         if message["type"] == "http.response.start":
             self.has_started = True
             self.status = message["status"]
-            MutableHeaders(raw=message["headers"])[REQUEST_ID_HEADER] = self._request_id
+            MutableHeaders(raw=message["headers"])[self._header] = self._value
         return self._send(message)
 
 
@@ -142,7 +143,7 @@ class ErrorMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
-        sender = _Sender(send, request_id, getattr(send, PART_WRITER, None))
+        sender = MarkingSender(send, REQUEST_ID_HEADER, request_id, getattr(send, PART_WRITER, None))
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnected:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from llmstack_server.apis.responses.protocol import ResponseRequest
 from llmstack_server.apis.responses.run import ResponseRun
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.prepare import SubmittedChat
+from llmstack_server.protocols import PromptOutput
 from llmstack_server.testing.engine_client import FakeStream
 from llmstack_server.web.errors import engine_unavailable
 from llmstack_types import SamplingParams
@@ -37,22 +38,21 @@ class ScriptedUsage:
         return {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12, "prompt_tokens_details": details}
 
 
-async def no_outputs() -> AsyncIterator[tuple[int, RequestOutput]]:
-    for output in ():
-        yield output
+async def empty_outputs(number: int) -> AsyncIterator[tuple[int, RequestOutput]]:
+    for _ in range(number):
+        yield 0, RequestOutput("r", None, [])
 
 
 class ScriptedRun(ResponseRun):
-    """A run over given deltas."""
+    """A run over given deltas, one of each output."""
 
     def __init__(self, deltas: Sequence[ChatDelta], response: ResponseObject) -> None:
-        super().__init__(SubmittedChat(FakeStream([], no_outputs()), None), response)
-        self._deltas = deltas
+        super().__init__(SubmittedChat(FakeStream([], empty_outputs(len(deltas))), None), response)
+        self._deltas = iter(deltas)
         self.usage = ScriptedUsage()  # type: ignore[assignment]  # counts alone
 
-    async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
-        for delta in self._deltas:
-            yield delta
+    def read(self, output: PromptOutput) -> list[ChatDelta]:
+        return [next(self._deltas)]
 
 
 def new_run(deltas: Sequence[ChatDelta], **fields: Any) -> ResponseRun:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmstack_server.web.body import ClientDisconnected
 from llmstack_server.web.errors import ERROR_EVENT, MAX_MESSAGE_CHARS, ErrorAnswer, answer_to
-from llmstack_server.web.middleware import route_path, send_error
+from llmstack_server.web.keep_alive import PART_WRITER
+from llmstack_server.web.middleware import MarkingSender, route_path, send_error
 from llmstack_server.web.sse import frame_named
 
 PATH = "/v1/messages"
@@ -65,21 +65,13 @@ class AnthropicErrorMiddleware:
             return
         request_id = scope["state"]["request_id"]
         scope["state"][ERROR_EVENT] = lambda answer, _: error_event(answer, request_id)
-        has_started = False
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal has_started
-            if message["type"] == "http.response.start":
-                has_started = True
-                MutableHeaders(raw=message["headers"])["request-id"] = request_id
-            await send(message)
-
+        sender = MarkingSender(send, "request-id", request_id, getattr(send, PART_WRITER, None))
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, sender)
         except ClientDisconnected:
             raise
         except Exception as error:  # any error has Anthropic's form on these routes
-            if has_started:
+            if sender.has_started:
                 raise
             answer = in_anthropic_form(answer_to(error, request_id), request_id)
-            await send_error(answer, receive, send_with_id)
+            await send_error(answer, receive, sender)

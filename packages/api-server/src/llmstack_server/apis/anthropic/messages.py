@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
 from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
@@ -25,6 +24,7 @@ from llmstack_server.chat.prepare import SubmittedChat, render_conversation, sub
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.observability.logs import current_request_id
+from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import ErrorAnswer, missing_parameter
@@ -158,26 +158,35 @@ class MessagesAnswer(ChatStream):
 
     async def whole(self) -> dict[str, Any]:
         """The `message` object, with all content blocks."""
-        async with aclosing(self.deltas()) as deltas:
-            async for delta in deltas:
-                self._last = delta
-                for _ in self._content.add(delta):
-                    pass
+        async with self.outputs as outputs:
+            async for output in outputs:
+                for delta in self.read(output):
+                    self._last = delta
+                    for _ in self._content.add(delta):
+                        pass
         for _ in self._content.finish():
             pass
         return self._message(self._content.blocks(), self._stop())
 
     async def events(self) -> AsyncIterator[bytes]:
         """The events from `message_start` to `message_stop`."""
-        async with aclosing(self.deltas()) as deltas:
-            async for delta in deltas:
-                if self._last is None:
-                    yield frame_named({"type": "message_start", "message": self._message([], _NOT_STOPPED)})
-                self._last = delta
-                for event in self._content.add(delta):
-                    yield frame_named(event)
+        async with self.outputs as outputs:
+            async for output in outputs:
+                events = self.encode(output)
+                if events:
+                    yield events
         for event in (*self._content.finish(), *self._closing()):
             yield frame_named(event)
+
+    def encode(self, output: PromptOutput) -> bytes:
+        """The events of one output; empty while its text is withheld."""
+        return b"".join([frame_named(event) for delta in self.read(output) for event in self._events_of(delta)])
+
+    def _events_of(self, delta: ChatDelta) -> Iterator[dict[str, Any]]:
+        if self._last is None:
+            yield {"type": "message_start", "message": self._message([], _NOT_STOPPED)}
+        self._last = delta
+        yield from self._content.add(delta)
 
     def error_event(self, error: ErrorAnswer) -> bytes:
         """The last event of a stream that failed."""

@@ -10,6 +10,7 @@ from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
 from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import StoredResponse, encode
+from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import ErrorAnswer
 from llmstack_server.web.sse import encode_json, frame_named
@@ -49,6 +50,7 @@ class ResponseAnswer:
     end = b""
 
     def __init__(self, local: LocalResponses, prepared: PreparedResponse) -> None:
+        self.outputs = prepared.run.outputs
         self._local = local
         self._prepared = prepared
 
@@ -72,6 +74,10 @@ class ResponseAnswer:
                 if run.response.is_over:
                     await self._keep()  # before the client can request it
                 yield frame_named(event)
+
+    def encode(self, output: PromptOutput) -> bytes:
+        """The events of one output; empty while its text is withheld."""
+        return b"".join(map(frame_named, self._prepared.run.events_of(output)))
 
     def error_event(self, error: ErrorAnswer) -> bytes:
         """`response.failed` where a started response cannot continue; nothing after its last event."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from llmstack_server.apis.responses.objects import ResponseObject
@@ -12,6 +11,7 @@ from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.logprobs import chat_logprobs
 from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_server.chat.stream import ChatStream
+from llmstack_server.protocols import PromptOutput
 from llmstack_server.web.errors import ErrorAnswer
 
 NumberedEvent = dict[str, Any]
@@ -36,6 +36,7 @@ class ResponseRun(ChatStream):
         self._shows_ids = shows_ids
         self._output = OutputBuilder(earlier)
         self._num_events = 0
+        self._finish_reason: str | None = None
         self._pending_logprobs: list[dict[str, Any]] = []
 
     def output_items(self) -> list[Item]:
@@ -51,18 +52,23 @@ class ResponseRun(ChatStream):
         """All events; those of a response in the background start before the first token.
 
         Raises:
-            ServerOverloadedError, RequestFailedError, EngineDeadError: As `ChatStream.deltas`.
+            ServerOverloadedError, RequestFailedError, EngineDeadError: As of its outputs.
         """
-        finish_reason = None
         for event in self._opening(is_early=bool(self.response.fields.background)):
             yield event
-        async with aclosing(self.deltas()) as deltas:
-            async for delta in deltas:
-                for event in (*self._opening(), *map(self._numbered, self._add(delta))):
+        async with self.outputs as outputs:
+            async for output in outputs:
+                for event in self.events_of(output):
                     yield event
-                finish_reason = delta.finish_reason or finish_reason
-        for event in self._finish("incomplete" if finish_reason == "length" else "completed"):
+        for event in self._finish("incomplete" if self._finish_reason == "length" else "completed"):
             yield event
+
+    def events_of(self, output: PromptOutput) -> Iterator[NumberedEvent]:
+        """The events of one output, which may come while the next of `events` is awaited."""
+        for delta in self.read(output):
+            yield from self._opening()
+            yield from map(self._numbered, self._add(delta))
+            self._finish_reason = delta.finish_reason or self._finish_reason
 
     def fail(self, error: ErrorAnswer) -> NumberedEvent:
         """The last event of a failed response."""
