@@ -20,6 +20,7 @@ from llmstack_llm.testing import write_model_folder
 from llmstack_server.app import build_app
 from llmstack_server.options.command_line import add_serve_arguments, settings_from
 from llmstack_server.options.config import HTTPConfig, ServeConfig, config_from
+from llmstack_server.serving import reload_follower
 from llmstack_server.serving.engine_processes import EngineProcesses, launch_engine_processes
 from llmstack_server.serving.process_channel import Message
 from llmstack_server.serving.reload_follower import ReloadFollower
@@ -240,3 +241,22 @@ async def test_a_reload_waits_while_engine_cores_without_requests_end(
         assert not again.done()
         may_end.set()
         assert (await again)[0] == 200
+
+
+async def test_a_reload_waits_for_a_process_that_has_not_yet_said_that_its_requests_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model_folder(tmp_path / "m?step_delay_s=0.02")
+    write_adapter(tmp_path / "style")
+    styled = json.dumps({"name": "styled", "lora_modules": {"style": str(tmp_path / "style")}})
+    async with Cluster(folder, '{"name": "larger", "num_kv_blocks": 64}', styled) as cluster:
+        first, second = cluster.all
+        running, old_pid = await cluster.streams(), cluster.engine_pid
+        assert (await first.reload("larger"))[0] == 200
+        os.kill(old_pid, signal.SIGCONT)
+        monkeypatch.setattr(reload_follower, "POLL_S", 0.5)
+        await asyncio.gather(*running)
+        # No request runs any more, and the second process says so later than this is asked.
+        assert (await first.reload("styled"))[0] == 200
+        assert not is_running(old_pid)
+        assert (await call(second.app, "POST", "/v1/completions", {"model": "style", "prompt": "Hi"})).status == 200

@@ -13,7 +13,7 @@ from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_loop import EngineLoop
 from llmstack_engine_core.ipc.codec import decode_client_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import ControlCall, ControlResult, EngineMessage, Hello, StartFailed
+from llmstack_engine_core.ipc.frames import ControlCall, ControlResult, EngineMessage, Goodbye, Hello, StartFailed
 from llmstack_engine_core.ipc.parts import encode_in_parts
 from llmstack_engine_core.ipc.sockets import has_message
 from llmstack_engine_core.progress import SharedProgress
@@ -42,10 +42,18 @@ class EngineCoreProc(EngineLoop):
         self._socket = socket
         self._epoch = secrets.randbits(32)
         self._num_refused = 0
+        self._gone: set[bytes] = set()  # without a goodbye that has been read
         self._poller = zmq.Poller()  # `socket.poll` would make one each time
         self._poller.register(socket, zmq.POLLIN)
 
     def _receive(self, wait_ms: int) -> bool:
+        has_any = self._read_messages(wait_ms)
+        for client in self._gone:
+            logger.warning("lost %s: it has gone without a goodbye", client[:64])
+        self._gone.clear()
+        return has_any
+
+    def _read_messages(self, wait_ms: int) -> bool:
         if wait_ms and self._progress is not None:  # it is idle
             self._progress.advance()
         if wait_ms and not self._poller.poll(wait_ms):
@@ -69,6 +77,10 @@ class EngineCoreProc(EngineLoop):
             if error.request_id is not None and client in self._clients:
                 self._refuse(client, error.request_id, str(error))
             return
+        if client in self._gone and not isinstance(message, Hello):
+            if isinstance(message, Goodbye):
+                self._gone.discard(client)
+            return
         if isinstance(message, ControlCall) and message.operation == Control.SHUTDOWN:
             # The process ends with the one that started it, by its signal; a client has no say in that.
             logger.warning("refused to end for %s", client[:64])
@@ -91,8 +103,11 @@ class EngineCoreProc(EngineLoop):
                 # `send_multipart` would combine the flags in Python at each step.
                 self._socket.send(client, _MORE)
                 self._socket.send(frame, _LAST)
-        except zmq.ZMQError as error:  # gone, or it has left thousands of messages unread
-            logger.warning("lost %s: %s", client[:64], error.strerror)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:  # its goodbye may still be unread
+                self._gone.add(client)
+            else:  # it has left thousands of messages unread
+                logger.warning("lost %s: %s", client[:64], error.strerror)
             self._drop(client)
 
     def _send_separately(self, client: bytes, message: EngineCoreOutputs, error: CodecError) -> None:

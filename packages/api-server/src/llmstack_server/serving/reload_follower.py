@@ -29,8 +29,8 @@ MAX_NUM_ORDERS: Final = 8  # the supervisor waits for the answer to each
 class ReloadFollower:
     """Takes `reload` orders, one after the other, and sends an event for each.
 
-    Orders: `prepare`, `switch`, `drop` and `answer`. Events: `reload` asks for one, `reload_done` answers an order, and
-    `reload_over` says that nothing here refers to the engine cores before.
+    Orders: `check`, `prepare`, `switch`, `drop` and `answer`. Events: `reload` asks for one, `reload_done` answers an
+    order, and `reload_over` says that nothing here refers to the engine cores before.
     """
 
     def __init__(self, state: ServerState, engine: AsyncLLM, send: Callable[[Message], None]) -> None:
@@ -104,6 +104,9 @@ class ReloadFollower:
             self._send(done)
 
     async def _follow(self, order: Message) -> dict[str, Any]:
+        if order["reload"] == "check":
+            await self._steps.check(None)
+            return {}
         if order["reload"] == "prepare":
             preparing = self._preparing = asyncio.create_task(self._prepare(order))
             try:

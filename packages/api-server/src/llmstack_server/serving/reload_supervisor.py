@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # The processes check the files of a model before they wait for its engine cores, and load its adapters afterwards.
 PREPARE_GRACE_S: Final = 120.0
 SWITCH_TIMEOUT_S: Final = 60.0
+POLL_S: Final = 0.01
 
 
 class Member(Protocol):
@@ -134,8 +135,6 @@ class ReloadSupervisor:
             problem = "the server stops"
         elif self._running is not None and not self._running.done():
             problem = "another reload is running"
-        elif self._old is not None and not self.is_ending:
-            problem = "the reload before is not over: requests still run in the engine core before this one"
         elif not all(one.is_serving for one in self._members().values()):
             problem = "an API process is being replaced"
         if problem:
@@ -156,8 +155,9 @@ class ReloadSupervisor:
 
     async def _reload(self, name: str, moves: bool, watch: Callable[[EngineProcesses], None]) -> Message:
         entry, order = self._config.reload.entries[name], {"id": next(self._numbers)}
-        if self._ending is not None:  # no request is left in them
-            await asyncio.wait([self._ending])
+        if self._old is not None:
+            await self._ask_all({**order, "reload": "check"}, SWITCH_TIMEOUT_S)
+            await self._wait_for_end()
         engines = None if entry.changes_adapters_alone else await self._start(entry, watch)
         prepare: Message = {
             **order,
@@ -184,6 +184,11 @@ class ReloadSupervisor:
         if engines is not None and done:
             self._reloaded["previous_weights"] = done[0]["previous_weights"]
         return {key: sum(one[key] for one in done) for key in ("num_moved", "num_finishing")}
+
+    async def _wait_for_end(self) -> None:
+        """Waits for the end of the engine cores before, in which no request is left."""
+        while self._old is not None:  # noqa: ASYNC110 - each process says so a moment later, and then they take their grace period
+            await asyncio.sleep(POLL_S)
 
     async def _start(self, entry: ReloadEntry, watch: Callable[[EngineProcesses], None]) -> EngineProcesses:
         def launch() -> EngineProcesses:
