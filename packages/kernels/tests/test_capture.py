@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from llmstack_kernels.embedding import embedding
 from llmstack_kernels.linear import pack_linear
 from llmstack_kernels.native import library
 from llmstack_kernels.native.capture import Arena, CaptureError, capture
-from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 from llmstack_kernels.rms_norm import rms_norm
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built")
@@ -99,14 +97,6 @@ def test_a_capture_does_not_import_the_compiler_of_pytorch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "False"]
-
-
-def test_weights_lie_in_large_pages_only_where_they_are_large() -> None:
-    small, large = (empty_in_huge_pages(size, torch.bfloat16) for size in (1000, 3_000_000))
-    assert (small.numel(), large.numel()) == (1000, 3_000_000)
-    assert large.data_ptr() % (1 << 21) == 0 or not hasattr(mmap, "MADV_HUGEPAGE")
-    large.fill_(1.5)
-    assert large.float().sum() == 4_500_000
 
 
 def test_calls_of_other_threads_are_not_captured() -> None:

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels import reference
-from llmstack_kernels.embedding import embedding, embedding_part
+from llmstack_kernels.embedding import embedding, embedding_of_packed, embedding_part, table_of
+from llmstack_kernels.linear import concatenate_linears, pack_linear
+from llmstack_kernels.native import library
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -28,6 +30,28 @@ def test_a_part_of_a_table_has_zeros_for_ids_outside_of_it(dtype: torch.dtype) -
     assert torch.equal(parts[0] + parts[1], embedding(ids, table, scale=1.5))
     assert not parts[0][ids >= 20].any()
     assert torch.equal(parts[1], reference.embedding_part(ids, table[20:], 20, 1.5))
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native kernels, which pack weights")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [1, 48, 101])
+def test_rows_of_a_packed_output_head_are_those_of_its_table(dtype: torch.dtype, size: int) -> None:
+    table, ids = torch.randn(150, size).to(dtype), torch.randint(0, 150, (700,))
+    addend = torch.randn(700, size).to(dtype)
+    weight = table_of(pack_linear(table.clone(), torch.randn(150).to(dtype)))
+    assert weight is not None
+    assert torch.equal(embedding_of_packed(ids, weight), embedding(ids, table))
+    assert torch.equal(embedding_of_packed(ids, weight, addend), embedding(ids, table, addend))
+    assert torch.equal(embedding_of_packed(ids, weight, addend, 0.3), embedding(ids, table, addend, 0.3))
+    assert torch.equal(embedding_of_packed(ids[:1], weight, scale=1.5), embedding(ids[:1], table, scale=1.5))
+    with pytest.raises(ValueError, match="addend"):
+        embedding_of_packed(ids, weight, addend[1:])
+
+
+def test_a_head_that_is_rounded_or_in_parts_has_no_table() -> None:
+    head = pack_linear(torch.randn(64, 64), None, "int8")
+    assert table_of(head) is None
+    assert table_of(concatenate_linears([pack_linear(torch.randn(64, 64)), head])) is None
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from llmstack_kernels.native import library
 from llmstack_model_runner.layers import Embedding, Linear, OutputHead, RMSNorm
 from llmstack_model_runner.layers.attention import alibi_slopes
+from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.rotary import RopeParameters, RotaryEmbedding, parse_rope, rope_frequencies
 
 CPU = torch.device("cpu")
@@ -85,7 +87,7 @@ def test_a_tied_head_reads_the_embedding_and_asks_for_nothing() -> None:
     embedding = Embedding("wte", 7, 4, dtype=torch.bfloat16, device=CPU)
     head = OutputHead(7, 4, dtype=torch.bfloat16, device=CPU, tied_to=embedding)
     assert head.slots() == {}
-    with pytest.raises(RuntimeError, match="no weights"):
+    with pytest.raises(RuntimeError, match="no table"):
         embedding(torch.tensor([1]))
     table = torch.randn(7, 4)
     embedding.slots()["wte.weight"].load(table)
@@ -93,6 +95,30 @@ def test_a_tied_head_reads_the_embedding_and_asks_for_nothing() -> None:
     hidden = torch.randn(2, 4, dtype=torch.bfloat16)
     assert head(hidden).dtype == torch.float32
     torch.testing.assert_close(head(hidden), hidden.float() @ table.bfloat16().float().t(), atol=2e-2, rtol=2e-2)
+    assert torch.equal(embedding(torch.tensor([6, 0])), table[[6, 0]].bfloat16())
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native kernels, which look up in packed weights")
+def test_a_table_that_a_head_has_as_it_is_is_kept_once() -> None:
+    embedding = Embedding("wte", 7, 4, dtype=torch.bfloat16, device=CPU, scale=1.5)
+    head = OutputHead(7, 4, dtype=torch.bfloat16, device=CPU, tied_to=embedding)
+    table = torch.randn(7, 4).bfloat16()
+    embedding.slots()["wte.weight"].load(table)
+    head.finish_loading()
+    assert torch.equal(embedding(torch.tensor([6, 0])), table[[6, 0]] * 1.5)
+    with pytest.raises(RuntimeError, match="no table"):
+        _ = embedding.weight
+
+
+def test_a_table_is_kept_beside_a_rounded_head() -> None:
+    with packed_linears("int8"):
+        embedding = Embedding("wte", 7, 4, dtype=torch.bfloat16, device=CPU)
+        head = OutputHead(7, 4, dtype=torch.bfloat16, device=CPU, tied_to=embedding)
+        table = torch.randn(7, 4).bfloat16()
+        embedding.slots()["wte.weight"].load(table)
+        head.finish_loading()
+    assert torch.equal(embedding(torch.tensor([6, 0])), table[[6, 0]])
+    assert torch.equal(embedding.weight, table)
 
 
 def test_rope_parameters_are_read_in_their_newer_and_older_form() -> None:

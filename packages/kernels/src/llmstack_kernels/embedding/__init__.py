@@ -6,6 +6,7 @@ import torch
 
 from llmstack_kernels import reference
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.linear import PackedLinear, PackedWeight, packed_weights
 
 
 def embedding(
@@ -23,6 +24,28 @@ def embedding(
     if addend is not None and addend.shape != (ids.shape[0], table.shape[1]):
         raise ValueError(f"addend of shape {tuple(addend.shape)} does not fit {ids.shape[0]} rows of {table.shape[1]}.")
     out: torch.Tensor = implementation("embedding", table.device.type).embedding(ids, table, addend, scale)
+    return out
+
+
+def table_of(packed: PackedLinear) -> PackedWeight | None:
+    """The weight of an output head, for `embedding_of_packed`; None where it is quantized or in parts."""
+    weights = packed_weights(packed) or ()
+    is_plain = len(weights) == 1 and weights[0].scheme == "" and weights[0].order is None
+    return weights[0] if is_plain else None
+
+
+def embedding_of_packed(
+    ids: torch.Tensor,  # [num_ids] int64
+    weight: PackedWeight,  # [num_rows, size], of `table_of`
+    addend: torch.Tensor | None = None,  # [num_ids, size], of the weight's type
+    scale: float = 1.0,
+) -> torch.Tensor:  # [num_ids, size]
+    """`embedding` from the packed weight of an output head, so that a tied table is in memory once. On a CPU."""
+    if addend is not None and (addend.shape != (ids.shape[0], weight.shape[1]) or addend.dtype != weight.dtype):
+        raise ValueError(
+            f"addend of shape {tuple(addend.shape)} does not fit {ids.shape[0]} rows of {weight.shape[1]}."
+        )
+    out: torch.Tensor = implementation("embedding", "cpu").embedding_of_packed(ids, weight, addend, scale)
     return out
 
 

@@ -1,10 +1,20 @@
 // Rows of a table, one for each id, multiplied by a number and with something added.
 
+#include "../linear/native_operands.h"
 #include "../native/repeat.h"
 #include "../native/rows.h"
 
 namespace llmstack {
 namespace {
+
+template <class T>
+void finish_row(const T* source, const T* addend, T* target, int64_t size, float scale) {
+  for_each_vector(size, [&](int64_t i, int n) {
+    Floats values = rounded_to<T>(load_some(source + i, n) * scale);
+    if (addend != nullptr) values = values + load_some(addend + i, n);
+    store_some(target + i, values, n);
+  });
+}
 
 template <class T>
 void embedding(const int64_t* ids, const T* table, const T* addend, T* out, int64_t num_ids, int64_t size,
@@ -16,11 +26,28 @@ void embedding(const int64_t* ids, const T* table, const T* addend, T* out, int6
       std::memcpy(static_cast<void*>(target), source, size * sizeof(T));
       return;
     }
-    for_each_vector(size, [&](int64_t i, int n) {
-      Floats values = rounded_to<T>(load_some(source + i, n) * scale);
-      if (addend != nullptr) values = values + load_some(addend + row * size + i, n);
-      store_some(target + i, values, n);
-    });
+    finish_row(source, addend ? addend + row * size : nullptr, target, size, scale);
+  });
+}
+
+// The same of a table that a linear layer has packed. Each step of inputs of a row lies in another line of memory, so a row
+// takes as many reads as it has steps, and prefetches those of the next row. That is little beside the row's products.
+template <class T>
+void embedding_packed(const int64_t* ids, const T* packed, const T* addend, T* out, int64_t num_ids, int64_t size,
+                      float scale) {
+  constexpr int64_t kStride = kPanel * kStep<T>;  // from step to step
+  const auto source_of = [=](int64_t row) {
+    return packed + ids[row] / kPanel * num_steps<T>(size) * kStride + ids[row] % kPanel * kStep<T>;
+  };
+  for_each_row(num_ids, size, [=](int64_t row) {
+    const T *source = source_of(row), *next = source_of(row + 1 < num_ids ? row + 1 : row);
+    T* target = out + row * size;
+    for (int64_t step = 0; step < size / kStep<T>; ++step) {
+      __builtin_prefetch(next + step * kStride);
+      std::memcpy(static_cast<void*>(target + step * kStep<T>), source + step * kStride, kStep<T> * sizeof(T));
+    }
+    if (size % kStep<T> != 0) target[size - 1] = source[size / kStep<T> * kStride];
+    if (addend != nullptr || scale != 1.0f) finish_row(target, addend ? addend + row * size : nullptr, target, size, scale);
   });
 }
 
@@ -51,6 +78,12 @@ void embedding_part(const int64_t* ids, const T* table, T* out, int64_t num_ids,
     llmstack::embedding(ids, table, addend, out, num_ids, size, scale);                                           \
   }                                                                                                               \
   LLMSTACK_REPEATABLE(embedding_##suffix)                                                                         \
+  extern "C" void llmstack_embedding_packed_##suffix(const int64_t* ids, const llmstack::T* packed,               \
+                                                     const llmstack::T* addend, llmstack::T* out,                 \
+                                                     int64_t num_ids, int64_t size, float scale) {                \
+    llmstack::embedding_packed(ids, packed, addend, out, num_ids, size, scale);                                   \
+  }                                                                                                               \
+  LLMSTACK_REPEATABLE(embedding_packed_##suffix)                                                                  \
   extern "C" void llmstack_embedding_part_##suffix(const int64_t* ids, const llmstack::T* table, llmstack::T* out, \
                                                    int64_t num_ids, int64_t size, int64_t first_id,               \
                                                    int64_t num_rows, float scale) {                               \

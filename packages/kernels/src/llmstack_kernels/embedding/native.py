@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
+from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
@@ -22,6 +23,20 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | Non
     function = require_library().function(f"embedding_{DTYPE_TO_SUFFIX[table.dtype]}", *_ARGUMENTS)
     addend_pointer = 0 if addend is None else addend.data_ptr()
     function(ids.data_ptr(), table.data_ptr(), addend_pointer, out.data_ptr(), num_ids, size, scale)
+    return out
+
+
+def embedding_of_packed(
+    ids: torch.Tensor, weight: PackedWeight, addend: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """The same from a table that a linear layer of this library has packed."""
+    ids = ids.contiguous()
+    addend = None if addend is None else addend.contiguous()
+    num_ids, size = ids.shape[0], weight.shape[1]
+    out = torch.empty((num_ids, size), dtype=weight.dtype)
+    function = require_library().function(f"embedding_packed_{DTYPE_TO_SUFFIX[weight.dtype]}", *_ARGUMENTS)
+    addend_pointer = 0 if addend is None else addend.data_ptr()
+    function(ids.data_ptr(), weight.tensors[0].data_ptr(), addend_pointer, out.data_ptr(), num_ids, size, scale)
     return out
 
 

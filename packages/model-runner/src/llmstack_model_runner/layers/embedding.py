@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from llmstack_kernels.activation import soft_cap_
-from llmstack_kernels.embedding import embedding, embedding_part
-from llmstack_kernels.linear import PackedLinear, StoredWeight
+from llmstack_kernels.embedding import embedding, embedding_of_packed, embedding_part, table_of
+from llmstack_kernels.linear import PackedLinear, PackedWeight, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
-from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before
+from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before, packing
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, finite, skip_nothing
 
@@ -51,6 +51,8 @@ class Embedding:
         self._dtype = dtype
         self._device = device
         self._weight: torch.Tensor | None = None  # [num_rows, size]
+        self._packed: PackedWeight | None = None  # the same in an output head
+        self._is_needless: Callable[[], bool] = lambda: False
         self.replaced: tuple[torch.Tensor, torch.Tensor] | None = None
         self._adapted = None if is_head or num_unused_rows else adapted_layers()
         self._adapted_number = 0
@@ -84,18 +86,42 @@ class Embedding:
         return self._shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the vectors."""
+        return self._dtype
+
+    @property
     def weight(self) -> torch.Tensor:
+        """The table [num_rows, size]."""
         if self._weight is None:
-            raise RuntimeError(f"{self._name} has no weights yet")
+            raise RuntimeError(f"{self._name} has no table")
         return self._weight
+
+    @property
+    def can_share(self) -> bool:
+        """Whether an output head's weight may replace the table: nothing compares it with tables of adapters."""
+        return self._adapted is None and self._part is None and not self._num_unused_rows
+
+    def share(self, packed: PackedLinear) -> None:
+        """Looks up in a head's weight from now on, and drops the table, if the head has all of it as it is."""
+        self._packed = table_of(packed) if self.can_share else None
+        if self._packed is not None:
+            self._weight = None
+
+    def skip_where(self, is_needless: Callable[[], bool]) -> None:
+        """The table is not read where `is_needless()` when loading begins: `share` is called then."""
+        self._is_needless = is_needless
 
     def slots(self) -> dict[str, WeightSlot]:
         part = None if self._part is None else WeightPart(0, (self._part,))
-        return {f"{self._name}.weight": WeightSlot(self._shape, self._load, part=part)}
+        skip = skip_nothing if self._is_needless() else None
+        return {f"{self._name}.weight": WeightSlot(self._shape, self._load, part=part, skip=skip)}
 
     def __call__(self, ids: torch.Tensor, addend: torch.Tensor | None = None) -> torch.Tensor:
         """Vectors of the ids, plus `addend` if given: [num_tokens] to [num_tokens, size]."""
-        if self._part is None:
+        if self._packed is not None:
+            vectors = embedding_of_packed(ids, self._packed, addend, self._scale)
+        elif self._part is None:
             vectors = embedding(ids, self.weight, addend, self._scale)
         else:  # each id is in one rank's part, so the sum is exact
             vectors = self._sharding.all_reduce(embedding_part(ids, self.weight, self._part.start, self._scale))
@@ -113,8 +139,9 @@ class Embedding:
 
 
 class OutputHead:
-    """Maps hidden states to logits. With `tied_to` it packs a copy of that table.
+    """Maps hidden states to logits. With `tied_to` it packs that table, which is then looked up in the packed weight.
 
+    Where it cannot be, such as in quantized heads, with adapters and on GPUs, both are kept.
     With a soft cap the logits are soft_cap * tanh(logits / soft_cap).
     """
 
@@ -144,6 +171,8 @@ class OutputHead:
         self._dtype, self._device = dtype, device
         self._stored: StoredWeight | None = None  # the table of a quantized checkpoint
         self._packed: PackedLinear | None = None
+        if tied_to is not None:
+            tied_to.skip_where(lambda: self._is_known and packing().quantization is None and tied_to.can_share)
         self._row_sums: torch.Tensor | None = None  # of the table, to recognize it
         self._adapted = adapted_layers()
         if self._adapted is not None:
@@ -196,7 +225,9 @@ class OutputHead:
         if self._adapted is not None and self._stored is None:
             self._row_sums = _row_sums(self._table.weight)
         self._stored = None
-        if self._tied_to is None:
+        if self._tied_to is not None:
+            self._tied_to.share(self._packed)
+        else:
             del self._table
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -176,4 +176,4 @@ class HostSteps:
         table = self._token_table
         if table is None:
             return None
-        return find_vectors(self._batch, step, inputs.query_start_loc, table.size, table.weight.dtype)
+        return find_vectors(self._batch, step, inputs.query_start_loc, table.size, table.dtype)
