@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
 from llmstack_engine_core.step_log import (
@@ -29,8 +31,9 @@ from llmstack_engine_core.step_log import (
     make_marker,
     read_step_log,
 )
-from llmstack_engine_core.step_log.records import Checkpoint
+from llmstack_engine_core.step_log.records import Checkpoint, StepScheduled, StepUpdated
 from llmstack_engine_core.step_log.seek import LogFile, last_steps
+from llmstack_engine_core.step_log.step_log import STEPS_PER_CHECKPOINT
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 LIMITS = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
@@ -102,11 +105,11 @@ def test_the_thread_lets_go_of_the_interpreter_within_a_batch(monkeypatch: pytes
     monkeypatch.setattr(deferred_log, "MAX_HOLD_S", -1.0)
     monkeypatch.setattr(deferred_log, "sleep", pauses.append)
     log = DeferredLog(StepLog(HEADER, RingSink(1 << 20)))
-    for number in range(deferred_log.CALLS_PER_BATCH - 1):
+    for number in range(deferred_log.STEPS_PER_BATCH - 1):
         log.decide(b"%d" % number)
     log.flush()
     log.close()
-    assert pauses == [deferred_log.PAUSE_S] * deferred_log.CALLS_PER_BATCH
+    assert pauses == [deferred_log.PAUSE_S] * deferred_log.STEPS_PER_BATCH
 
 
 def test_its_snapshots_are_of_the_step_that_they_name(tmp_path: Path) -> None:
@@ -161,6 +164,62 @@ def test_what_is_flushed_reaches_the_sink() -> None:
     log.wait()
     assert RecordedRun(sink.dump()).last.num_steps == 3
     log.close()
+
+
+class CheckedSink(RingSink):
+    """Says when it has a checkpoint at `num_steps`."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__(1 << 20)
+        self.is_reached = threading.Event()
+        self._num_steps = num_steps
+
+    def write(self, segment: bytes, checkpoint: Checkpoint) -> None:
+        super().write(segment, checkpoint)
+        if checkpoint.num_steps == self._num_steps:
+            self.is_reached.set()
+
+
+def test_a_killed_process_loses_no_step_before_the_last_checkpoint() -> None:
+    """Batches are larger than a step, but none withholds a checkpoint until later steps come."""
+    sink = CheckedSink(STEPS_PER_CHECKPOINT)
+    log = DeferredLog(StepLog(HEADER, sink))
+    scheduler = LoggedScheduler(build_scheduler(LIMITS, CACHE), log)
+    for step in range(STEPS_PER_CHECKPOINT + 1):  # with the first step of the next segment, the one before is proven
+        scheduled = scheduler.schedule(float(step))
+        scheduler.update_from_output(scheduled, ModelRunnerOutput([], []), step + 0.5)
+    assert sink.is_reached.wait(60)
+    assert RecordedRun(sink.dump()).last.num_steps == STEPS_PER_CHECKPOINT
+    log.close()
+
+
+class FailingScheduler:
+    """Fails in one method, and is the scheduler that it has in all others."""
+
+    def __init__(self, scheduler: Scheduler, method: str) -> None:
+        self._scheduler = scheduler
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*arguments: object) -> None:
+            raise DiskError(name)
+
+        return fail if name == self._method else getattr(self._scheduler, name)
+
+
+@pytest.mark.parametrize("method", ["schedule", "update_from_output"])
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_the_log_of_a_crash_ends_with_the_call_that_failed(method: str, is_deferred: bool) -> None:
+    sink = RingSink(1 << 20)
+    log = DeferredLog(StepLog(HEADER, sink)) if is_deferred else StepLog(HEADER, sink)
+    scheduler = LoggedScheduler(cast("Scheduler", FailingScheduler(build_scheduler(LIMITS, CACHE), method)), log)
+    scheduler.add_request(EngineCoreRequest("a", [1, 2], SamplingParams(max_tokens=2, seed=0)))
+    with pytest.raises(DiskError, match=method):
+        scheduler.update_from_output(scheduler.schedule(1.0), ModelRunnerOutput(["a"], [[3]]), 2.0)
+    log.close()
+    events = [event for event in RecordedRun(sink.dump()).events() if not isinstance(event, Checkpoint)]
+    expected = {"schedule": StepScheduled(1_000_000), "update_from_output": StepUpdated(2_000_000, 0, [[3]], {})}
+    assert events[-1] == expected[method]
 
 
 def test_an_error_of_the_thread_is_raised_in_the_steps() -> None:

@@ -16,8 +16,10 @@ from llmstack_engine_core.step_log.snapshots import State
 from llmstack_engine_core.step_log.step_log import StepLog
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SchedulerOutput
 
-# Those of eight steps: a batch costs the thread of the steps some microseconds, and the writing one 0.8 ms at 256 rows.
-CALLS_PER_BATCH: Final = 32
+# A batch costs the thread of the steps some microseconds, and the writing one 0.8 ms with eight steps of 256 rows.
+STEPS_PER_BATCH: Final = 8
+SMALL_STEPS_PER_BATCH: Final = 32
+MAX_SMALL_ROWS: Final = 8
 # The thread lets go of the interpreter after so long: a step whose model is done waits for it.
 MAX_HOLD_S: Final = 1e-4
 PAUSE_S: Final = 5e-5
@@ -50,6 +52,11 @@ class DeferredLog:
         return self._log.sink
 
     @property
+    def snapshot_steps(self) -> int:
+        """Steps between two snapshots; 0 if there are none."""
+        return self._log.snapshot_steps
+
+    @property
     def num_waiting_batches(self) -> int:
         """Batches that the thread has not begun."""
         return self._batches.qsize()
@@ -78,32 +85,41 @@ class DeferredLog:
         """Logs that another engine core's blocks become findable."""
         self._calls.append((self._log.import_prefix, token_ids, salt))
 
-    def schedule(self, now_us: int) -> None:
-        """Logs a call for the next step. A snapshot is of this moment, so all calls before it are made first."""
-        is_snapshot_due = self._log.is_snapshot_due(self._num_steps)
-        self._num_steps += 1
-        if is_snapshot_due:
-            self.wait()
-            self._log.schedule(now_us)
-        else:
-            self._calls.append((self._log.schedule, now_us))
+    def mark(self) -> None:
+        """Marks this moment, whose state a snapshot has: so all calls before it are made first."""
+        self.wait()
+        self._log.mark()
 
-    def scheduled(self, scheduled: SchedulerOutput) -> None:
-        """Logs the scheduled step. Enough calls go to the writing thread now, since the model computes next."""
+    def step(self, now_us: int, scheduled: SchedulerOutput) -> None:
+        """Logs a call for the next step, and the step. Batches go to the thread now, since the model computes next.
+
+        A checkpoint needs the step after it, and a batch ends with that: no batch withholds a checkpoint.
+        """
         if scheduled.new_requests:  # the model runner goes on with their lists of tokens
+            self._calls.append((self._log.schedule, now_us))
             self._calls.append((self._log.decide, pack_scheduled(scheduled)))
         else:
-            self._calls.append((self._log.scheduled, scheduled))
-        if len(self._calls) >= CALLS_PER_BATCH:
-            self._hand_over()
+            self._calls.append((self._log.step, now_us, scheduled))
+        self._num_steps = num_steps = self._num_steps + 1
+        if num_steps % STEPS_PER_BATCH == 1:
+            is_small = len(scheduled.scheduled_requests) <= MAX_SMALL_ROWS
+            if not is_small or num_steps % SMALL_STEPS_PER_BATCH == 1:
+                self._hand_over()
+
+    def result(
+        self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str],
+        outputs: EngineCoreOutputs,
+    ) -> None:  # fmt: skip
+        """Logs the results of the step `lag` steps before the last one, and its outputs."""
+        self._calls.append((self._log.result, now_us, lag, sampled_token_ids, errors, outputs))
+
+    def schedule(self, now_us: int) -> None:
+        """Logs a call for the next step, which failed."""
+        self._calls.append((self._log.schedule, now_us))
 
     def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None:
-        """Logs the results of the step `lag` steps before the last one."""
+        """Logs the results of a step that could not be applied."""
         self._calls.append((self._log.update, now_us, lag, sampled_token_ids, errors))
-
-    def updated(self, outputs: EngineCoreOutputs) -> None:
-        """Logs the outputs of a step."""
-        self._calls.append((self._log.updated, outputs))
 
     def decide(self, packed: bytes) -> None:
         """Adds a decision of the scheduler to the log's hash."""

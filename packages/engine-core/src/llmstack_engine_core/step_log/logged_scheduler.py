@@ -27,19 +27,26 @@ from llmstack_types import (
 class SchedulerLog(Protocol):
     """A receiver of the calls and decisions of a scheduler: `StepLog`, or `DeferredLog`.
 
-    Nothing that it is given may change afterwards, new requests apart.
+    Nothing that it is given may change afterwards, new requests apart. `schedule` and `update` are for calls that the
+    scheduler does not return from.
     """
 
+    @property
+    def snapshot_steps(self) -> int: ...
     def snapshots_from(self, take_state: Callable[[], State]) -> None: ...
     def add_request(self, request: EngineCoreRequest) -> None: ...
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None: ...
     def abort_requests(self, request_ids: list[str]) -> None: ...
     def reset_prefix_cache(self) -> None: ...
     def import_prefix(self, token_ids: list[int], salt: str) -> None: ...
+    def mark(self) -> None: ...
+    def step(self, now_us: int, scheduled: SchedulerOutput) -> None: ...
+    def result(
+        self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str],
+        outputs: EngineCoreOutputs,
+    ) -> None: ...  # fmt: skip
     def schedule(self, now_us: int) -> None: ...
-    def scheduled(self, scheduled: SchedulerOutput) -> None: ...
     def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None: ...
-    def updated(self, outputs: EngineCoreOutputs) -> None: ...
     def decide(self, packed: bytes) -> None: ...
     def flush(self) -> None: ...
 
@@ -50,7 +57,8 @@ class LoggedScheduler:
     def __init__(self, scheduler: Scheduler, log: SchedulerLog) -> None:
         self._scheduler = scheduler
         self._log = log
-        self._step = 0
+        self._step = self._num_steps = 0
+        self._next_mark = log.snapshot_steps or -1
         self._under_way: dict[int, SchedulerOutput] = {}
         log.snapshots_from(self._take_state)
 
@@ -99,9 +107,16 @@ class LoggedScheduler:
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step."""
         now_us = round(now_s * MICROSECONDS)
-        self._log.schedule(now_us)
-        scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
-        self._log.scheduled(scheduled)
+        if self._num_steps == self._next_mark:
+            self._log.mark()
+            self._next_mark += self._log.snapshot_steps
+        self._num_steps += 1
+        try:
+            scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
+        except BaseException:
+            self._log.schedule(now_us)  # the log of a crash ends with what caused it
+            raise
+        self._log.step(now_us, scheduled)
         self._step = scheduled.step
         self._under_way[scheduled.step] = scheduled
         return scheduled
@@ -111,9 +126,13 @@ class LoggedScheduler:
     ) -> EngineCoreOutputs:
         """Applies the step's results."""
         now_us = round(now_s * MICROSECONDS)
-        self._log.update(now_us, self._step - scheduled.step, output.sampled_token_ids, output.errors)
-        outputs = self._scheduler.update_from_output(scheduled, output, now_us / MICROSECONDS)
-        self._log.updated(outputs)
+        lag = self._step - scheduled.step
+        try:
+            outputs = self._scheduler.update_from_output(scheduled, output, now_us / MICROSECONDS)
+        except BaseException:
+            self._log.update(now_us, lag, output.sampled_token_ids, output.errors)
+            raise
+        self._log.result(now_us, lag, output.sampled_token_ids, output.errors, outputs)
         self._under_way.pop(scheduled.step, None)
         return outputs
 

@@ -66,10 +66,11 @@ class _KeptDecisions(DecisionHash):
 class StepLog:
     """One run's log. Used by one thread, the engine core's.
 
-    An input is written before the scheduler sees it: the log of a crash ends with what caused it.
+    An input is written even if the scheduler fails with it: the log of a crash ends with what caused it.
 
     Attributes:
         decisions: The hash of what the scheduler decides.
+        snapshot_steps: Steps between two snapshots; 0 if there are none.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class StepLog:
         self.sink = sink
         self._take_state: Callable[[], State] | None = None
         self._marker = header.marker
-        self._snapshot_steps = snapshot_steps if header.marker else 0
-        self._snapshots = SnapshotWriter(header.marker) if self._snapshot_steps else None
+        self.snapshot_steps = snapshot_steps if header.marker else 0
+        self._snapshots = SnapshotWriter(header.marker) if self.snapshot_steps else None
         self.decisions = DecisionHash() if follower is None else _KeptDecisions()
         self._follower: Follower | None = None  # not of the header
         self._start_us = 0
         self._segment = encode_header(header)
-        self._num_steps = 0
+        self._num_steps = self._num_marked_steps = 0
         self._last_us = 0
         self._is_closed = False
         self.checkpoint()
@@ -97,10 +98,6 @@ class StepLog:
     def snapshots_from(self, take_state: Callable[[], State]) -> None:
         """Lets snapshots copy the state of the control plane with `take_state`; without it there are none."""
         self._take_state = take_state
-
-    def is_snapshot_due(self, num_steps: int) -> bool:
-        """Whether there is one before the step that follows `num_steps` others."""
-        return self._snapshots is not None and num_steps > 0 and num_steps % self._snapshot_steps == 0
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Logs a new request."""
@@ -122,11 +119,22 @@ class StepLog:
         """Logs that another engine core's blocks become findable."""
         self.put(Tag.IMPORT, encode_imported(PrefixImported(token_ids, salt)))
 
+    def step(self, now_us: int, scheduled: SchedulerOutput) -> None:
+        """Logs a call for the next step, and the scheduled step."""
+        self.schedule(now_us)
+        self.scheduled(scheduled)
+
+    def result(
+        self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str],
+        outputs: EngineCoreOutputs,
+    ) -> None:  # fmt: skip
+        """Logs the results of the step `lag` steps before the last one, and its outputs."""
+        self.update(now_us, lag, sampled_token_ids, errors)
+        self.updated(outputs)
+
     def schedule(self, now_us: int) -> None:
         """Logs a call for the next step."""
-        if self._snapshots is not None and self.is_snapshot_due(self._num_steps):
-            self._mark(self._snapshots)
-        elif self._num_steps and self._num_steps % STEPS_PER_CHECKPOINT == 0:
+        if self._num_steps % STEPS_PER_CHECKPOINT == 0 and self._num_steps != self._num_marked_steps:
             self.checkpoint()
         self._num_steps += 1
         put_record(self._segment, Tag.SCHEDULE, encode_scheduled(now_us, self._last_us))
@@ -169,14 +177,20 @@ class StepLog:
         if self._snapshots is not None:
             self._write_snapshot(self._snapshots.take())
 
-    def _mark(self, snapshots: SnapshotWriter) -> None:
-        """Begins a segment with a mark and a hash that starts again, and takes the snapshot of this moment."""
+    def mark(self) -> None:
+        """Begins a segment with a mark and a hash that starts again, and takes the snapshot of this moment.
+
+        Called before every `snapshot_steps`-th step, the first one left out.
+        """
+        if self._snapshots is None:
+            return
         self.checkpoint()
+        self._num_marked_steps = self._num_steps
         digest = self.decisions.digest()
         self.decisions.restart()
         put_record(self._segment, Tag.MARK, encode_mark(self._marker, self._num_steps))
         if self._take_state is not None:
-            snapshots.begin(self._num_steps, self._last_us, digest, self._take_state)
+            self._snapshots.begin(self._num_steps, self._last_us, digest, self._take_state)
 
     def _write_snapshot(self, payload: bytes | None) -> None:
         """A segment of its own, which no follower needs."""
