@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from cut_readers import LAST_EVENTS, MAX_BYTES, ROUTES, CutReader, Route
-
-pytestmark = pytest.mark.full  # hundreds of streams; test_resumable.py has a few cuts without a socket
+from other_weights import write_checkpoints
 
 NUM_CUTS = 1000
 NUM_READERS = 4
@@ -90,31 +89,46 @@ async function readAll(number, request) {
 
 
 class Cutting:
-    """A server whose streams are read over connections that are lost, and the texts that they have without that."""
+    """A server whose streams are read over connections that are lost, and the texts that they have without that.
+
+    Attributes:
+        texts: By the fingerprint of the weights that answered, which is empty where answers name none.
+    """
 
     def __init__(self, server: Any, route: Route) -> None:
         self.server, self.route = server, route
-        self.texts = [self._text(seed) for seed in range(NUM_TEXTS)]
+        self.texts: dict[str, list[str]] = {}
         self.num_cuts = self.num_away = 0
+        self._is_disturbed = False
+        self._read: list[tuple[str, int, str]] = []  # fingerprints, seeds and texts
         self._lock = threading.Lock()
+        self.learn()
 
-    def _text(self, seed: int) -> str:
+    def learn(self) -> list[str]:
+        """The texts of the weights that answer now."""
+        answers = [self._answer(seed) for seed in range(NUM_TEXTS)]
+        texts = [self.route.text_of(answer) for answer in answers]
+        self.texts[answers[0].get("system_fingerprint", "")] = texts
+        return texts
+
+    def _answer(self, seed: int) -> Any:
         status, answer, _ = self.server.post(self.route.path, self.route.body(seed))
         assert status == 200, answer
-        return self.route.text_of(answer)
+        return answer
 
     def _read_until(self, num_cuts: int, *, may_be_away: bool) -> None:
-        """Reads streams, several at a time, until so many connections are lost."""
+        """Reads streams, several at a time, until so many connections are lost and the server is left alone."""
         port = urlsplit(self.server.url).port
         assert port is not None
 
         def read(_: int) -> None:
-            while self.num_cuts < num_cuts:
+            while self.num_cuts < num_cuts or self._is_disturbed:
                 number = next(NUMBERS)
                 body = json.dumps(self.route.body(number % NUM_TEXTS, stream=True)).encode()
                 reader = CutReader(port, self.route, body, f"cut-{number}", random.Random(number), may_be_away)
                 with contextlib.closing(reader):
-                    assert reader.read_all(self._count_cut) == self.texts[number % NUM_TEXTS]
+                    text = reader.read_all(self._count_cut)
+                    self._read.append((reader.fingerprint, number % NUM_TEXTS, text))
                     assert may_be_away or reader.whole() == reader.events
                 self.num_away += reader.num_away
 
@@ -125,18 +139,31 @@ class Cutting:
         with self._lock:
             self.num_cuts += 1
 
-    def read_beside(self, action: Callable[[], None], *, may_be_away: bool = True) -> None:
-        """Reads streams until `NUM_CUTS` connections are lost; several times meanwhile, `action` is called."""
+    def read_beside(
+        self,
+        action: Callable[[], None],
+        *,
+        may_be_away: bool = True,
+        num_cuts: int = NUM_CUTS,
+        num_actions: int = NUM_FAULTS,
+    ) -> None:
+        """Reads streams until so many connections are lost; several times meanwhile, `action` is called."""
+        self._is_disturbed = True
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(self._read_until, NUM_CUTS, may_be_away=may_be_away)
-            for count in range(1, NUM_FAULTS + 1):
-                while self.num_cuts < NUM_CUTS * count // (NUM_FAULTS + 1) and not reading.done():
-                    time.sleep(0.01)
-                if not reading.done():
+            reading = pool.submit(self._read_until, num_cuts, may_be_away=may_be_away)
+            try:
+                for count in range(1, num_actions + 1):
+                    while self.num_cuts < num_cuts * count // (num_actions + 1) and not reading.done():
+                        time.sleep(0.01)
                     action()
+            finally:
+                self._is_disturbed = False
             reading.result()
+        for fingerprint, seed, text in self._read:
+            assert text == self.texts[fingerprint][seed]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ROUTES)
 def test_cuts_and_engine_cores_that_are_killed_change_no_text(serve: Callable[..., Any], name: str) -> None:
     with serve("--api-server-count", "2") as server:
@@ -151,6 +178,50 @@ def test_cuts_and_engine_cores_that_are_killed_change_no_text(serve: Callable[..
         assert "Traceback" not in server.log
 
 
+@pytest.mark.parametrize(
+    ("name", "num_cuts", "num_reloads"),
+    [
+        pytest.param("completions", 60, 2, id="few"),
+        pytest.param("completions", 1000, 12, id="many-of-completions", marks=pytest.mark.full),
+        pytest.param("chat", 1000, 12, id="many-of-chats", marks=pytest.mark.full),
+    ],
+)
+def test_cuts_and_reloads_change_no_text(
+    serve: Callable[..., Any], tmp_path: Path, name: str, num_cuts: int, num_reloads: int
+) -> None:
+    """Streams finish with the weights that they name, and those that move keep the text of theirs."""
+    write_checkpoints(tmp_path)
+    options = ("--served-model-name", "llmstack-demo", "--enable-control-routes", "--api-server-count", "2")
+    entries = (f"next={tmp_path / 'next'}", '{"name": "larger", "num_kv_blocks": 4096}')
+    with serve(str(tmp_path / "first"), *options, "--reload-models", *entries) as server:
+        cutting, num_finishing, num_moved = Cutting(server, ROUTES[name]), 0, 0
+        orders = itertools.cycle([("larger", "move"), ("next", "finish"), ("start", "finish"), ("larger", "move")])
+
+        def reload() -> None:
+            nonlocal num_finishing, num_moved
+            entry, running = next(orders)
+
+            def is_done() -> bool:  # refused while streams run in the engine core before the last one
+                status, answer, _ = server.post("/v1/reload", {"name": entry, "running": running})
+                assert status == 200 or "still run" in answer["error"]["message"], answer
+                found.update(answer)
+                return bool(status == 200)
+
+            found: dict[str, Any] = {}
+            server.wait_for(is_done, "reload")
+            num_finishing += found["num_finishing_requests"]
+            num_moved += found["num_moved_requests"]
+            cutting.learn()
+
+        cutting.read_beside(reload, may_be_away=False, num_cuts=num_cuts, num_actions=num_reloads)
+        assert num_finishing
+        assert num_moved
+        assert len(cutting.texts) == 3
+        assert "Traceback" not in server.log
+        assert "lost" not in server.log
+
+
+@pytest.mark.full
 def test_cuts_and_api_processes_that_are_killed_change_no_text(serve: Callable[..., Any], tmp_path: Path) -> None:
     with serve("--api-server-count", "2", "--state-dir", str(tmp_path / "state")) as server:
         turns = itertools.cycle(range(2))
@@ -165,6 +236,7 @@ def test_cuts_and_api_processes_that_are_killed_change_no_text(serve: Callable[.
         assert "Traceback" not in server.log
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["completions", "chat", "messages"])
 def test_cuts_and_servers_that_are_killed_as_a_whole_change_no_text(
     launch: Callable[..., Any], tmp_path: Path, name: str
@@ -191,6 +263,7 @@ def test_cuts_and_servers_that_are_killed_as_a_whole_change_no_text(
     assert "Traceback" not in cutting.server.log
 
 
+@pytest.mark.full
 def test_a_thousand_cuts_of_a_page_change_no_text(serve: Callable[..., Any]) -> None:
     from browser_helpers import open_browser  # skips where there is none
 
@@ -199,7 +272,7 @@ def test_a_thousand_cuts_of_a_page_change_no_text(serve: Callable[..., Any]) -> 
             {
                 "path": route.path,
                 "body": json.dumps(route.body(1, stream=True)),
-                "text": Cutting(server, route).texts[1],
+                "text": Cutting(server, route).learn()[1],
             }
             for route in ROUTES.values()
         ]

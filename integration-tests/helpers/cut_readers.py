@@ -96,6 +96,7 @@ class CutReader:
         may_be_away: Whether the server may refuse connections and requests for some time.
         num_cuts: Connections that were lost so far.
         num_away: Connections that got no answer, or 503.
+        fingerprint: Of the weights that the events name; empty where they name none.
     """
 
     port: int
@@ -106,6 +107,7 @@ class CutReader:
     may_be_away: bool = False
     last_id: str = ""
     text: str = ""
+    fingerprint: str = ""
     events: list[bytes] = field(default_factory=list)
     num_cuts: int = 0
     num_away: int = 0
@@ -149,7 +151,9 @@ class CutReader:
             if data.decode().startswith(LAST_EVENTS):
                 return True
             assert not data.startswith(b'{"error"'), data
-            self.text += self.route.delta_of(json.loads(data))
+            event = json.loads(data)
+            self.text += self.route.delta_of(event)
+            self.fingerprint = event.get("system_fingerprint", self.fingerprint)
         return False
 
     def _message(self) -> bytes:
