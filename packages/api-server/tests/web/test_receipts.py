@@ -168,6 +168,20 @@ async def test_the_command_names_the_first_difference(
     assert "the computation differs: weights is other in the receipt, and None here\n" in capsys.readouterr().out
 
 
+async def test_the_command_names_both_contract_ids_where_nothing_else_differs(
+    key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(verify_module, "LLM", EchoLLM)
+    receipt, path = await receipt_of(key_file), tmp_path / "receipt.json"
+    path.write_text(json.dumps(open_signer(str(key_file)).signed(receipt | {"numeric_contract": "another"})))
+    for last_token, of_tokens in ((None, "all tokens are equal nevertheless"), (1, "prompt 0, completion 0: token 4")):
+        monkeypatch.setattr(EchoLLM, "last_token", last_token)
+        assert run(VerifyCommand(), path) == 1
+        _, of_contract, *others = capsys.readouterr().out.splitlines()
+        assert "the numeric contract id is another in the receipt, and none here. " in of_contract
+        assert others[0].startswith(of_tokens)
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"completions": [], "version": 2}', '{"completions": [], "version": 1}']
 )

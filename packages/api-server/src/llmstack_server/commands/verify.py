@@ -62,10 +62,10 @@ def _verify(receipt: Mapping[str, Any], model: str) -> list[str]:
     if not all("prompt_token_ids" in one and "token_ids" in one for one in completions):
         raise ReceiptError("it has no token ids to compute again: ask for them with return_token_ids")
     with LLM(model, digests_weight_content=True, **receipt["settings"]) as llm:
-        differences = _other_numerics(receipt, llm.llm_engine.ready)
+        numerics, tokens = _other_numerics(receipt, llm.llm_engine.ready), []
         for prompt_index in sorted({one["prompt"] for one in completions}):
-            differences += _other_tokens([one for one in completions if one["prompt"] == prompt_index], llm)
-        return differences
+            tokens += _other_tokens([one for one in completions if one["prompt"] == prompt_index], llm)
+        return [*numerics, *(tokens or ["all tokens are equal nevertheless"])] if numerics else tokens
 
 
 def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]:
@@ -77,8 +77,16 @@ def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]
     if receipt["numeric_contract"] == ready.numeric_contract_id:
         return []
     pairs = [(name, theirs.get(name, "none"), ours.get(name, "none")) for name in sorted({*theirs, *ours})]
-    found = [f"{name} is {one} in the receipt, and {other} here" for name, one, other in pairs if one != other]
-    return [f"the computation differs: {found[0] if found else 'in its data types or settings'}"]
+    for name, one, other in pairs:
+        if one != other:
+            return [f"the computation differs: {name} is {one} in the receipt, and {other} here"]
+    theirs_id, ours_id = receipt["numeric_contract"] or "none", ready.numeric_contract_id or "none"
+    sentences = (
+        f"the computation differs: the numeric contract id is {theirs_id} in the receipt, and {ours_id} here. Only "
+        "equal ids guarantee equal tokens. Weights, kernels and versions are the same, so a data type, the "
+        "quantization or an override of the model is another one, or the id in the receipt is wrong"
+    )
+    return [sentences]
 
 
 def _other_tokens(completions: Sequence[Mapping[str, Any]], llm: LLM) -> list[str]:
