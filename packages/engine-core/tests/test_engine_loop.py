@@ -65,6 +65,16 @@ def test_a_later_connection_of_a_client_ends_what_an_earlier_one_has_left(loop: 
     assert len(loop.outputs_of(second)) == 2
 
 
+def test_the_goodbye_of_a_client_that_has_not_said_hello_is_no_fault(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop.say(b"a", Goodbye())
+    assert not caplog.records
+    assert not loop.sent
+    loop.say(b"a", AbortRequests(["r"]))
+    assert isinstance(loop.sent[-1][1], EngineFailed)
+
+
 def test_a_step_goes_to_those_it_concerns_and_to_the_first_client(loop: Loop) -> None:
     loop.say(b"c", Hello(), request("r", max_tokens=6))
     loop.say(b"a", Hello())

@@ -102,6 +102,8 @@ class EngineLoop(ABC):
     def _handle(self, client: bytes, message: ClientMessage) -> None:
         if isinstance(message, Hello):
             self._welcome(client)
+        elif isinstance(message, Goodbye):  # also of a client of the engine core that this one replaces
+            self._drop(client)
         elif client not in self._clients:
             logger.warning("refused a message of %s, which has not said hello", client[:64])
             # One that was dropped since it did not read must not wait for answers that never come.
@@ -110,8 +112,6 @@ class EngineLoop(ABC):
             self._add_request(client, message)
         elif isinstance(message, FollowCache):
             self._follow_cache(client)
-        elif isinstance(message, Goodbye):
-            self._drop(client)
         elif isinstance(message, AbortRequests):
             self._abort(request_id for request_id in message.request_ids if self._is_owner(client, request_id))
         else:
