@@ -33,7 +33,7 @@ def embedding_of_packed(
     ids = ids.contiguous()
     addend = None if addend is None else addend.contiguous()
     num_ids, size = ids.shape[0], weight.shape[1]
-    out = torch.empty((num_ids, size), dtype=weight.dtype)
+    out = ids.new_empty((num_ids, size), dtype=weight.dtype)
     function = require_library().function(f"embedding_packed_{DTYPE_TO_SUFFIX[weight.dtype]}", *_ARGUMENTS)
     addend_pointer = 0 if addend is None else addend.data_ptr()
     function(ids.data_ptr(), weight.tensors[0].data_ptr(), addend_pointer, out.data_ptr(), num_ids, size, scale)
