@@ -12,7 +12,7 @@ import pytest
 from engine_core_helpers.logged_runs import LoggedRun
 from engine_core_helpers.small_cores import add, added_during_a_step, logged_core, run
 
-from llmstack_core_scheduler import SchedulerConfig
+from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_core.commands.explain import ExplainCommand
 from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.explain import explain
@@ -23,7 +23,7 @@ from llmstack_engine_core.step_log.encoding import encode_header, put_checkpoint
 from llmstack_engine_core.step_log.packing import pack, unpack
 from llmstack_engine_core.step_log.records import Checkpoint
 from llmstack_engine_core.step_log.seek import LogFile
-from llmstack_types import RequestNote
+from llmstack_types import RequestNote, SchedulerOutput
 
 LIMITS = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64, max_loras=1)
 
@@ -160,7 +160,7 @@ def test_a_damaged_log_is_used_up_to_its_last_proof(tmp_path: Path, capsys: pyte
     assert f"damaged after byte {found['facts']['damaged_at']}" in " ".join(found["sentences"])
     assert command("r7", "--log", str(log)) == 1
     assert re.search(
-        r"has no request 'r7'; the log is truncated at step [1-9]\d*, and the request may lie behind it\n",
+        r"has no request 'r7'; the log is cut or damaged at step [1-9]\d*, and the request may lie behind it\n",
         capsys.readouterr().err,
     )
     assert command("r0", "--log", str(log)) == 0
@@ -178,8 +178,53 @@ def test_a_request_behind_a_cut_is_not_said_to_be_missing(tmp_path: Path, capsys
     for end in (snapshot.mark_at, snapshot.mark_at + 100):  # between two segments, and within one
         log.write_bytes(data[:end])
         assert command("none", "--log", str(log)) == 1
-        cut = f"the log is truncated at step {snapshot.place.num_steps}, and the request may lie behind it\n"
+        cut = f"the log is cut or damaged at step {snapshot.place.num_steps}, and the request may lie behind it\n"
         assert capsys.readouterr().err.endswith(f"has no request 'none'; {cut}")
+
+
+def test_a_request_in_a_damaged_middle_is_not_said_to_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = LoggedRun(log := tmp_path / "run.steps", LIMITS, CacheConfig(24, block_size=4), 5, snapshot_steps=16)
+    for _ in range(100):
+        run.do_something(1)
+    run.finish()
+    data, middle, last = log.read_bytes(), LogFile(log)._found[2], LogFile(log)._found[-1]
+    assert command("none", "--log", str(log)) == 1
+    assert capsys.readouterr().err.endswith("has no request 'none'\n")
+    at = middle.mark_at + 40
+    log.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert LogFile(log)._found[-1] == last  # what is behind the damage is used for requests of then
+    assert command("none", "--log", str(log)) == 1
+    cut = f"the log is cut or damaged at step {middle.place.num_steps}, and the request may lie behind it\n"
+    assert capsys.readouterr().err.endswith(f"has no request 'none'; {cut}")
+
+
+@pytest.mark.parametrize("snapshot_steps", [0, 16])
+def test_a_request_that_is_not_in_a_log_is_sought_without_a_replay(
+    snapshot_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LoggedRun(
+        log := tmp_path / "run.steps", LIMITS, CacheConfig(24, block_size=4), 5, snapshot_steps=snapshot_steps
+    )
+    for _ in range(50):
+        run.do_something(1)
+    run.finish()
+    num_scheduled = 0
+    schedule = Scheduler.schedule
+
+    def counted(scheduler: Scheduler, now_s: float) -> SchedulerOutput:
+        nonlocal num_scheduled
+        num_scheduled += 1
+        return schedule(scheduler, now_s)
+
+    monkeypatch.setattr(Scheduler, "schedule", counted)
+    assert command("r1", "--log", str(log)) == 0
+    assert num_scheduled > 0
+    num_scheduled = 0
+    assert command("none", "--log", str(log)) == 1
+    assert "has no request 'none'" in capsys.readouterr().err
+    assert num_scheduled == 0
 
 
 @pytest.mark.parametrize("damage", [b"\x81\x80\x01", b"\x81\x90\x01", b"\xdf\xff\xff\xff\xff", b"\xc1"])

@@ -109,6 +109,16 @@ def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(width: int, he
     assert max(map(len, shown)) <= width
 
 
+@pytest.mark.parametrize("height", [5, 10, 24])
+def test_notes_leave_requests_half_of_the_lines(height: int) -> None:
+    made = board()
+    made.notes = [f"note {number}" for number in range(30)]
+    shown = top_lines({0: made}, 40, height, Style())
+    header = next(number for number, line in enumerate(shown) if line.startswith("REQUEST"))
+    assert len(shown) == height
+    assert len(shown) - header - 1 == min(height // 2, len(made.lanes))
+
+
 def test_a_wide_terminal_draws_the_last_steps_of_each_request() -> None:
     rows = lines(board(), 160)[2:]
     assert rows[0].endswith(" LAST 60 STEPS")
@@ -231,6 +241,26 @@ def test_a_large_terminal_without_colours_draws_lanes(terminal: Callable[..., Te
     screen.wait_for(lambda text: "LAST 100 STEPS" in text and "step 3:" in text)
     assert "\x1b[1m" not in screen.text
     os.write(screen.descriptor, b"q")
+    assert screen.end() == 0
+
+
+def test_a_terminal_is_drawn_again_when_its_size_changes(terminal: Callable[..., Terminal]) -> None:
+    screen = terminal(200, 40, NO_COLOR="1")
+    screen.wait_for(lambda text: "LAST 100 STEPS" in text and "step 3:" in text)
+    for columns, rows in ((40, 6), (200, 30), (20, 3)):
+        begin = len(screen.text)
+        ioctl(screen.other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+        def fits(text: str, columns: int = columns, rows: int = rows, begin: int = begin) -> bool:
+            picture = text[begin:].rpartition("\x1b[J")[0].rpartition("\x1b[H")[2].replace("\x1b[K", "")
+            shown = picture.replace("\r", "").split("\n")
+            has_lanes = any("LAST" in line for line in shown)
+            return (
+                any(shown) and len(shown) <= rows and max(map(len, shown)) <= columns and has_lanes == (columns == 200)
+            )
+
+        screen.wait_for(fits)
+    os.write(screen.descriptor, b"Q")
     assert screen.end() == 0
 
 

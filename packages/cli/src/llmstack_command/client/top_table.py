@@ -50,23 +50,32 @@ class Style:
 def top_lines(boards: Mapping[int, Board], width: int, height: int, style: Style) -> list[str]:
     """Summaries, notes and a table, in `height` lines at most.
 
-    Requests that are not over are first, then those that ended last.
+    Requests that are not over are first, then those that ended last. Notes leave them half of the lines.
     """
-    lines, has_several = [], len(boards) > 1
-    for index, board in sorted(boards.items()):
-        title = f"engine core {index}: {board.summary()}" if has_several else board.summary()
-        lines.append(style.painted(style.shorten(title, width), _BOLD))
-        lines += [style.shorten(note, width) for note in board.notes]
     living, ended = [], []
     for index, board in sorted(boards.items()):
         alive, over = board.ordered()
         living += [(index, board, *pair) for pair in alive]
         ended += [(index, board, *pair) for pair in over]
+    num_lines = height - 2 - min(len(living) + len(ended), height // 2)
+    lines = _heading(boards, width, num_lines, style)
     num_steps = max((len(board.steps) for board in boards.values()), default=0)
-    layout = _Layout(width, style, num_steps, has_several)
+    layout = _Layout(width, style, num_steps, len(boards) > 1)
     rows = [*living, *ended][: max(0, height - len(lines) - 2)]
     table = [layout.row(*row) for row in rows]
     return [*lines, "", style.painted(layout.header(), _BOLD), *table][: max(1, height)]
+
+
+def _heading(boards: Mapping[int, Board], width: int, num_lines: int, style: Style) -> list[str]:
+    """All summaries, and as many notes below them as there are lines; the first board's are first."""
+    lines, num_notes = [], num_lines - len(boards)
+    for index, board in sorted(boards.items()):
+        title = f"engine core {index}: {board.summary()}" if len(boards) > 1 else board.summary()
+        lines.append(style.painted(style.shorten(title, width), _BOLD))
+        notes = board.notes[: max(0, num_notes)]
+        lines += [style.shorten(note, width) for note in notes]
+        num_notes -= len(notes)
+    return lines
 
 
 class _Layout:

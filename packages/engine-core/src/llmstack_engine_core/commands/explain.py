@@ -106,7 +106,7 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
     from llmstack_engine_core.explain import first_names
     from llmstack_engine_core.replay.steps_of_log import STEPS_BEFORE
     from llmstack_engine_core.step_log import StepLogError
-    from llmstack_engine_core.step_log.seek import run_with, steps_before_cut
+    from llmstack_engine_core.step_log.seek import run_with, steps_before_damage
 
     try:
         with run_with(path, first_names(request_id), STEPS_BEFORE) as run:
@@ -114,12 +114,14 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
                 made = _from_run(run, request_id, text_of)
                 if made is not None:
                     return made
-        num_steps = steps_before_cut(path)
+        num_steps = steps_before_damage(path)
     except StepLogError as error:
         raise ExplainError(f"{path}: {error}") from error
     without = f"{path} has no request {request_id[:128]!r}"
     if num_steps is not None:
-        raise ExplainError(f"{without}; the log is truncated at step {num_steps}, and the request may lie behind it")
+        raise ExplainError(
+            f"{without}; the log is cut or damaged at step {num_steps}, and the request may lie behind it"
+        )
     raise ExplainError(without)
 
 

@@ -109,6 +109,22 @@ class LogFile:
             order = [*order[1:], order[0]]
         return self._first_whole(order)
 
+    def has_request(self, request_ids: Sequence[str]) -> bool:
+        """Whether one of the requests came in it, be it behind damage. O(bytes)."""
+        return self._find_request(request_ids) is not None
+
+    def steps_before_damage(self) -> int | None:
+        """Steps before the first part that is lost, damaged or not written yet; None: all of it is whole. O(bytes).
+
+        A damaged snapshot loses no step.
+        """
+        part, last = RunPart(self, None, self.start), None
+        for _, records in part.segments():
+            last = read_checkpoint(records[-1].payload)
+        if last is None:
+            return 0
+        return None if last.is_closed and part.truncated_at is None else last.num_steps
+
     def part_from(self, num_steps: int) -> RunPart:
         """The run from the last snapshot on that is whole and has so many steps before it at most; or all of it.
 
@@ -324,7 +340,7 @@ def run_with(
 
     `num_steps_before`: Steps that are wanted before the request came.
 
-    None: The log has snapshots, and no such request.
+    None: The log has no such request, which needs no replay.
 
     Raises:
         StepLogError: It cannot be read, or is no log.
@@ -332,26 +348,22 @@ def run_with(
     with closing(LogFile(path)) as file:
         if file.header.marker:
             yield file.part_with(request_ids, num_steps_before)
-        else:
+        elif file.has_request(request_ids):
             yield read_step_log(path, up_to_damage=True)
+        else:
+            yield None
 
 
-def steps_before_cut(path: str | Path) -> int | None:
-    """Steps that a log proves without its end, which is lost, damaged or not written yet; None: it ends in good order.
+def steps_before_damage(path: str | Path) -> int | None:
+    """Steps before the first part of a log that is lost, damaged or not written yet; None: all of it is whole.
 
-    O(bytes since the last snapshot).
+    O(bytes).
 
     Raises:
         StepLogError: It cannot be read, or is no log.
     """
-    last = None
     with closing(LogFile(path)) as file:
-        part = file.part_from(sys.maxsize)
-        for _, records in part.segments():
-            last = read_checkpoint(records[-1].payload)
-        if last is None:
-            return 0 if part.start is None else part.start.place.num_steps
-        return None if last.is_closed and part.truncated_at is None else last.num_steps
+        return file.steps_before_damage()
 
 
 @contextmanager
