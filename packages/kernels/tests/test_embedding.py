@@ -8,8 +8,7 @@ import torch.nn.functional as F
 
 from llmstack_kernels import reference
 from llmstack_kernels.embedding import embedding, embedding_of_packed, embedding_part, table_of
-from llmstack_kernels.linear import concatenate_linears, pack_linear
-from llmstack_kernels.native import library
+from llmstack_kernels.linear import concatenate_linears, pack_linear, packing_version
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -32,7 +31,7 @@ def test_a_part_of_a_table_has_zeros_for_ids_outside_of_it(dtype: torch.dtype) -
     assert torch.equal(parts[1], reference.embedding_part(ids, table[20:], 20, 1.5))
 
 
-@pytest.mark.skipif(library() is None, reason="needs the native kernels, which pack weights")
+@pytest.mark.skipif(not packing_version("cpu"), reason="needs the native kernels, which pack weights")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [1, 48, 101])
 def test_rows_of_a_packed_output_head_are_those_of_its_table(dtype: torch.dtype, size: int) -> None:
@@ -46,6 +45,11 @@ def test_rows_of_a_packed_output_head_are_those_of_its_table(dtype: torch.dtype,
     assert torch.equal(embedding_of_packed(ids[:1], weight, scale=1.5), embedding(ids[:1], table, scale=1.5))
     with pytest.raises(ValueError, match="addend"):
         embedding_of_packed(ids, weight, addend[1:])
+
+
+def test_a_reference_looks_up_in_no_packed_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMSTACK_KERNELS", "embedding=reference")
+    assert table_of(pack_linear(torch.randn(64, 64))) is None
 
 
 def test_a_head_that_is_rounded_or_in_parts_has_no_table() -> None:

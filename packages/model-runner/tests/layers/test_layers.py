@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmstack_kernels.native import library
+from llmstack_kernels.linear import packing_version
 from llmstack_model_runner.layers import Embedding, Linear, OutputHead, RMSNorm
 from llmstack_model_runner.layers.attention import alibi_slopes
 from llmstack_model_runner.layers.packing import packed_linears
@@ -98,7 +98,7 @@ def test_a_tied_head_reads_the_embedding_and_asks_for_nothing() -> None:
     assert torch.equal(embedding(torch.tensor([6, 0])), table[[6, 0]].bfloat16())
 
 
-@pytest.mark.skipif(library() is None, reason="needs the native kernels, which look up in packed weights")
+@pytest.mark.skipif(not packing_version("cpu"), reason="needs the native kernels, which look up in packed weights")
 def test_a_table_that_a_head_has_as_it_is_is_kept_once() -> None:
     embedding = Embedding("wte", 7, 4, dtype=torch.bfloat16, device=CPU, scale=1.5)
     head = OutputHead(7, 4, dtype=torch.bfloat16, device=CPU, tied_to=embedding)

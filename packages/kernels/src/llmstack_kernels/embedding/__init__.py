@@ -29,6 +29,8 @@ def embedding(
 
 def table_of(packed: PackedLinear) -> PackedWeight | None:
     """The weight of an output head, for `embedding_of_packed`; None where it is quantized or in parts."""
+    if not hasattr(implementation("embedding", "cpu"), "embedding_of_packed"):
+        return None
     weights = packed_weights(packed) or ()
     is_plain = len(weights) == 1 and weights[0].scheme == "" and weights[0].order is None
     return weights[0] if is_plain else None
