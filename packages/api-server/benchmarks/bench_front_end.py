@@ -30,6 +30,7 @@ import pytest
 
 NUM_OUTPUT_TOKENS = 128
 NUM_WORDS = 1000
+MAX_BLOCKS = 131_072  # of the echoing runner
 CONFIG = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 1,
     "n_positions": 4096, "vocab_size": NUM_WORDS, "eos_token_id": 0,
@@ -76,7 +77,8 @@ def write_echo_folder(folder: Path) -> None:
 def echo_server(step_s: float, options: Sequence[str] = ()) -> Iterator[Target]:
     """`llmstack serve` with the echoing runner, whose own options stand in the name of the folder."""
     with tempfile.TemporaryDirectory() as name:
-        folder, log_path = Path(name) / f"echo?step_delay_s={step_s}&vocab_size={NUM_WORDS}", Path(name) / "log"
+        runner_options = f"step_delay_s={step_s}&vocab_size={NUM_WORDS}&num_available_blocks={MAX_BLOCKS}"
+        folder, log_path = Path(name) / f"echo?{runner_options}", Path(name) / "log"
         folder.mkdir()
         write_echo_folder(folder)
         command = [sys.executable, "-m", "llmstack_command", "serve", str(folder), "--port", "0"]
