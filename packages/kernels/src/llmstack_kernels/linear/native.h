@@ -32,6 +32,10 @@ struct Ahead {
   }
 };
 constexpr int64_t kAheadBytes = 4096;
+// Of a single row's small numbers: to widen them takes one thread longer than to read them. Several wait for the memory.
+inline int64_t small_ahead_bytes() {
+  return num_threads() == 1 ? 8192 : kAheadBytes;
+}
 
 // Where a single row's step takes few instructions, more lines are under way to the second level (1.1 times the speed).
 #if defined(__AVX512BF16__)
@@ -69,8 +73,8 @@ struct Place {
   }
   // For pass `pass` of `passes`, of which there are kShare at least, what it needs itself or of the next panel.
   template <int kShare, int kLevel>
-  Ahead<(kStepBytes / kShare + 63) / 64, kLevel> own(int64_t steps) const {
-    return {start + kAheadBytes, bytes / steps};
+  Ahead<(kStepBytes / kShare + 63) / 64, kLevel> own(int64_t steps, int64_t ahead = kAheadBytes) const {
+    return {start + ahead, bytes / steps};
   }
   template <int kShare>
   Ahead<(kStepBytes / kShare + 63) / 64, 2> next(int64_t pass, int64_t passes, int64_t steps) const {
@@ -161,6 +165,12 @@ __attribute__((noinline)) void store_sums(const LinearCall<T>& call, int64_t fir
   call.is_out_float ? store(static_cast<float*>(nullptr)) : store(static_cast<T*>(nullptr));
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr bool kHasFewRegisters = true;
+#else
+constexpr bool kHasFewRegisters = false;
+#endif
+
 // Sums over steps of `Panel::kInputs` inputs. Their parts come one after the other, which takes fewer registers.
 template <int kRows, int kColumnVectors>
 struct Tile {
@@ -171,6 +181,13 @@ struct Tile {
                   int64_t begin, int64_t end, Ahead& ahead) {
     using W = typename Panel::Weight;
     constexpr int kPartInputs = kStep<W> / kParts<W>, kPanelParts = Panel::kInputs / kPartInputs;
+    // GCC 12 stores float16's sums in every step, unless they are variables of this function (1.9 times the speed).
+    constexpr bool kIsLocal = kHasFewRegisters && std::is_same_v<W, Float16>;
+    Floats local[kRows][kColumnVectors];
+    for (int r = 0; kIsLocal && r < kRows; ++r) {
+      for (int v = 0; v < kColumnVectors; ++v) local[r][v] = sums[r][v];
+    }
+    auto& into = kIsLocal ? local : sums;
     for (int64_t step = begin; step < end; ++step) {
       ahead.prefetch();
 #pragma GCC unroll 8
@@ -181,16 +198,19 @@ struct Tile {
         };
         if constexpr (kRows == 1) {  // the order that takes fewer registers
           const auto only = input(0);
-          for (int v = 0; v < kColumnVectors; ++v) sums[0][v] = add_product(sums[0][v], only, column(v));
+          for (int v = 0; v < kColumnVectors; ++v) into[0][v] = add_product(into[0][v], only, column(v));
         } else {
           decltype(column(0)) columns[kColumnVectors];
           for (int v = 0; v < kColumnVectors; ++v) columns[v] = column(v);
           for (int r = 0; r < kRows; ++r) {
             const auto own = input(r);
-            for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_product(sums[r][v], own, columns[v]);
+            for (int v = 0; v < kColumnVectors; ++v) into[r][v] = add_product(into[r][v], own, columns[v]);
           }
         }
       }
+    }
+    for (int r = 0; kIsLocal && r < kRows; ++r) {
+      for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = local[r][v];
     }
   }
 
@@ -250,7 +270,7 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
       if constexpr (kShare > 1) {
         pass_with(place.template next<kShare>(pass, passes, steps));
       } else if constexpr (rows == 1) {
-        pass_with(place.template own<1, kSingleLevel>(steps));
+        pass_with(place.template own<1, kSingleLevel>(steps, kPrefetchesNext ? kAheadBytes : small_ahead_bytes()));
       } else if (!kPrefetchesNext || passes == 1 || passes > kManyPasses) {
         pass_with(place.template own<1, 1>(steps));
       } else if constexpr (kPrefetchesNext) {
@@ -330,7 +350,8 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
     }
   }
   constexpr int kMaxRows = kParts<W> > 1 ? kPairRows : kTileRows;
-  for_each_pass<kMaxRows, kWideVectors, kVectors, true>(panel.place, call.steps, row, end, work);
+  const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
+  for_each_pass<kMaxRows, kWideVectors, kVectors, true>(panel.place, steps, row, end, work);
 }
 
 // Rows whose operands fit into some 512 KiB, and the fewest that repay a pass over the weights.

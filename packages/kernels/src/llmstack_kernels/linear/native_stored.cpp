@@ -172,7 +172,7 @@ struct NoAhead {
 };
 struct NoPlace {
   template <int, int>
-  NoAhead own(int64_t) const {
+  NoAhead own(int64_t, int64_t = 0) const {
     return {};
   }
   template <int>
