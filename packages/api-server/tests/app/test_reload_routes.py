@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -153,6 +154,35 @@ async def test_memory_is_checked_first_and_running_requests_may_move(
         assert text_of((await running).events()) == "Hello" * 20
         again = await call(app, "POST", "/v1/completions", {"model": "style", "prompt": "Hi", "max_tokens": 2})
         assert again.json()["choices"][0]["text"] == "iH"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_stream_that_moves_keeps_an_adapter_that_the_next_set_lacks_or_ends_with_an_error(
+    tmp_path: Path, *, is_there: bool
+) -> None:
+    folder = write_model_folder(tmp_path / "m?step_delay_s=0.01")
+    adapter = write_adapter(tmp_path / "style")
+    entries = (
+        {"name": "styled", "lora_modules": {"style": str(adapter)}},
+        {"name": "plain", "num_kv_blocks": 64, "lora_modules": {}},
+    )
+    async with serving(folder, *map(json.dumps, entries)) as (app, llm):
+        assert (await call(app, "POST", "/v1/reload", {"name": "styled"})).status == 200
+        llm.add_observer(seen := Seen())
+        body = {"model": "style", "prompt": "Hello", "max_tokens": 100, "stream": True}
+        running = asyncio.create_task(call(app, "POST", "/v1/completions", body))
+        await wait_until(lambda: seen.request_ids)
+        os.kill(llm.engines[0].pid, signal.SIGSTOP)  # only another engine core can end the stream
+        if not is_there:
+            shutil.rmtree(adapter)
+        moved = await call(app, "POST", "/v1/reload", {"name": "plain", "running": "move"})
+        assert moved.json()["num_moved_requests"] == 1
+        events = (await running).events()
+        text = "".join(event["choices"][0]["text"] for event in events if "choices" in event)
+        assert text == ("elloH" * 20)[: len(text)]  # without the adapter it would begin with H
+        assert (len(text) == 100, "error" in events[-1]) == (is_there, not is_there)
+        later = await call(app, "POST", "/v1/completions", body)
+        assert (later.status, later.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_bodies_name_an_entry_of_the_list_and_never_a_path(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_server.web import restarts
+from llmstack_server.web.receipts import check_signature, make_key, open_signer
 
 from .test_resumable import CHATS, COMPLETIONS, HeldEngine, text_of
 
@@ -127,6 +128,19 @@ async def test_a_stream_goes_on_after_its_server_was_killed(tmp_path: Path, path
     expected = [line.removeprefix(b"data: ") for line in plain.body.split(b"\n\n") if line]
     assert text_of([event for _, event in events], path) == text_of(expected, path) != ""
     assert len({json.loads(event)["id"] for _, event in events[:-1]}) == 1
+
+
+async def test_the_receipt_of_a_stream_that_goes_on_names_the_answer_that_its_reader_has(tmp_path: Path):
+    pytest.importorskip("cryptography", reason="needs the extra llmstack-server[receipts]")
+    make_key(tmp_path / "key.pem")
+    killed = await killed_midway(tmp_path, COMPLETIONS, COMPLETION)
+    async with server(killed.folder) as after:
+        after.state.receipts = open_signer(str(tmp_path / "key.pem"))
+        rest = await after.rest(killed.stream_id, len(events_of(killed.received)))
+    first, *others = [json.loads(event) for _, event in events_of(killed.received, rest)[:-1]]
+    (receipt,) = [event["receipt"] for event in others if "receipt" in event]
+    check_signature(receipt)
+    assert (receipt["answer"], receipt["created"]) == (first["id"], first["created"])
 
 
 async def test_a_message_goes_on_after_its_server_was_killed(tmp_path: Path):

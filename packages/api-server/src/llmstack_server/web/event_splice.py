@@ -51,16 +51,19 @@ class EarlierStream:
     """Follows a second run, and passes on what its reader cannot have seen yet.
 
     Both runs have the same text, cut into events at other places.
+
+    Attributes:
+        lasting: `id` and `created` of the first run.
     """
 
     def __init__(self, events: Sequence[bytes]) -> None:
         """`events`: Those of the first run, each with its end."""
         self._places: dict[str, _Place] = {}
-        self._lasting: dict[str, Any] = {}
+        self.lasting: dict[str, Any] = {}
         for raw in events:
             _, event = _split(raw)
             if isinstance(event, dict):
-                self._lasting = self._lasting or {name: event[name] for name in _LASTING_FIELDS if name in event}
+                self.lasting = self.lasting or {name: event[name] for name in _LASTING_FIELDS if name in event}
             self._note(event)
 
     def rest_of(self, raw: bytes) -> bytes | None:
@@ -75,7 +78,7 @@ class EarlierStream:
         place = self._places.get(_place_of(event))
         if place is not None and not self._take(event, place):
             return None
-        event |= {name: value for name, value in self._lasting.items() if name in event}
+        event |= {name: value for name, value in self.lasting.items() if name in event}
         return before + _DATA + encode_json(event).encode("utf-8", "replace") + _END
 
     def _note(self, event: Any) -> None:

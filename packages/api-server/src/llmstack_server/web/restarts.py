@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope
 from llmstack_llm.admission.seeds import draw_seeds_from
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_record import StreamRecord
+from llmstack_server.web.answers import lasting_fields
 from llmstack_server.web.clients import EVERYONE, Client, clients_of
 from llmstack_server.web.errors import (
     ErrorAnswer,
@@ -130,7 +131,8 @@ class SavedStreams:
         application = self._state.application
         if application is None or record.abandoned.is_set():
             return True
-        recorder = _SecondRecorder(record, self._state, EarlierStream(row.parts))
+        earlier = EarlierStream(row.parts)
+        recorder = _SecondRecorder(record, self._state, earlier)
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
         headers.append((b"content-length", str(len(request.body)).encode()))
         scope: Scope = {
@@ -139,6 +141,7 @@ class SavedStreams:
             "client": ("restart", 0), "server": ("restart", 0), "headers": headers, "state": {"client": client},
         }  # fmt: skip
         draw_seeds_from(request.seed)
+        lasting_fields.set(earlier.lasting)
         await application(scope, replayed(request.body, lambda: abandonment(record)), recorder.send)
         if recorder.other_text:
             raise OtherTextError

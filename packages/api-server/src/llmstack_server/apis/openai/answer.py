@@ -11,7 +11,7 @@ from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
 from llmstack_server.protocols import OutputStream, PromptOutput
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import AnswerIds
+from llmstack_server.web.answers import AnswerIds, lasting_fields
 from llmstack_server.web.checks import adapter_name
 from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.usage import UsageCounter, timings_object
@@ -65,9 +65,10 @@ class OpenAIAnswer(ABC):
         if (fields.model_extra or {}).get("service_tier") is not None:
             self.fingerprint_fields["service_tier"] = "default"
         self._state = state
-        self._id = ids.answer
+        lasting = lasting_fields.get()
+        self._id = str(lasting.get("id", ids.answer))
         self._model = fields.model or state.served_model_name
-        self._created = int(time.time())
+        self._created = int(lasting.get("created", time.time()))
         if self.is_stream:
             self.encoder = ChunkEncoder(self._id, self.CHUNK_OBJECT, self._created, self._model, self.includes_usage)
 
