@@ -36,6 +36,7 @@ class Stream(threading.Thread):
         self._body = {
             "model": "llmstack-demo", "prompt": f"Stream {number} of some that go on", "max_tokens": max_tokens,
             "stream": True, "seed": number, "temperature": 1.0, "ignore_eos": True,
+            "presence_penalty": 0.01, "typical_p": 0.99,  # slow, so that it still runs when a test looks
         }  # fmt: skip
 
     def run(self) -> None:
@@ -110,7 +111,7 @@ class Endpoint:
                 process.send_signal(number)
 
     def read(
-        self, meanwhile: Callable[[], None] | None = None, *, num_chunks: int = 5, max_tokens: int = 80
+        self, meanwhile: Callable[[], None] | None = None, *, num_chunks: int = 5, max_tokens: int = 200
     ) -> list[str]:
         """The texts of a few streams, of which half begin on each machine."""
         streams = [Stream(self.client, number, max_tokens) for number in range(4)]
