@@ -388,3 +388,8 @@ class ReloadableEngine(Protocol):
     def num_finishing_requests(self) -> int:
         """Requests that finish in the engine core before this one."""
         ...
+
+    @property
+    def is_exchanging(self) -> bool:
+        """Whether new requests wait for the next engine core, and will have its weights."""
+        ...

@@ -168,6 +168,7 @@ class Reloaded(FakeEngineClient):
     """Two requests finish with the weights of before."""
 
     num_finishing_requests = 2
+    is_exchanging = False
 
     async def reload(self, args: object, adapters: object, *, moves: bool) -> None:
         raise NotImplementedError

@@ -24,6 +24,7 @@ from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.testing.adapters import write_adapter
 
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
 RUNNER = "llmstack_engine_core.testing:EchoModelRunner"
 
 
@@ -154,6 +155,31 @@ async def test_memory_is_checked_first_and_running_requests_may_move(
         assert text_of((await running).events()) == "Hello" * 20
         again = await call(app, "POST", "/v1/completions", {"model": "style", "prompt": "Hi", "max_tokens": 2})
         assert again.json()["choices"][0]["text"] == "iH"
+
+
+async def test_a_request_that_waits_for_the_next_engine_core_names_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = (write_model_folder(tmp_path / f"{name}?step_delay_s=0.01") for name in ("m", "other"))
+    monkeypatch.setattr("llmstack_llm.reloading.find_memory_problem", lambda config: "no room")
+    async with serving(folder, f"next={other}") as (app, llm):
+        llm.add_observer(seen := Seen())
+        body = {"prompt": "Hello", "max_tokens": 100}
+        running = asyncio.create_task(call(app, "POST", "/v1/completions", body | {"stream": True}))
+        await wait_until(lambda: seen.request_ids)
+        os.kill(llm.engines[0].pid, signal.SIGSTOP)  # the request ends after the next ones have come
+        reload = asyncio.create_task(call(app, "POST", "/v1/reload", {"name": "next"}))
+        await wait_until(lambda: llm.is_exchanging)
+        held = [asyncio.create_task(call(app, "POST", path, fields)) for path, fields in (
+            ("/v1/completions", body), ("/v1/chat/completions", CHAT),
+        )]  # fmt: skip
+        await wait_until(lambda: llm.num_requests_in_flight == 3)
+        os.kill(llm.engines[0].pid, signal.SIGCONT)
+        weights = (await reload).json()["weights"]
+        *_, last, _ = (await running).events()
+        assert last["system_fingerprint"] != weights["system_fingerprint"]
+        found = {(await one).json()["system_fingerprint"] for one in held}
+        assert found == {weights["system_fingerprint"]}
 
 
 @pytest.mark.parametrize("is_there", [True, False])

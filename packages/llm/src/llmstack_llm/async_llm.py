@@ -145,11 +145,7 @@ class AsyncLLM(EngineFrontEnd):
         return engine
 
     async def reload(
-        self,
-        args: EngineArgs | None = None,
-        adapters: Sequence[tuple[str, str]] | None = None,
-        *,
-        moves: bool = False,
+        self, args: EngineArgs | None = None, adapters: Sequence[tuple[str, str]] | None = None, *, moves: bool = False
     ) -> tuple[EngineReady, int]:
         """Lets another engine core take new requests; see `reload_engine`.
 
@@ -174,6 +170,11 @@ class AsyncLLM(EngineFrontEnd):
     def num_finishing_requests(self) -> int:
         """Requests that finish in the engine core before this one, after a reload."""
         return int(getattr(self._client, "num_finishing", 0))
+
+    @property
+    def is_exchanging(self) -> bool:
+        """Whether new requests wait for the next engine core, which a reload starts in the place of this one."""
+        return bool(getattr(self._client, "is_exchanging", False))
 
     def check_sampling(
         self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False

@@ -107,9 +107,13 @@ async def _reload_here(state: ServerState, entry: ReloadEntry, *, moves: bool) -
     if not isinstance(engine, ReloadableEngine):
         raise ReloadError("this engine cannot exchange its engine core")
     args = None if entry.changes_adapters_alone else await asyncio.to_thread(_engine_args, state, entry)
-    ready, num_moved = await engine.reload(args, entry.adapters, moves=moves)
-    if args is not None:
-        state.follow_reload(entry.name, ready)
+    state.is_reloading = True
+    try:
+        ready, num_moved = await engine.reload(args, entry.adapters, moves=moves)
+        if args is not None:
+            state.follow_reload(entry.name, ready)
+    finally:
+        state.is_reloading = False
     return num_moved, engine.num_finishing_requests
 
 

@@ -97,6 +97,7 @@ class ServerState:
         receipts: Signs what has computed an answer; None where answers carry no receipt.
         weights_name: The name of the weights that answer new requests.
         previous_weights: Earlier weights, the last ones first.
+        is_reloading: Whether this process alone loads other weights.
         start_model_path: The folder of the model that the server has begun with, once another one was loaded.
         shared_reloads: Reloads in all API processes; None where this is the only one.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
@@ -130,6 +131,7 @@ class ServerState:
     application: ASGIApp | None = None
     weights_name: str = START_NAME
     previous_weights: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_PREVIOUS_WEIGHTS))
+    is_reloading: bool = False
     start_model_path: str = ""
     shared_reloads: SharedReloads | None = None
 

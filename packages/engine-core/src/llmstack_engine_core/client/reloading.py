@@ -111,6 +111,11 @@ class ReloadingClient:
         return 0 if self._old is None else self._old.num_requests
 
     @property
+    def is_exchanging(self) -> bool:
+        """True while new requests wait for the next engine core."""
+        return self._held is not None
+
+    @property
     def is_reloading(self) -> bool:
         """True while there are two engine cores, or one is exchanged: another one is not started then."""
         return self._held is not None or self._next is not None or self._old is not None or self._ending is not None

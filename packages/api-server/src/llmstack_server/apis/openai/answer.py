@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
-from llmstack_server.protocols import OutputStream, PromptOutput
+from llmstack_server.protocols import OutputStream, PromptOutput, ReloadableEngine
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, lasting_fields
 from llmstack_server.web.checks import adapter_name
@@ -28,7 +28,6 @@ class OpenAIAnswer(ABC):
         is_stream: Whether the client asked for a stream.
         includes_usage: Whether a stream ends with a chunk that counts tokens.
         includes_continuous_usage: Whether every chunk counts tokens; only together with the last one's.
-        fingerprint_fields: Fields of the chunks that end a choice, and of the last one.
         shows_tokens_as_ids: Whether tokens of log-probabilities are `token_id:N`.
         CHUNK_OBJECT: The `object` of a stream's chunks.
         encoder: The encoder of a stream's chunks.
@@ -61,9 +60,10 @@ class OpenAIAnswer(ABC):
         )
         asked = fields.return_tokens_as_token_ids
         self.shows_tokens_as_ids = answers.shows_tokens_as_ids if asked is None else asked
-        self.fingerprint_fields: dict[str, Any] = {"system_fingerprint": state.system_fingerprint}
+        self._fingerprint_fields: dict[str, Any] = {"system_fingerprint": state.system_fingerprint}
         if (fields.model_extra or {}).get("service_tier") is not None:
-            self.fingerprint_fields["service_tier"] = "default"
+            self._fingerprint_fields["service_tier"] = "default"
+        self._waits_for_weights = state.is_reloading and _is_exchanging(state)
         self._state = state
         lasting = lasting_fields.get()
         self._id = str(lasting.get("id", ids.answer))
@@ -71,6 +71,14 @@ class OpenAIAnswer(ABC):
         self._created = int(lasting.get("created", time.time()))
         if self.is_stream:
             self.encoder = ChunkEncoder(self._id, self.CHUNK_OBJECT, self._created, self._model, self.includes_usage)
+
+    @property
+    def fingerprint_fields(self) -> dict[str, Any]:
+        """Fields of the chunks that end a choice, and of the last one."""
+        if self._waits_for_weights:  # it has those that are here now
+            self._waits_for_weights = False
+            self._fingerprint_fields["system_fingerprint"] = self._state.system_fingerprint
+        return self._fingerprint_fields
 
     @abstractmethod
     def encode(self, output: PromptOutput) -> bytes:
@@ -128,6 +136,11 @@ class OpenAIAnswer(ABC):
         if not is_single or not self._state.config.observability.has_request_metrics:
             return {}
         return {"metrics": timings_object(self.usage.timings)}
+
+
+def _is_exchanging(state: ServerState) -> bool:
+    engine = state.engine
+    return isinstance(engine, ReloadableEngine) and engine.is_exchanging
 
 
 def _settings_of(state: ServerState, names: Sequence[str]) -> dict[str, Any]:
