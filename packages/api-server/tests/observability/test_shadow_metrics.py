@@ -52,7 +52,11 @@ def test_sentences_compare_what_is_estimated_and_name_what_was_measured() -> Non
     assert first.startswith("The first token would have come 50 % earlier: after 100 ms rather than 200 ms")
     assert first.endswith("It really came after 200 ms.")
     assert answer.startswith("The whole answer would have come as early")
-    assert preempted == "It would have preempted 0 times rather than 1 times."
+    assert preempted == "It would have preempted 0 times rather than once, both estimated. It really happened once."
+    as_often = REPORT._replace(recent_real=ShadowFigures(), recent_shadow=REPORT.recent_unchanged)
+    assert (
+        sentences(as_often)[2] == "It would have preempted as often, once, both estimated. It really happened 0 times."
+    )
     assert "3 steps and requests" in shed
     assert "1.5 s behind" in cost
     ended = sentences(ShadowReport("fair", "RuntimeError: out of ideas"))

@@ -124,5 +124,9 @@ def _comparison(report: ShadowReport, field: str, what: str) -> str:
 
 
 def _preemptions(report: ShadowReport) -> str:
-    shadow, real = report.recent_shadow.num_preemptions, report.recent_real.num_preemptions
-    return f"It would have preempted {shadow} times rather than {real} times."
+    real, unchanged, shadow = (
+        "once" if figures.num_preemptions == 1 else f"{figures.num_preemptions} times"
+        for figures in (report.recent_real, report.recent_unchanged, report.recent_shadow)
+    )
+    change = f"as often, {shadow}" if shadow == unchanged else f"{shadow} rather than {unchanged}"
+    return f"It would have preempted {change}, both estimated. It really happened {real}."
