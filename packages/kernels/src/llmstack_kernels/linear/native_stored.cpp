@@ -181,11 +181,16 @@ struct NoPlace {
   }
 };
 
-// Up to here, widening again for each tile is cheaper than going through memory.
-constexpr int64_t kDirectRows = 2 * kTileRows;
-
 constexpr int64_t kSpanInputs = 512;
 constexpr int64_t kSpanRows = 16 * kTileRows;
+
+// Up to here, widening again for each tile is cheaper than going through memory.
+template <class Format>
+constexpr int64_t kDirectRows = 2 * kTileRows;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <int kBits>
+constexpr int64_t kDirectRows<Signed<kBits>> = kSpanRows;  // always
+#endif
 
 // Sums of up to kSpanRows rows over all inputs: [rows, kVectors].
 template <class W, class Format>
@@ -193,7 +198,7 @@ void add_rows(const InputRows<W>& inputs, int64_t num_rows, const StoredPanel<W,
               const Place<StoredPanel<W, Format>::kStepBytes>& place, const Groups& groups, int64_t num_inputs,
               Floats* sums) {
   const auto row_of = [&](int64_t row) { return InputRows<W>{inputs.x + row * inputs.stride, inputs.stride}; };
-  if (num_rows <= kDirectRows) {
+  if (num_rows <= kDirectRows<Format>) {
     const Span all{0, num_inputs, num_inputs};
     return for_each_pass<kTileRows, kWideVectors, kVectors, false>(
         place, num_inputs / panel.kInputs, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
