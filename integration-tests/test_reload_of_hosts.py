@@ -61,7 +61,7 @@ class Reloading(Endpoint):
 
         def read(number: int) -> None:
             while not is_over.is_set():
-                stream = Stream(self.client, number, max_tokens=80)
+                stream = Stream(self.client, number, max_tokens=200)
                 stream.run()
                 assert stream.end == "length"
                 texts.append((number, stream.text))
