@@ -48,6 +48,20 @@ def test_a_long_prompt_ahead_is_named() -> None:
     assert "others used all 16 tokens of each step" in " ".join(found.sentences)
 
 
+def test_a_wait_whose_first_steps_are_no_longer_kept_says_so() -> None:
+    core = build()
+    add(core, "long", 90)
+    core.step()
+    add(core, "r", 8, first=99)
+    run(core)
+    log = core.recent_steps(0)
+    whole, cut = explain(log, "r"), explain(log._replace(steps=log.steps[3:]), "r")
+    assert whole.facts["queue_steps"] == cut.facts["queue_steps"] + 2
+    assert "queue_forgotten_ms" not in whole.facts
+    assert cut.facts["queue_forgotten_ms"] <= cut.facts["queue_ms"]
+    assert cut.sentences[2].startswith("This is of the steps that are still kept: those of its first ")
+
+
 def test_the_step_during_which_a_request_came_is_part_of_its_wait() -> None:
     core = build()
     step, came_s = added_during_a_step(core, lambda step: step.start_s + 1e-6)

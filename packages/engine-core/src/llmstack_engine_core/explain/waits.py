@@ -52,6 +52,10 @@ def queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[s
     cause, sentence = _cause(history, limits, steps, row)
     facts["queue_cause"] = cause
     yield f"It was queued for {to_text(waited_s)}: {sentence}."
+    forgotten_s = _forgotten_s(history, queued_s)
+    if forgotten_s:
+        facts["queue_forgotten_ms"] = to_ms(forgotten_s)
+        yield f"This is of the steps that are still kept: those of its first {to_text(forgotten_s)} in it are not."
     others = {row.request_id for record in steps for row in history.others(record)}
     facts["queue_steps"], facts["queued_behind_requests"] = len(steps), len(others)
     prompt = heaviest(history, steps)
@@ -64,6 +68,12 @@ def queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[s
         # A decode gets a token in each step, so that their number is a length.
         most = name if name == FOREIGN else f"{name} in {to_count(num_steps, 'step')}"
         yield f"Meanwhile {to_count(len(others), 'other request')} had a part in the steps, most of all {most}."
+
+
+def _forgotten_s(history: History, queued_s: float) -> float:
+    """The part of its wait before the first step that is kept; 0 where that is the first of all."""
+    oldest = history.steps[0]
+    return max(0.0, oldest.start_s - queued_s) if oldest.stats.step > 1 else 0.0
 
 
 def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: ScheduledRequest) -> tuple[str, str]:
