@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -202,3 +204,10 @@ def test_the_workspace_names_every_package_to_its_tools() -> None:
     assert set(tool["importlinter"]["root_packages"]) == import_names
     assert set(tool["ruff"]["lint"]["isort"]["known-first-party"]) == import_names
     assert set(tool["mypy"]["mypy_path"]) == {f"packages/{folder.name}/src" for folder in FOLDERS} | {"tools"}
+
+
+def test_every_benchmark_can_be_imported() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=bench_*.py", "--collect-only", "packages"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "error" not in done.stdout.lower(), done.stdout
+    assert done.returncode == 0
