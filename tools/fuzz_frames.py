@@ -261,6 +261,7 @@ class FuzzedLoop(EngineCoreProc):
         EngineLoop.__init__(self, build_engine_core(config))
         self._socket = self  # type: ignore[assignment]  # it sends as one
         self._num_refused = self._epoch = 0
+        self._gone = set()
         self._progress = None  # no process watches it
         self.tokens: dict[str, list[Any]] = {}
         self.ended: dict[str, str] = {}

@@ -84,7 +84,7 @@ class Loop(EngineCoreProc):
     def __init__(self, core: EngineCore, clients: dict[bytes, Client], faults: Faults) -> None:
         EngineLoop.__init__(self, core)
         self._socket = self  # type: ignore[assignment]  # it sends as one
-        self._progress, self._num_refused, self._epoch = None, 0, 0
+        self._progress, self._num_refused, self._epoch, self._gone = None, 0, 0, set()
         self.clients, self.faults = clients, faults
         for name, client in clients.items():
             if not client.is_lost:
