@@ -20,7 +20,7 @@ from llmstack_llm.testing import write_model_folder
 from llmstack_server.app import build_app
 from llmstack_server.options.command_line import add_serve_arguments, settings_from
 from llmstack_server.options.config import HTTPConfig, ServeConfig, config_from
-from llmstack_server.serving import reload_follower
+from llmstack_server.serving import reload_follower, reload_supervisor
 from llmstack_server.serving.engine_processes import EngineProcesses, launch_engine_processes
 from llmstack_server.serving.process_channel import Message
 from llmstack_server.serving.reload_follower import ReloadFollower
@@ -241,6 +241,28 @@ async def test_a_reload_waits_while_engine_cores_without_requests_end(
         assert not again.done()
         may_end.set()
         assert (await again)[0] == 200
+
+
+async def test_a_reload_waits_for_the_end_of_engine_cores_no_longer_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, may_end = EngineProcesses.stop, asyncio.Event()
+
+    async def stop_late(engines: EngineProcesses) -> None:
+        await may_end.wait()
+        await stop(engines)
+
+    monkeypatch.setattr(EngineProcesses, "stop", stop_late)
+    folder = write_model_folder(tmp_path / "m")
+    async with Cluster(folder, '{"name": "larger", "num_kv_blocks": 64}') as cluster:
+        first, second = cluster.all
+        assert (await first.reload("larger"))[0] == 200
+        await wait_until(lambda: cluster.supervisor.is_ending)
+        monkeypatch.setattr(reload_supervisor, "END_TIMEOUT_S", 0.1)
+        status, answer = await second.reload("start")
+        may_end.set()
+        assert status == 409
+        assert "the engine core before the last reload has not ended yet" in answer["error"]["message"]
 
 
 async def test_a_reload_waits_for_a_process_that_has_not_yet_said_that_its_requests_have_ended(

@@ -91,6 +91,16 @@ def test_a_second_start_packs_nothing_and_computes_the_same(
     assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
+def test_a_tied_table_is_read_beside_kept_weights_where_no_kernel_looks_up_in_them(
+    folder: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = load(gpt2)
+    for module in ("llmstack_kernels.embedding", "llmstack_model_runner.layers.embedding"):
+        monkeypatch.setattr(f"{module}.can_look_up_packed", lambda: False)
+    assert load(gpt2) == (True, first)
+    assert list(folder.iterdir())
+
+
 @pytest.mark.parametrize("change", ["weights", "copy", "kernels", "readers", "quantization", "config"])
 def test_packed_weights_are_not_used_where_what_they_depend_on_has_changed(
     folder: Path, gpt2: Path, change: str, monkeypatch: pytest.MonkeyPatch

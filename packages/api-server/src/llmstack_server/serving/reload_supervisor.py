@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # The processes check the files of a model before they wait for its engine cores, and load its adapters afterwards.
 PREPARE_GRACE_S: Final = 120.0
 SWITCH_TIMEOUT_S: Final = 60.0
+END_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.01
 
 
@@ -186,9 +187,17 @@ class ReloadSupervisor:
         return {key: sum(one[key] for one in done) for key in ("num_moved", "num_finishing")}
 
     async def _wait_for_end(self) -> None:
-        """Waits for the end of the engine cores before, in which no request is left."""
-        while self._old is not None:  # noqa: ASYNC110 - each process says so a moment later, and then they take their grace period
-            await asyncio.sleep(POLL_S)
+        """Waits for the end of the engine cores before, in which no request is left; processes say so a moment later.
+
+        Raises:
+            _ReloadProblem: They have not ended in time.
+        """
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                while self._old is not None:  # noqa: ASYNC110 - they end in a task, or when a process says so
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise _ReloadProblem("the engine core before the last reload has not ended yet; try again later") from None
 
     async def _start(self, entry: ReloadEntry, watch: Callable[[EngineProcesses], None]) -> EngineProcesses:
         def launch() -> EngineProcesses:

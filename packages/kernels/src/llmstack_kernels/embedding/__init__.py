@@ -27,9 +27,14 @@ def embedding(
     return out
 
 
+def can_look_up_packed() -> bool:
+    """Whether there is a kernel for `embedding_of_packed`: native code has one, the reference has none."""
+    return hasattr(implementation("embedding", "cpu"), "embedding_of_packed")
+
+
 def table_of(packed: PackedLinear) -> PackedWeight | None:
-    """The weight of an output head, for `embedding_of_packed`; None where it is quantized or in parts."""
-    if not hasattr(implementation("embedding", "cpu"), "embedding_of_packed"):
+    """The weight of an output head, for `embedding_of_packed`; None where it is quantized, in parts, or of no use."""
+    if not can_look_up_packed():
         return None
     weights = packed_weights(packed) or ()
     is_plain = len(weights) == 1 and weights[0].scheme == "" and weights[0].order is None

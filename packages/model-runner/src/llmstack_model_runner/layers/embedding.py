@@ -8,7 +8,13 @@ from dataclasses import replace
 import torch
 
 from llmstack_kernels.activation import soft_cap_
-from llmstack_kernels.embedding import embedding, embedding_of_packed, embedding_part, table_of
+from llmstack_kernels.embedding import (
+    can_look_up_packed,
+    embedding,
+    embedding_of_packed,
+    embedding_part,
+    table_of,
+)
 from llmstack_kernels.linear import PackedLinear, PackedWeight, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before, packing
@@ -100,7 +106,8 @@ class Embedding:
     @property
     def can_share(self) -> bool:
         """Whether an output head's weight may replace the table: nothing compares it with tables of adapters."""
-        return self._adapted is None and self._part is None and not self._num_unused_rows
+        is_whole = self._part is None and not self._num_unused_rows
+        return is_whole and self._adapted is None and can_look_up_packed()
 
     def share(self, packed: PackedLinear) -> None:
         """Looks up in a head's weight from now on, and drops the table, if the head has all of it as it is."""
