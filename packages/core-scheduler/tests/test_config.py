@@ -13,6 +13,7 @@ from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
         ({"max_model_len": 0}, ["max_model_len"]),
         ({"policy": "lifo"}, ["policy", "fcfs", "priority"]),
         ({"long_prefill_token_threshold": -1}, ["long_prefill_token_threshold"]),
+        ({"max_prefill_tokens": -1}, ["max_prefill_tokens"]),
         (
             {"enable_chunked_prefill": False, "max_num_batched_tokens": 10, "max_model_len": 11},
             ["max_num_batched_tokens", "max_model_len", "enable_chunked_prefill"],

@@ -94,6 +94,32 @@ def test_the_long_prefill_threshold_leaves_room_for_others():
     assert step(scheduler)[0] == {"long": 10, "short": 1}
 
 
+def test_prompts_share_a_step_up_to_a_number_of_tokens():
+    scheduler = make_scheduler(max_num_batched_tokens=100, max_prefill_tokens=20, max_model_len=200)
+    for name, length in (("first", 12), ("second", 8), ("third", 1), ("fourth", 5)):
+        scheduler.add_request(make_request(name, length))
+    assert step(scheduler)[0] == {"first": 12, "second": 8, "third": 1}
+    assert step(scheduler)[0] == {"first": 1, "second": 1, "third": 1, "fourth": 5}
+
+
+def test_a_longer_prompt_than_several_may_have_is_computed_alone_and_whole():
+    scheduler = make_scheduler(max_num_batched_tokens=100, max_prefill_tokens=20, max_model_len=200)
+    for name, length in (("short", 5), ("long", 50), ("last", 5)):
+        scheduler.add_request(make_request(name, length))
+    assert step(scheduler)[0] == {"short": 5}
+    assert step(scheduler)[0] == {"short": 1, "long": 50}  # a decode is no prompt
+    assert step(scheduler)[0] == {"short": 1, "long": 1, "last": 5}
+
+
+def test_the_rest_of_a_long_prompt_counts_with_those_that_would_join():
+    scheduler = make_scheduler(max_num_batched_tokens=16, max_prefill_tokens=8, max_model_len=200)
+    scheduler.add_request(make_request("long", 20))
+    scheduler.add_request(make_request("short", 7))
+    assert step(scheduler)[0] == {"long": 16}
+    assert step(scheduler)[0] == {"long": 4}
+    assert step(scheduler)[0] == {"long": 1, "short": 7}
+
+
 # --- each condition of admission alone ----------------------------------------------------------------------------
 
 

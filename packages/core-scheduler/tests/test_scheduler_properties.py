@@ -34,10 +34,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 3, 100]),
         num_lookahead_slots=st.sampled_from([0, 3]),
         max_num_preemptions=st.integers(1, 4),
+        max_prefill_tokens=st.sampled_from([0, 1, 12]),
     )
     def start(
         self, num_blocks, block_size, max_num_seqs, budget, policy, is_chunked, num_host_blocks, num_lookahead_slots,
-        max_num_preemptions,
+        max_num_preemptions, max_prefill_tokens,
     ):  # fmt: skip
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -48,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_lookahead_slots=num_lookahead_slots,
             max_num_preemptions=max_num_preemptions,
             max_num_partial_prefills=1,
+            max_prefill_tokens=max_prefill_tokens,
         )
         self.num_host_blocks = num_host_blocks
         self.manager = kv_cache.KVCacheManager(num_blocks, block_size, num_host_blocks=num_host_blocks)

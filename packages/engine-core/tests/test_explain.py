@@ -22,7 +22,12 @@ from llmstack_types import (
 
 def explained(core: EngineCore, name: str, **changes: int) -> Explanation:
     limits = LIMITS | changes
-    return explain(core.recent_steps(0), name, Limits(limits["max_num_seqs"], limits["max_num_batched_tokens"]))
+    known = Limits(
+        limits["max_num_seqs"],
+        limits["max_num_batched_tokens"],
+        max_prefill_tokens=limits.get("max_prefill_tokens"),
+    )
+    return explain(core.recent_steps(0), name, known)
 
 
 def test_a_request_alone_has_waited_for_nothing() -> None:
@@ -46,6 +51,16 @@ def test_a_long_prompt_ahead_is_named() -> None:
     found = explained(core, "r")
     assert (found.facts["queue_cause"], found.facts["queued_behind"]) == ("token budget", "long")
     assert "others used all 16 tokens of each step" in " ".join(found.sentences)
+
+
+def test_prompts_that_left_no_room_for_its_own_are_the_cause() -> None:
+    core = build(max_prefill_tokens=8)
+    for name, first in (("a", 0), ("b", 50), ("c", 100), ("r", 150)):
+        add(core, name, 7, first=first)
+    run(core)
+    found = explained(core, "r", max_prefill_tokens=8)
+    assert found.facts["queue_cause"] == "prefill tokens"
+    assert "prompts of others left no room for its own (--max-prefill-tokens 8)" in " ".join(found.sentences)
 
 
 def test_a_wait_whose_first_steps_are_no_longer_kept_says_so() -> None:

@@ -72,6 +72,17 @@ def test_one_request_may_take_a_part_of_each_step_only():
     assert first_token(EngineLoad(), limits, MODEL, NOTHING, 50, 0.0).ttft_s == pytest.approx(2.0 + 2.0 + 1.1)
 
 
+def test_prompts_that_do_not_share_a_step_take_one_after_the_other():
+    limits = StepLimits(max_num_rows=9, max_num_tokens=100, max_prefill_tokens=20)
+    together = QueuedTokens(num_waiting=10, num_requests=1)
+    behind = QueuedTokens(num_coming=45, num_requests=3, coming_s=0.0)  # 20 and 20 tokens, and one of 5 beside it
+    load = EngineLoad(end_s=0.0, num_waiting=1, num_waiting_tokens=10)
+    assert first_token(EngineLoad(), limits, MODEL, NOTHING, 50, 0.0).ttft_s == pytest.approx(1.5)
+    assert first_token(load, limits, MODEL, together, 10, 0.0).ttft_s == pytest.approx(1.1 + 1.1)
+    assert first_token(IDLE, limits, MODEL, behind, 10, 0.0).ttft_s == pytest.approx(1.2 + 1.2 + 1.15)
+    assert first_token(IDLE, limits, MODEL, behind, 50, 0.0).ttft_s == pytest.approx(1.2 + 1.2 + 1.05 + 1.5)
+
+
 def test_where_all_places_are_taken_one_has_to_become_free():
     load = EngineLoad(end_s=0.0, num_running=4)
     assert predict(load, departures_per_s=0.1).wait_s == pytest.approx(10.0)

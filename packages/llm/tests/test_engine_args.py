@@ -23,6 +23,24 @@ def test_who_starts_the_engine_decides_the_token_budget(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("usage", "options", "expected"),
+    [
+        (UsageContext.OPENAI_API_SERVER, {"device": "cpu"}, 256),
+        (UsageContext.OPENAI_API_SERVER, {"device": "cuda"}, 0),
+        (UsageContext.OPENAI_API_SERVER, {"device": "cpu", "max_prefill_tokens": 0}, 0),
+        (UsageContext.LLM_CLASS, {"device": "cpu"}, 0),
+        (UsageContext.LLM_CLASS, {"device": "cpu", "max_prefill_tokens": 7}, 7),
+    ],
+)
+def test_a_server_on_a_cpu_does_not_delay_first_tokens_for_many_prompts_in_a_step(
+    usage: UsageContext, options: dict[str, Any], expected: int, tmp_path: Path
+):
+    args = EngineArgs(str(write_model_folder(tmp_path)), **options)
+    assert args.create_engine_config(usage)[1].scheduler.max_prefill_tokens == expected
+    assert args.prefill_tokens(usage) == expected
+
+
+@pytest.mark.parametrize(
     ("given", "meant"),
     [("gptq_marlin", "gptq"), ("awq_marlin", "awq"), ("mxfp4", "mxfp4"), ("modelopt", "fp8"), ("fbgemm_fp8", "fp8")],
 )

@@ -25,6 +25,8 @@ class SchedulerConfig:
         fair_quantum: Tokens that a tenant is given in each round under `fair`; no request counts with more tokens of
             output than that while it waits.
         long_prefill_token_threshold: Most tokens of one request in one step; 0 is no such limit.
+        max_prefill_tokens: Most prompt tokens that requests together may have in one step. More would delay the first
+            tokens of the first ones without a higher rate. A longer prompt is alone in its steps; 0 is no such limit.
         max_num_partial_prefills: Most requests in the midst of their prompts at once; shorter prompts, that a step
             completes, then go before longer ones. 0 is no such limit.
         num_lookahead_slots: Most draft tokens of one row, of a source of drafts that the scheduler is given.
@@ -48,6 +50,7 @@ class SchedulerConfig:
     policy: str = "fcfs"
     fair_quantum: int = 2048
     long_prefill_token_threshold: int = 0
+    max_prefill_tokens: int = 0
     max_num_partial_prefills: int = 0
     num_lookahead_slots: int = 0
     max_num_preemptions: int = 4
@@ -60,7 +63,7 @@ class SchedulerConfig:
         limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum")
         check_integers(self, (*limits, "pipeline_parallel_size"), 1)
         can_be_off = ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots", "max_loras")
-        check_integers(self, (*can_be_off, "min_stage_tokens"), 0)
+        check_integers(self, (*can_be_off, "max_prefill_tokens", "min_stage_tokens"), 0)
         if self.policy not in tuple(POLICIES):  # a list is no key of a mapping
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if self.speculative is not None and self.num_lookahead_slots:

@@ -302,13 +302,13 @@ class Scheduler(PrefixTransfer):
         allocation = plan_allocation(request, self._kv_cache_manager, self._needs, plan)
         num_missing_tokens = request.num_tokens - allocation.num_computed_tokens
         num_tokens = min(num_missing_tokens, plan.budget, self._max_num_row_tokens)
-        if num_tokens < num_missing_tokens and not self._config.enable_chunked_prefill:
+        is_cut = num_tokens < num_missing_tokens and not self._config.enable_chunked_prefill
+        if is_cut or not plan.has_room_for_prefill(num_tokens):
             return False
         # All its tokens have to find room now, though the step takes only a chunk: half a prompt admitted is preempted.
         if allocation.num_needed_blocks > self._kv_cache_manager.num_free_blocks or not self._has_room_for(request):
             return False
-        block_ids = allocation.allocate(allocation.num_computed_tokens + num_tokens, plan)
-        if block_ids is None:
+        if (block_ids := allocation.allocate(allocation.num_computed_tokens + num_tokens, plan)) is None:
             return False
         self._start(request, allocation, block_ids)
         plan.introduce(request)

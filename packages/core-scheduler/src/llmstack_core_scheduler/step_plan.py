@@ -40,6 +40,7 @@ class StepPlan:
 
     __slots__ = (
         "_max_num_tokens",
+        "_max_prefill_tokens",
         "block_copies",
         "budget",
         "has_preempted",
@@ -59,6 +60,7 @@ class StepPlan:
     def __init__(self, config: SchedulerConfig, num_running: int, stage_tokens: int = 0) -> None:
         """`num_running`: Requests that run before the step; `stage_tokens`: as `SchedulerConfig.stage_tokens` says."""
         self.budget = self._max_num_tokens = config.step_tokens(num_running, stage_tokens)
+        self._max_prefill_tokens = config.max_prefill_tokens or self._max_num_tokens
         num_stages = config.pipeline_parallel_size
         self.max_num_rows = num_running if num_stages == 1 else -(-num_running // num_stages)
         self.num_unknown_tokens = 1 if num_stages == 1 else 0
@@ -85,6 +87,14 @@ class StepPlan:
             self.num_left_tokens += request.num_tokens - end
         elif end < request.max_num_slots and self.num_unknown_tokens:
             request.num_tokens = end + 1  # the row samples, and that token will not be the last
+
+    def has_room_for_prefill(self, num_tokens: int) -> bool:
+        """Whether so many tokens of a prompt may join those of other requests; the first prompt always may.
+
+        One token of each row does not count, so that decodes take no room.
+        """
+        num_others = self._max_num_tokens - self.budget - len(self.rows)
+        return not num_others or num_tokens == 1 or num_others + num_tokens - 1 <= self._max_prefill_tokens
 
     def add_drafts(self, index: int, draft_token_ids: list[int], new_block_ids: list[int]) -> None:
         """Extends a row by drafts; until it is known which are right, nothing of the request is left to compute."""

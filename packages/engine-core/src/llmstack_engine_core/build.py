@@ -352,6 +352,7 @@ def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:
         enable_chunked_prefill=False,
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_model_len),
         long_prefill_token_threshold=0,
+        max_prefill_tokens=0,
     )
 
 

@@ -15,11 +15,11 @@ from llmstack_llm.engine_options.execution import (
     EngineObservabilityOptions,
     KVCacheOptions,
     SamplingOptions,
-    SchedulingOptions,
 )
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
-from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation
+from llmstack_llm.engine_options.scheduling import SchedulingOptions
+from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation, runs_on_cpu
 from llmstack_llm.options.option import option_group
 from llmstack_llm.options.problem import OptionsError, Problem
 
@@ -41,6 +41,9 @@ class UsageContext(StrEnum):
 
 # A server keeps steps short for the sake of the streams beside a prefill; offline work wants few large steps.
 _DEFAULT_MAX_NUM_BATCHED_TOKENS = {UsageContext.OPENAI_API_SERVER: 2048, UsageContext.LLM_CLASS: 8192}
+
+# A CPU computes so many tokens of prompts at nearly its full rate: a step of more would only delay the first of them.
+_CPU_MAX_PREFILL_TOKENS = 256
 
 
 @option_group
@@ -142,10 +145,10 @@ class EngineArgs(
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
-            "fair_quantum": self.fair_quantum, "max_loras": self.max_loras if self.enable_lora else 0,
-            "long_prefill_token_threshold": self.long_prefill_token_threshold,
-            "pipeline_parallel_size": self.pipeline_parallel_size,
-            "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
+            "fair_quantum": self.fair_quantum, "long_prefill_token_threshold": self.long_prefill_token_threshold,
+            "max_prefill_tokens": self.prefill_tokens(usage_context), "speculative": speculative,
+            "pipeline_parallel_size": self.pipeline_parallel_size, "max_loras": self.max_loras * self.enable_lora,
+            "max_num_partial_prefills": self.max_num_partial_prefills, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "scheduler": scheduler,
@@ -307,6 +310,13 @@ class EngineArgs(
             return self.max_num_batched_tokens
         default = _DEFAULT_MAX_NUM_BATCHED_TOKENS[usage_context]
         return default if self.enable_chunked_prefill else max(default, max_model_len)
+
+    def prefill_tokens(self, usage_context: UsageContext = UsageContext.OPENAI_API_SERVER) -> int:
+        """Most prompt tokens that requests have together in one step; 0 is no such limit."""
+        if self.max_prefill_tokens is not None:
+            return self.max_prefill_tokens
+        is_cpu_server = usage_context is UsageContext.OPENAI_API_SERVER and runs_on_cpu(self.device)
+        return _CPU_MAX_PREFILL_TOKENS if is_cpu_server else 0
 
     def _num_blocks(self) -> int | None:
         return self.num_kv_blocks if self.num_kv_blocks is not None else self.num_gpu_blocks_override

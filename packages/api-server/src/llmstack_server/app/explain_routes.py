@@ -132,7 +132,9 @@ def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explana
         return answer.log.tenants.get(other) == tenant
 
     engine = state.config.engine
-    limits = Limits(engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len), _max_loras(state))
+    limits = Limits(
+        engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len), _max_loras(state), engine.prefill_tokens()
+    )
     return explain(answer.log, answer.name, limits, None if tenant is None else is_shown, answer.parts)
 
 
@@ -168,6 +170,7 @@ def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
         "policy": engine.scheduling_policy,
         "fair_quantum": engine.fair_quantum,
         "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+        "max_prefill_tokens": engine.prefill_tokens(),
         "max_num_partial_prefills": engine.max_num_partial_prefills,
         "max_loras": _max_loras(state),
     }

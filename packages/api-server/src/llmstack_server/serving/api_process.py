@@ -145,6 +145,7 @@ class ApiProcess:
             engine.max_num_seqs,
             engine.fair_quantum if is_fair else 0,
             max_num_row_tokens=engine.long_prefill_token_threshold,
+            max_prefill_tokens=engine.prefill_tokens(),
             step_tokens=engine.step_tokens,
             has_deadlines=engine.scheduling_policy == "deadline",
         )

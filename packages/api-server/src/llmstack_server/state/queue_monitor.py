@@ -82,16 +82,18 @@ class QueueMonitor:
         clock: Callable[[], float] = time.monotonic,
         *,
         max_num_row_tokens: int = 0,
+        max_prefill_tokens: int = 0,
         step_tokens: Callable[[int], int] | None = None,
         has_deadlines: bool = False,
     ) -> None:
         """`max_num_running` requests run at one time in each engine core; `quantum` as in `QueueState`.
 
         `max_num_row_tokens`: Of one request in a step; 0 for no limit.
+        `max_prefill_tokens`: Of prompts of several requests in a step; 0 for no limit.
         `step_tokens`: Gives the tokens of a step for the longest length of a request.
         `has_deadlines`: Requests of one tenant go by their deadlines.
         """
-        limits = StepLimits(max_num_running, 2048, max_num_row_tokens)
+        limits = StepLimits(max_num_running, 2048, max_num_row_tokens, max_prefill_tokens)
         self.first_tokens = FirstTokens(limits, quantum, has_deadlines=has_deadlines)
         self._step_tokens = step_tokens
         self._max_num_running = max_num_running

@@ -52,4 +52,5 @@ def draw_config(random: Random) -> SchedulerConfig:
         max_num_partial_prefills=random.choice([0, 1, 2]),
         num_lookahead_slots=random.choice([0, 0, 1, 4]),
         max_num_preemptions=random.choice([1, 2, 4]),
+        max_prefill_tokens=random.choice([0, 0, 1, 16]),
     )

@@ -147,7 +147,9 @@ def _from_run(run: Run, request_id: str, text_of: TextOf | None) -> Explanation 
     if not parts:
         return None
     name, _ = last_part(log, parts)
-    limits = Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_loras)
+    limits = Limits(
+        scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_loras, scheduler.max_prefill_tokens
+    )
     made = explain(log, name, limits, parts=parts)
     made.sentences.extend(run.notes)
     if run.truncated_at is not None:

@@ -103,6 +103,8 @@ def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--long-prefill-token-threshold", type=int, default=0, metavar="N",
         help="tokens of one request per step at most; 0 is no limit (default: 0)")  # fmt: skip
+    add("--max-prefill-tokens", type=int, default=0, metavar="N",
+        help="prompt tokens of several requests per step at most; 0 is no limit (default: 0)")  # fmt: skip
     add(
         "--max-num-partial-prefills",
         type=int,
@@ -125,6 +127,7 @@ def _config(namespace: argparse.Namespace) -> SimulationConfig:
             max_num_batched_tokens=namespace.max_num_batched_tokens,
             policy=namespace.scheduling_policy,
             long_prefill_token_threshold=namespace.long_prefill_token_threshold,
+            max_prefill_tokens=namespace.max_prefill_tokens,
             max_num_partial_prefills=namespace.max_num_partial_prefills,
         )
     except ValueError as error:

@@ -19,6 +19,7 @@ class Limits:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_loras: int | None = None
+    max_prefill_tokens: int | None = None
 
 
 def preparation(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -81,6 +82,7 @@ def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: S
     if len(steps) == 1:
         return "step", f"it came during step {steps[0].stats.step}, which took {to_text(duration_of(steps[0]))}"
     places, budget, need = limits.max_num_seqs, limits.max_num_batched_tokens, len(row.new_block_ids)
+    prefill, num_tokens = limits.max_prefill_tokens, row.num_scheduled_tokens
     adapter = history.note_of(history.request_id).lora_name
     is_shown = not history.is_foreign(one.request_id for record in steps for one in history.others(record))
     free = f"{min(one.stats.num_free_blocks for one in steps)} were" if is_shown else "fewer were"
@@ -89,6 +91,7 @@ def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: S
         "adapters": f"all places for adapters were taken by others (--max-loras {limits.max_loras})",
         "blocks": f"{to_count(need, 'block')} of the KV cache were needed and {free} free",
         "token budget": f"others used all {budget} tokens of each step",
+        "prefill tokens": f"prompts of others left no room for its own (--max-prefill-tokens {prefill})",
         "others": "others were ahead of it",
     }
     cause_to_seconds = dict.fromkeys(cause_to_sentence, 0.0)
@@ -102,6 +105,8 @@ def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: S
             cause = "blocks"
         elif budget is not None and num_tokens_of(record) >= budget:
             cause = "token budget"
+        elif prefill and 0 < prefill - num_tokens < num_prefill_tokens(history.others(record)):
+            cause = "prefill tokens"
         else:
             cause = "others"
         cause_to_seconds[cause] += duration_of(record)

@@ -101,6 +101,8 @@ def changes_to_try(workload: Workload, scheduler: SchedulerConfig, cache: CacheC
     ]
     if not scheduler.long_prefill_token_threshold and budget >= 8:
         settings.append({"long_prefill_token_threshold": budget // 4})
+    if scheduler.max_prefill_tokens:
+        settings.append({"max_prefill_tokens": 0})
     requests = [one.request for one in workload.arrivals]
     if 0 < scheduler.max_loras < len({request.lora_name for request in requests} - {None}):
         settings.append({"max_loras": 2 * scheduler.max_loras})

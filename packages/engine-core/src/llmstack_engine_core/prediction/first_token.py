@@ -7,9 +7,12 @@ first token follow from the tokens before it. Its cost does not depend on the le
 from __future__ import annotations
 
 from math import sqrt
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from llmstack_engine_core.prediction.cost_model import CostModel, StepWork
+
+if TYPE_CHECKING:
+    from llmstack_core_scheduler import SchedulerConfig
 
 # Chosen on 460 live requests of GPT-2's shape at 80 % load.
 DEVIATIONS: Final = 0.5
@@ -23,11 +26,37 @@ class StepLimits(NamedTuple):
         max_num_rows: Requests that may run.
         max_num_tokens: Tokens of a step.
         max_num_row_tokens: Tokens of one request in a step; 0 for no such limit.
+        max_prefill_tokens: Prompt tokens of several requests in a step; 0 for no such limit.
     """
 
     max_num_rows: int
     max_num_tokens: int
     max_num_row_tokens: int = 0
+    max_prefill_tokens: int = 0
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> Self:
+        """The limits of a scheduler's steps."""
+        return cls(
+            config.max_num_rows,
+            config.max_num_batched_tokens,
+            config.long_prefill_token_threshold,
+            config.max_prefill_tokens,
+        )
+
+    def shared_tokens(self, budget: int, num_tokens: int, num_requests: int) -> int:
+        """Prompt tokens of a step while so many requests with `num_tokens` in all go before; at most `budget`.
+
+        Prompts that do not fit into one step together are alone in theirs.
+        """
+        if not self.max_prefill_tokens:
+            return budget
+        mean = -(-num_tokens // max(num_requests, 1))
+        return min(budget, max(self.max_prefill_tokens, mean))
+
+    def can_share(self, num_tokens: int, num_others: int) -> bool:
+        """Whether the last `num_others` prompt tokens of others and the first ones of a prompt share a step."""
+        return not num_others or not self.max_prefill_tokens or num_others + num_tokens <= self.max_prefill_tokens
 
 
 class EngineLoad(NamedTuple):
@@ -129,6 +158,7 @@ def first_token(
     num_rows = min(load.num_running, limits.max_num_rows)
     budget = max(limits.max_num_tokens - num_rows, 1)
     num_left = load.num_prefill_tokens + before.num_waiting
+    shared = limits.shared_tokens(budget, num_left + before.num_coming, before.num_requests)
 
     def step_s(num_prefill_tokens: int, num_computed: int) -> float:
         context = load.num_context_tokens + num_computed + num_prefill_tokens
@@ -136,29 +166,33 @@ def first_token(
 
     begins_s = now_s
     if load.num_running or num_left + before.num_others:  # a step is under way, which the request is no part of
-        num_under_way = min(budget, num_left + before.num_others)
+        num_under_way = min(shared, num_left + before.num_others)
         begins_s = max(load.end_s + step_s(num_under_way, 0), now_s)
         num_left = max(num_left - num_under_way, 0) + before.num_coming
     elif before.num_coming:  # the first of these began it
-        num_under_way = min(budget, before.num_coming)
+        num_under_way = min(shared, before.num_coming)
         begins_s = max(before.coming_s + step_s(num_under_way, 0), now_s)
         num_left = before.num_coming - num_under_way
     own_budget = min(budget, limits.max_num_row_tokens or budget)
-    num_full_steps = num_left // budget
-    full_s = step_s(budget, (num_left + num_tokens) // 2)
-    begins_s += num_full_steps * full_s
+    num_computed = (num_left + num_tokens) // 2
+    begins_s += num_left // shared * step_s(shared, num_computed)
+    num_others = num_left % shared
+    if not limits.can_share(num_tokens, num_others):
+        begins_s += step_s(num_others, num_computed)
+        num_others = 0
     num_too_many = before.num_requests + 1 - (limits.max_num_rows - load.num_running)
     if num_too_many > 0 and departures_per_s > 0:
         begins_s = max(begins_s, load.end_s + num_too_many / departures_per_s)
     wait_s = max(begins_s - now_s, 0.0)
-    num_first = min(budget - (num_left - num_full_steps * budget), own_budget)
-    num_further_steps, num_last = 0, num_left - num_full_steps * budget + num_tokens
+    num_first = min(budget - num_others, own_budget)
+    num_further_steps, num_last = 0, num_others + num_tokens
     if num_tokens > num_first:
         num_further_steps = -(-(num_tokens - num_first) // own_budget)
         num_last = num_tokens - num_first - (num_further_steps - 1) * own_budget
-    until_s = wait_s + num_further_steps * full_s
+    until_s = wait_s + num_further_steps * step_s(budget, num_computed)
     num_computed = num_left + num_tokens - num_last
     last_s = step_s(num_last, num_computed)
-    num_filled = max(min(num_last + int(arrivals.in_time(until_s)), budget), num_last)
+    room = min(limits.max_prefill_tokens or budget, budget)
+    num_filled = max(min(num_last + int(arrivals.in_time(until_s)), room), num_last)
     later_s = min(step_s(num_filled, num_computed) - last_s, MAX_LATER_SHARE * (until_s + last_s))
     return FirstToken(wait_s, until_s + last_s + later_s)

@@ -34,9 +34,7 @@ def predictions_of_log(run: Run, log: StepRecording) -> list[list[str | float | 
     before enough steps were measured. All waiting requests count, as in the order of their arrival.
     """
     scheduler, cache = run.header.configs()
-    limits = StepLimits(
-        scheduler.max_num_rows, scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold
-    )
+    limits = StepLimits.of(scheduler)
     following = _Following(EnginePredictor(limits, cache.block_size))
     moments: list[tuple[float, int, _Coming | StepRecord | RequestEvent, str]] = []
     if log.steps:

@@ -147,8 +147,7 @@ class _Simulation:
         if config.num_replicas > 1:
             raise SimulationError("predictions are for one replica")
         self._report.predictions = errors = PredictionErrors()
-        step = StepLimits(limits.max_num_rows, limits.max_num_batched_tokens, limits.long_prefill_token_threshold)
-        return TracePredictor(step, config.block_size, errors)
+        return TracePredictor(StepLimits.of(limits), config.block_size, errors)
 
     def _make_router(self, config: SimulationConfig) -> Router:
         router = Router(config.num_replicas, config.routing)

@@ -11,6 +11,7 @@ FLAGS: Final = {
     "max_num_seqs": "--max-num-seqs",
     "policy": "--scheduling-policy",
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
+    "max_prefill_tokens": "--max-prefill-tokens",
     "num_blocks": "--num-kv-blocks",
 }
 # What says the same in another unit.

@@ -19,6 +19,7 @@ Settings = Mapping[str, str]
 FACTORS: Final = (0.25, 0.5, 2.0, 4.0)
 MIN_NUM_SEQS: Final = 1
 MIN_BATCHED_TOKENS: Final = 16
+PREFILL_TOKENS: Final = (0, 256, 1024)
 MAX_BATCHED_TOKENS: Final = 65_536
 MAX_NUM_SEQS: Final = 4096
 # A change has to be worth naming.
@@ -75,13 +76,22 @@ class Space:
         least = MIN_BATCHED_TOKENS if scheduler.enable_chunked_prefill else scheduler.max_model_len
         if name == "max_num_batched_tokens":
             return _scaled(scheduler.max_num_batched_tokens, least, MAX_BATCHED_TOKENS)
+        if name == "max_prefill_tokens":
+            return [str(value) for value in PREFILL_TOKENS if value != scheduler.max_prefill_tokens]
         budget = scheduler.max_num_batched_tokens
         if not scheduler.enable_chunked_prefill:
             return []
         return [str(value) for value in dict.fromkeys((0, budget // 2, budget // 4)) if value != _threshold(plane)]
 
 
-SETTINGS: Final = ("max_num_batched_tokens", "max_num_seqs", "policy", "long_prefill_token_threshold", "num_blocks")
+SETTINGS: Final = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "policy",
+    "long_prefill_token_threshold",
+    "max_prefill_tokens",
+    "num_blocks",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from llmstack_types import EngineCoreRequest, ModelRunnerConfig, RequestStatus, 
 LIMITS: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 
 
-def build(num_blocks: int = 64, **changes: int) -> EngineCore:
+def build(num_blocks: int = 64, *, max_prefill_tokens: int = 0, **changes: int) -> EngineCore:
     limits = LIMITS | changes
     config = EngineConfig(
-        ModelRunnerConfig("echo", block_size=4, **limits), runner="echo", scheduler=SchedulerConfig(**limits),
-        num_blocks=num_blocks,
+        ModelRunnerConfig("echo", block_size=4, **limits), runner="echo",
+        scheduler=SchedulerConfig(**limits, max_prefill_tokens=max_prefill_tokens), num_blocks=num_blocks,
     )  # fmt: skip
     return build_engine_core(config)
 

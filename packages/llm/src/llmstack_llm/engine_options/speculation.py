@@ -47,13 +47,18 @@ def _has_nvidia_device() -> bool:
     return os.path.isdir("/dev") and any(name[:6] == "nvidia" and name[6:7].isdigit() for name in os.listdir("/dev"))
 
 
+def runs_on_cpu(device: str) -> bool:
+    """Whether the model runs on a CPU; False where a GPU may be used."""
+    return device != "cuda" and not (device == "auto" and _has_nvidia_device())
+
+
 def default_speculation(device: str) -> Mapping[str, Any] | None:
     """Drafts on a CPU, as far as they are expected to repay their cost; None where a GPU may be used.
 
     On a CPU a step of a few tokens takes hardly longer than one of one token. The engine core makes no drafts if they
     could change a bit of an answer.
     """
-    if device == "cuda" or (device == "auto" and _has_nvidia_device()):
+    if not runs_on_cpu(device):
         return None
     adaptive = {"is_adaptive": True, "needs_equal_bits": True}
     return check_speculative_config({"method": "ngram", "num_speculative_tokens": 6, **adaptive})

@@ -68,10 +68,10 @@ class AttentionMetadata:
 
         `query_start_loc`: Prefix sums of their number by row; int32. The tensors are on a CPU.
         """
-        starts, seq_lens = query_start_loc.tolist(), self.seq_lens[rows]
-        lengths = seq_lens.tolist()
+        starts, seq_lens = query_start_loc.tolist(), self.seq_lens.index_select(0, rows)
+        lengths, block_tables = seq_lens.tolist(), self.block_tables.index_select(0, rows)
         last_layer = replace(
-            self, query_start_loc=query_start_loc, seq_lens=seq_lens, block_tables=self.block_tables[rows],
+            self, query_start_loc=query_start_loc, seq_lens=seq_lens, block_tables=block_tables,
             query_start_loc_list=starts, seq_lens_list=lengths, queries=queries, groups=(), layer_to_group=(),
             max_query_len=max(end - start for start, end in pairwise(starts)), max_seq_len=max(lengths),
         )  # fmt: skip
@@ -80,4 +80,5 @@ class AttentionMetadata:
 
     def of_queries(self, states: torch.Tensor) -> torch.Tensor:
         """The states of the tokens that attend; `states` has all tokens."""
-        return states if self.queries is None else states[self.queries]
+        # Indexing with a tensor would start PyTorch's threads, beside those of the kernels, for some thousand elements.
+        return states if self.queries is None else states.index_select(0, self.queries)
