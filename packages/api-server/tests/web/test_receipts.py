@@ -69,6 +69,33 @@ async def test_answers_and_streams_carry_the_same_receipt_with_token_ids_for_who
     assert len((await call(plain, "POST", "/v1/chat/completions", CHAT | {"stream": True})).events()) == 7
 
 
+async def test_messages_and_responses_carry_receipts_at_their_ends(key_file: Path):
+    app = signing_server(key_file)
+    message = {"messages": CHAT["messages"], "max_tokens": 5}
+    whole = (await call(app, "POST", "/v1/messages", message)).json()
+    events = (await call(app, "POST", "/v1/messages", message | {"stream": True})).events()
+    (last,) = [event for event in events if event["type"] == "message_delta"]
+    assert [event for event in events if "receipt" in event] == [last]
+    response = {"input": "Hello", "max_output_tokens": 5}
+    answer = (await call(app, "POST", "/v1/responses", response)).json()
+    kept = (await call(app, "GET", f"/v1/responses/{answer['id']}")).json()
+    streamed = (await call(app, "POST", "/v1/responses", response | {"stream": True})).events()
+    ended = streamed[-1]["response"]
+    assert all("receipt" not in event["response"] for event in streamed[:-1] if "response" in event)
+    assert kept["receipt"] == answer["receipt"]
+    started = events[0]["message"]["id"]
+    for receipt, name in (
+        (whole["receipt"], whole["id"]), (last["receipt"], started), (answer["receipt"], answer["id"]),
+        (ended["receipt"], ended["id"]),
+    ):  # fmt: skip
+        check_signature(receipt)
+        assert receipt["answer"] == name
+        assert receipt["completions"][0]["num_tokens"] == 5
+    plain = signing_server(None)
+    assert "receipt" not in (await call(plain, "POST", "/v1/messages", message)).json()
+    assert "receipt" not in (await call(plain, "POST", "/v1/responses", response)).json()
+
+
 async def test_any_change_of_a_receipt_shows(key_file: Path):
     receipt = await receipt_of(key_file)
     for name in receipt:

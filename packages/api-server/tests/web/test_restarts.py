@@ -144,11 +144,16 @@ async def test_the_receipt_of_a_stream_that_goes_on_names_the_answer_that_its_re
 
 
 async def test_a_message_goes_on_after_its_server_was_killed(tmp_path: Path):
+    pytest.importorskip("cryptography", reason="needs the extra llmstack-server[receipts]")
+    make_key(tmp_path / "key.pem")
+    signer = open_signer(str(tmp_path / "key.pem"))
     body = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": True}
     killed = await killed_midway(tmp_path, MESSAGES, body)
     first = events_of(killed.received)
     async with server(killed.folder) as after:
+        after.state.receipts = signer
         rest = await after.rest(killed.stream_id, first[-1][0])
+        after.state.receipts = None
         plain = await after.post(body, MESSAGES, {})
     events = [json.loads(event) for _, event in events_of(killed.received, rest)]
     expected = [json.loads(match) for match in re.findall(rb"data: (.*)", plain.body)]
@@ -159,6 +164,8 @@ async def test_a_message_goes_on_after_its_server_was_killed(tmp_path: Path):
     assert text(events) == text(expected) != ""
     assert [event["type"] for event in events].count("message_start") == 1
     assert events[-1]["type"] == "message_stop"
+    check_signature(events[-2]["receipt"])
+    assert events[-2]["receipt"]["answer"] == events[0]["message"]["id"]
 
 
 async def test_a_retry_after_a_restart_joins_what_goes_on_and_what_has_ended(tmp_path: Path):

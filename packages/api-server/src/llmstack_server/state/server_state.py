@@ -14,7 +14,7 @@ from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory
 from llmstack_server.observability.watchdog import StuckWatchdog
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.reload_options import START_NAME
-from llmstack_server.protocols import EngineClient
+from llmstack_server.protocols import EngineClient, OutputStream
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
 from llmstack_server.state.queue_monitor import QueueMonitor
@@ -37,11 +37,19 @@ if TYPE_CHECKING:
 MAX_PREVIOUS_WEIGHTS = 8
 
 
+class NotedStream(OutputStream, Protocol):
+    """The outputs of a request, which can tell what has computed them."""
+
+    def receipt(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, Any]:
+        """The signed receipt, once all outputs are read; `created` is in seconds since 1970."""
+        ...
+
+
 class Signer(Protocol):
     """The signer of a server's answers."""
 
-    def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
-        """The receipt with its signature."""
+    def note(self, state: ServerState, outputs: OutputStream, model: str | None) -> NotedStream:
+        """Outputs of a request for a model, or for one of its adapters, with a receipt at their end."""
         ...
 
 

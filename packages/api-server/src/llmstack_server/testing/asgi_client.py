@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,8 @@ class Answer:
 
     def events(self) -> list[Any]:
         """The decoded events of a stream, `[DONE]` as a string."""
-        texts = [part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part]
+        parts = [part for part in self.body.decode().split("\n\n") if part]
+        texts = [re.sub(r"\A(event: .*\n)?data: ", "", part) for part in parts]
         return [text if text == "[DONE]" else json.loads(text) for text in texts]
 
 

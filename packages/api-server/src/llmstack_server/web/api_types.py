@@ -102,6 +102,7 @@ class ResponseAnswer(TypedDict):
     top_p: float
     truncation: str
     usage: NotRequired[ResponseUsage]
+    receipt: NotRequired[dict[str, Any]]
     user: NotRequired[str]
 
 
@@ -242,6 +243,7 @@ class Message(TypedDict):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
+    receipt: NotRequired[dict[str, Any]]
 
 
 class CountedTokens(TypedDict):

@@ -63,7 +63,7 @@ class EarlierStream:
         for raw in events:
             _, event = _split(raw)
             if isinstance(event, dict):
-                self.lasting = self.lasting or {name: event[name] for name in _LASTING_FIELDS if name in event}
+                self.lasting = self.lasting or _lasting_of(event)
             self._note(event)
 
     def rest_of(self, raw: bytes) -> bytes | None:
@@ -123,6 +123,12 @@ class EarlierStream:
             raise OtherTextError  # the second run goes on where the first one had more
         place.forms.clear()
         return True
+
+
+def _lasting_of(event: dict[str, Any]) -> dict[str, Any]:
+    message = event.get("message")  # of `/v1/messages`, whose other events name no id
+    named = message if isinstance(message, dict) else event
+    return {name: named[name] for name in _LASTING_FIELDS if name in named}
 
 
 def _split(raw: bytes) -> tuple[bytes, Any]:

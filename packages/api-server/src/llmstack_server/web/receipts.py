@@ -12,11 +12,15 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llmstack_server.options.errors import ServeError
 from llmstack_server.protocols import OutputStream, PromptOutput
+from llmstack_server.web.checks import adapter_name
 from llmstack_types import SamplingParams
+
+if TYPE_CHECKING:
+    from llmstack_server.state.server_state import ServerState
 
 VERSION = 1
 MAX_KEY_BYTES = 4096
@@ -57,6 +61,10 @@ class ReceiptSigner:
             raise ReceiptError("its key is not one of Ed25519")
         raw = self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
         self.public_key = base64.b64encode(raw).decode()
+
+    def note(self, state: ServerState, outputs: OutputStream, model: str | None) -> NotedOutputs:
+        """Outputs of a request for `model`, which keep the tokens for its receipt."""
+        return NotedOutputs(self, state, outputs, adapter_name(state, model))
 
     def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
         """The receipt with the public key and the signature."""
@@ -165,13 +173,14 @@ class NotedOutputs:
     """The outputs of a request, of which the token ids are kept for its receipt.
 
     Attributes:
-        token_ids: The token ids so far, by prompt and completion.
+        prompts: Its prompts, with their parameters.
     """
 
-    def __init__(self, outputs: OutputStream) -> None:
+    def __init__(self, signer: ReceiptSigner, state: ServerState, outputs: OutputStream, adapter: str | None) -> None:
         self.prompts = outputs.prompts
-        self.token_ids: dict[tuple[int, int], list[int]] = {}
+        self._signer, self._state, self._adapter = signer, state, adapter
         self._outputs = outputs
+        self._token_ids: dict[tuple[int, int], list[int]] = {}  # by prompt and completion
 
     def __aiter__(self) -> Self:
         return self
@@ -209,12 +218,32 @@ class NotedOutputs:
 
     def _note(self, output: PromptOutput) -> None:
         for new in output.outputs:
-            self.token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)
+            self._token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)
 
-    def completions(self, *, has_token_ids: bool) -> list[dict[str, Any]]:
-        """The completions of a receipt, with token ids if the client has asked for them."""
+    def receipt(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, Any]:
+        """The signed receipt, once all outputs are read; `created` is in seconds since 1970.
+
+        `has_token_ids`: Whether the client has asked for them.
+        """
+        ready = self._state.ready
+        backends = {} if ready is None else dict(ready.backends)
+        receipt = {
+            "version": VERSION,
+            "answer": answer_id,
+            "model": model,
+            "created": created,
+            "adapter": self._adapter,
+            "weights": backends.get("weights", ""),
+            "numeric_contract": "" if ready is None else ready.numeric_contract_id,
+            "backends": backends,
+            "settings": _settings_of(self._state),
+            "completions": self._completions(has_token_ids=has_token_ids),
+        }
+        return self._signer.signed(receipt)
+
+    def _completions(self, *, has_token_ids: bool) -> list[dict[str, Any]]:
         found = []
-        for (prompt_index, index), token_ids in sorted(self.token_ids.items()):
+        for (prompt_index, index), token_ids in sorted(self._token_ids.items()):
             prompt = self.prompts[prompt_index]
             one: dict[str, Any] = {
                 "prompt": prompt_index,
@@ -229,3 +258,12 @@ class NotedOutputs:
                 one |= {"prompt_token_ids": list(prompt.prompt_token_ids), "token_ids": token_ids}
             found.append(one)
         return found
+
+
+def _settings_of(state: ServerState) -> dict[str, Any]:
+    """The settings that another engine needs to compute the same answer."""
+    engine, ready = state.config.engine, state.ready
+    found = {name: getattr(engine, name) for name in SETTINGS}
+    if ready is not None:
+        found |= {"dtype": ready.dtype, "max_model_len": ready.max_model_len}
+    return {name: value for name, value in found.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -25,7 +26,8 @@ from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.observability.logs import current_request_id
 from llmstack_server.protocols import PromptOutput
-from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.server_state import NotedStream, ServerState
+from llmstack_server.web.answers import lasting_fields
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import ErrorAnswer, missing_parameter
 from llmstack_server.web.fields import parse
@@ -54,7 +56,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
     conversation = _conversation(fields)
     check_fields(state, body, fields, KNOWN)
     _check(fields)
-    message_id = f"msg_{uuid.uuid4().hex}"
+    message_id = str(lasting_fields.get().get("id", f"msg_{uuid.uuid4().hex}"))
     given = _sampling(fields, has_reasoning=state.chat_parsers.reasoning is not None)
     try:
         chat = await submit_chat(
@@ -68,7 +70,8 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
         )
     except InvalidRequestError as error:
         raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
-    return MessagesAnswer(message_id, fields.model or state.served_model_name, fields, chat)
+    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs, fields.model)
+    return MessagesAnswer(message_id, fields.model or state.served_model_name, fields, chat, noted)
 
 
 async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer:
@@ -143,8 +146,12 @@ class MessagesAnswer(ChatStream):
 
     end = b""
 
-    def __init__(self, message_id: str, model: str, fields: MessagesRequest, chat: SubmittedChat) -> None:
-        super().__init__(*chat)
+    def __init__(
+        self, message_id: str, model: str, fields: MessagesRequest, chat: SubmittedChat, noted: NotedStream | None
+    ) -> None:
+        super().__init__(chat.outputs if noted is None else noted, chat.plan)
+        self._noted = noted
+        self._created = int(time.time())
         self._id = message_id
         self._model = model
         self._fields = fields
@@ -166,7 +173,7 @@ class MessagesAnswer(ChatStream):
                         pass
         for _ in self._content.finish():
             pass
-        return self._message(self._content.blocks(), self._stop())
+        return self._message(self._content.blocks(), self._stop()) | self._receipt_fields()
 
     async def events(self) -> AsyncIterator[bytes]:
         """The events from `message_start` to `message_stop`."""
@@ -193,8 +200,12 @@ class MessagesAnswer(ChatStream):
         return error_event(error, current_request_id.get())
 
     def _closing(self) -> Iterator[dict[str, Any]]:
-        yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage(), **self._receipt_fields()}
         yield {"type": "message_stop"}
+
+    def _receipt_fields(self) -> dict[str, Any]:
+        """`receipt` for the end of the message, where the server signs them."""
+        return {} if self._noted is None else {"receipt": self._noted.receipt(self._id, self._model, self._created)}
 
     def _message(self, blocks: list[dict[str, Any]], stop: dict[str, Any]) -> dict[str, Any]:
         return {

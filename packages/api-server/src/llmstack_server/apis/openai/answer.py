@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
 from llmstack_server.protocols import OutputStream, PromptOutput, ReloadableEngine
-from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.server_state import NotedStream, ServerState
 from llmstack_server.web.answers import AnswerIds, lasting_fields
-from llmstack_server.web.checks import adapter_name
 from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.usage import UsageCounter, timings_object
-
-if TYPE_CHECKING:
-    from llmstack_server.web.receipts import NotedOutputs
 
 
 class OpenAIAnswer(ABC):
@@ -40,13 +36,10 @@ class OpenAIAnswer(ABC):
         self, state: ServerState, fields: AnswerFields, ids: AnswerIds, outputs: OutputStream, usage: UsageCounter
     ) -> None:
         answers, options = state.config.http.answers, fields.stream_options
-        self.noted: NotedOutputs | None = None
+        self.noted: NotedStream | None = None
         if state.receipts is not None:
-            from llmstack_server.web.receipts import NotedOutputs  # late: most servers sign nothing
-
-            outputs = self.noted = NotedOutputs(outputs)
+            outputs = self.noted = state.receipts.note(state, outputs, fields.model)
             self._has_token_ids = bool(fields.return_token_ids)
-            self._adapter_name = adapter_name(state, fields.model)
         self._transfer: NotedTransfer | None = None
         if fields.kv_transfer_params is not None:
             outputs = self._transfer = NotedTransfer(outputs)
@@ -101,25 +94,9 @@ class OpenAIAnswer(ABC):
 
     def receipt_fields(self) -> dict[str, Any]:
         """`receipt` for the end of an answer, where the server signs them."""
-        if self.noted is None or self._state.receipts is None:
+        if self.noted is None:
             return {}
-        from llmstack_server.web.receipts import SETTINGS, VERSION
-
-        ready = self._state.ready
-        backends = {} if ready is None else dict(ready.backends)
-        receipt = {
-            "version": VERSION,
-            "answer": self._id,
-            "model": self._model,
-            "created": self._created,
-            "adapter": self._adapter_name,
-            "weights": backends.get("weights", ""),
-            "numeric_contract": "" if ready is None else ready.numeric_contract_id,
-            "backends": backends,
-            "settings": _settings_of(self._state, SETTINGS),
-            "completions": self.noted.completions(has_token_ids=self._has_token_ids),
-        }
-        return {"receipt": self._state.receipts.signed(receipt)}
+        return {"receipt": self.noted.receipt(self._id, self._model, self._created, has_token_ids=self._has_token_ids)}
 
     def transfer_fields(self) -> dict[str, Any]:
         """`kv_transfer_params` of a whole answer: for the server that goes on, where the prompt was exported."""
@@ -141,12 +118,3 @@ class OpenAIAnswer(ABC):
 def _is_exchanging(state: ServerState) -> bool:
     engine = state.engine
     return isinstance(engine, ReloadableEngine) and engine.is_exchanging
-
-
-def _settings_of(state: ServerState, names: Sequence[str]) -> dict[str, Any]:
-    """The settings that another engine needs to compute the same answer."""
-    engine, ready = state.config.engine, state.ready
-    found = {name: getattr(engine, name) for name in names}
-    if ready is not None:
-        found |= {"dtype": ready.dtype, "max_model_len": ready.max_model_len}
-    return {name: value for name, value in found.items() if value is not None}

@@ -116,7 +116,9 @@ async def _new_run(
         is_stored=is_stored,
         status="queued" if fields.background else "in_progress",
     )
-    return ResponseRun(chat, response, shows_ids=state.config.http.answers.shows_tokens_as_ids, earlier=earlier)
+    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs, fields.model)
+    shows_ids = state.config.http.answers.shows_tokens_as_ids
+    return ResponseRun(chat, response, shows_ids=shows_ids, earlier=earlier, noted=noted)
 
 
 async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:

@@ -12,6 +12,7 @@ from llmstack_server.chat.logprobs import chat_logprobs
 from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.protocols import PromptOutput
+from llmstack_server.state.server_state import NotedStream
 from llmstack_server.web.errors import ErrorAnswer
 
 NumberedEvent = dict[str, Any]
@@ -25,13 +26,22 @@ class ResponseRun(ChatStream):
     """
 
     def __init__(
-        self, chat: SubmittedChat, response: ResponseObject, *, shows_ids: bool = False, earlier: Sequence[Item] = ()
+        self,
+        chat: SubmittedChat,
+        response: ResponseObject,
+        *,
+        shows_ids: bool = False,
+        earlier: Sequence[Item] = (),
+        noted: NotedStream | None = None,
     ) -> None:
         """With `shows_ids`, the tokens of log-probabilities are `token_id:N`.
 
         `earlier`: The output items of an earlier run of this response, whose ids go on.
+        `noted`: The outputs of `chat`, where they end with a receipt.
         """
-        super().__init__(*chat)
+        super().__init__(chat.outputs if noted is None else noted, chat.plan)
+        self._noted = noted
+        self._receipt: dict[str, Any] | None = None
         self.response = response
         self._shows_ids = shows_ids
         self._output = OutputBuilder(earlier)
@@ -46,7 +56,8 @@ class ResponseRun(ChatStream):
     def as_object(self) -> dict[str, Any]:
         """The current response object; it has token counts once it has ended."""
         usage = self.usage if self.response.is_over else None
-        return self.response.as_object(self.output_items(), usage)
+        found = self.response.as_object(self.output_items(), usage)
+        return found if self._receipt is None else found | {"receipt": self._receipt}
 
     async def events(self) -> AsyncGenerator[NumberedEvent, None]:
         """All events; those of a response in the background start before the first token.
@@ -107,6 +118,8 @@ class ResponseRun(ChatStream):
         yield from self._opening()
         yield from map(self._numbered, self._output.finish(status))
         self.response.complete(status)
+        if self._noted is not None:
+            self._receipt = self._noted.receipt(self.response.id, self.response.model, self.response.created_at)
         yield self._snapshot(f"response.{status}")
 
     def _snapshot(self, kind: str) -> NumberedEvent:
