@@ -8,7 +8,7 @@ import random
 import pytest
 
 from llmstack_server.state import stream_table
-from llmstack_server.state.packed_parts import EVENT_OVERHEAD, PackedParts
+from llmstack_server.state.packed_parts import EVENT_OVERHEAD, MIN_COMMON_BYTES, PackedParts
 from llmstack_server.state.stream_record import MAX_STREAM_BYTES, Head, ReplacedError, StreamRecord, UnknownStreamError
 from llmstack_server.state.stream_table import MAX_PER_OWNER, RECORD_OVERHEAD, StreamTable
 
@@ -53,7 +53,7 @@ async def test_all_keys_together_give_up_the_oldest_finished_answer(monkeypatch:
     assert table.get(second.id, "b") is None
     assert table.get(first.id, "a") is first
     reader = third.open(0)
-    await third.append(b"x" * 10_000)  # without another finished one it gives up itself
+    await third.append(b"x" * 3 * RECORD_OVERHEAD)  # without another finished one it gives up itself
     assert table.get(first.id, "a") is None
     assert table.get(third.id, "c") is None
     assert not third.abandoned.is_set()
@@ -229,3 +229,29 @@ async def test_a_reader_of_what_is_not_kept_makes_room_by_itself():
     await asyncio.sleep(0)
     await record.append(b"x")
     assert (await reading).parts == [b"x"]
+
+
+def test_what_two_events_have_in_common_is_found_at_both_ends():
+    drawn = random.Random(11)
+    for _ in range(300):
+        head, tail = drawn.randbytes(drawn.randrange(70)), drawn.randbytes(drawn.randrange(70))
+        parts, expected = PackedParts(), [head + b"%dx%d" % (n, n) + tail for n in range(4)]
+        for part in expected:
+            parts.append(part)
+        assert parts.after(0, 1 << 20) == expected
+        stored = [len(part) + EVENT_OVERHEAD for part in expected]
+        # The first two show the head and the tail, without which the other two are kept.
+        if head and len(head) + len(tail) >= MIN_COMMON_BYTES:
+            assert parts.num_bytes == sum(stored) - 2 * (len(head) + len(tail))
+
+
+async def test_events_count_before_they_are_more_than_their_record_is_counted_for():
+    table = StreamTable()
+    record = new_record(table)
+    drawn = random.Random(5)
+    for _ in range(1000):
+        size = drawn.choice([50, 200, 500, 600])
+        record.put(drawn.randbytes(size))
+        counted = table.num_bytes
+        assert record.num_bytes <= counted
+        assert counted <= record.num_bytes + RECORD_OVERHEAD

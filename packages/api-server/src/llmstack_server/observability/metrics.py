@@ -116,8 +116,9 @@ class ServerMetrics:
         ]
         for reason in _REJECTION_REASONS:
             self._rejections.labels(self._model_name, reason)
-        for outcome in _STREAM_OUTCOMES:
-            self._streams.labels(self._model_name, outcome)
+        self._outcome_to_streams = {
+            outcome: self._streams.labels(self._model_name, outcome) for outcome in _STREAM_OUTCOMES
+        }
         self.lifecycle_state = Gauge(
             f"{PREFIX}lifecycle_state", "1 for the current state.", ("state",), registry=registry
         )
@@ -178,7 +179,7 @@ class ServerMetrics:
 
     def count_stream(self, outcome: str) -> None:
         """Counts a request whose answer may outlive its connection, or what became of it."""
-        self._streams.labels(self._model_name, outcome).inc()
+        self._outcome_to_streams[outcome].inc()
 
     def set_queue(self, predicted_wait_s: float | None, tokens_per_s: float | None) -> None:
         """Sets what is predicted of the queue; nothing before a rate was measured."""

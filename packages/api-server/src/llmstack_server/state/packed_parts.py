@@ -7,19 +7,25 @@ EVENT_OVERHEAD = 48
 # Fewer bytes in common are not worth it; what has not been found in some events is not looked for any more.
 MIN_COMMON_BYTES = 64
 MAX_ATTEMPTS = 8
+# Packing some events together costs half of packing each one where it comes. These bytes are not counted until then.
+MAX_FRESH_BYTES = 4096
+MAX_FRESH_PART = 512
 
 
 class PackedParts:
     """Parts in their order. Most events of a stream differ only by the text of one token.
 
     Attributes:
-        num_bytes: The size of the parts that are kept, as it is counted.
+        num_parts: All parts that there were, dropped ones included.
         num_dropped: Parts that were dropped at the front.
     """
 
     def __init__(self) -> None:
-        self.num_bytes = 0
+        self.num_parts = 0
         self.num_dropped = 0
+        self._fresh: list[bytes] = []  # the last parts, not packed yet
+        self._num_fresh_bytes = 0
+        self._num_packed_bytes = 0
         self._stored: list[bytes] = []
         self._whole_numbers: set[int] = set()  # from 0 on, dropped ones included
         self._prefix = self._suffix = b""
@@ -28,27 +34,31 @@ class PackedParts:
         self._num_attempts = 0
 
     def __len__(self) -> int:
-        """All parts that there were, dropped ones included."""
-        return self.num_dropped + len(self._stored)
+        return self.num_parts
 
-    def append(self, part: bytes) -> int:
-        """Adds a part, without what it has in common with the others; the bytes that it is counted as."""
-        prefix, suffix = self._prefix, self._suffix
-        if prefix and part.startswith(prefix) and part.endswith(suffix) and len(part) >= self._min_packed_bytes:
-            stored = part[len(prefix) : len(part) - len(suffix)]
-        else:
-            stored = part
-            self._keep_whole(part)
-        self._stored.append(stored)
-        num_bytes = len(stored) + EVENT_OVERHEAD
-        self.num_bytes += num_bytes
-        return num_bytes
+    @property
+    def num_bytes(self) -> int:
+        """The size of the parts that are kept, as it is counted."""
+        self._pack()
+        return self._num_packed_bytes
+
+    def append(self, part: bytes) -> bool:
+        """Adds a part; whether `num_bytes` counts it now, and those before it."""
+        size = len(part)
+        self.num_parts += 1
+        self._fresh.append(part)
+        self._num_fresh_bytes += size
+        if size <= MAX_FRESH_PART and self._num_fresh_bytes <= MAX_FRESH_BYTES:
+            return False
+        self._pack()
+        return True
 
     def after(self, position: int, max_bytes: int) -> list[bytes]:
         """Parts after the first `position`, until they have `max_bytes` or more; they must not be dropped."""
+        self._pack()
         found: list[bytes] = []
         num_bytes = 0
-        for number in range(position, len(self)):
+        for number in range(position, self.num_parts):
             part = self._stored[number - self.num_dropped]
             if number not in self._whole_numbers:
                 part = b"%b%b%b" % (self._prefix, part, self._suffix)
@@ -60,11 +70,32 @@ class PackedParts:
 
     def drop(self, position: int) -> None:
         """Drops the first `position` parts."""
+        self._pack()
         count = min(max(position - self.num_dropped, 0), len(self._stored))
-        self.num_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
+        self._num_packed_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
         self._whole_numbers.difference_update(range(self.num_dropped, self.num_dropped + count))
         del self._stored[:count]
         self.num_dropped += count
+
+    def _pack(self) -> None:
+        """Stores the fresh parts without what they have in common with the others."""
+        fresh, self._fresh, self._num_fresh_bytes = self._fresh, [], 0
+        num_before = len(self._stored)
+        for index, part in enumerate(fresh):
+            if self._prefix:
+                self._pack_known(fresh[index:])
+                break
+            self._keep_whole(part)
+        self._num_packed_bytes += sum(map(len, self._stored[num_before:])) + EVENT_OVERHEAD * len(fresh)
+
+    def _pack_known(self, fresh: list[bytes]) -> None:
+        prefix, suffix, min_bytes, store = self._prefix, self._suffix, self._min_packed_bytes, self._stored.append
+        start, end = len(prefix), -len(suffix) or None
+        for part in fresh:
+            if part.startswith(prefix) and part.endswith(suffix) and len(part) >= min_bytes:
+                store(part[start:end])
+            else:
+                self._keep_whole(part)
 
     def _keep_whole(self, part: bytes) -> None:
         """Notes a part that stays as it is. Two neighbours may show what they have in common."""
@@ -72,19 +103,25 @@ class PackedParts:
             if self._last:
                 self._find_common(part)
             self._last = part
-        self._whole_numbers.add(len(self))
+        self._whole_numbers.add(self.num_dropped + len(self._stored))
+        self._stored.append(part)
 
     def _find_common(self, part: bytes) -> None:
         self._num_attempts += 1
         prefix = part[: _num_common(self._last, part)]
         rest = min(len(self._last), len(part)) - len(prefix)
-        suffix = part[len(part) - min(_num_common(self._last[::-1], part[::-1]), rest) :]
+        suffix = part[len(part) - min(_num_common(self._last, part, at_end=True), rest) :]
         if len(prefix) + len(suffix) >= MIN_COMMON_BYTES and prefix:
             self._prefix, self._suffix = prefix, suffix
             self._min_packed_bytes = len(prefix) + len(suffix)
 
 
-def _num_common(first: bytes, second: bytes) -> int:
-    """The bytes at the beginning that are equal."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
+def _num_common(first: bytes, second: bytes, *, at_end: bool = False) -> int:
+    """The bytes at the beginning that are equal, or at the end; the first bit in which two numbers differ says it."""
+    size = min(len(first), len(second))
+    if at_end:
+        first, second = first[len(first) - size :], second[len(second) - size :]
+        differing = int.from_bytes(first, "big") ^ int.from_bytes(second, "big")
+        return ((differing & -differing).bit_length() - 1) // 8 if differing else size
+    differing = int.from_bytes(first[:size], "big") ^ int.from_bytes(second[:size], "big")
+    return size - (differing.bit_length() + 7) // 8

@@ -28,7 +28,14 @@ Ask = Callable[[str], Awaitable[Any]]
 
 
 class Reader(Protocol):
-    """Reads one answer, in whichever process it is."""
+    """Reads one answer, in whichever process it is.
+
+    Attributes:
+        position: The events that it has read, those before it included.
+    """
+
+    @property
+    def position(self) -> int: ...
 
     @property
     def stream_id(self) -> str:
@@ -59,6 +66,11 @@ class RemoteReader:
     def stream_id(self) -> str:
         """The id of the stream."""
         return self._stream_id
+
+    @property
+    def position(self) -> int:
+        """The events that it has read, those before it included."""
+        return self._position
 
     async def read(self) -> Batch:
         """The next parts; raises as `StreamRecord.read`, and StreamAwayError where the process has ended."""

@@ -80,15 +80,17 @@ class StreamRecord:
         is_resumable: Whether a later reader may come. Otherwise parts are dropped when they were read.
         is_over: Whether all parts are there.
         abandoned: Set once no reader has it or can come.
+        left: Done at the same time.
         settled: For a record with a key, the index of the process that answers, once the processes agree.
     """
 
     def __init__(
         self, stream_id: str, owner: str, digest: str, key: str | None, keep_s: float,
-        on_change: Callable[[StreamRecord], None], on_part: Callable[[StreamRecord, int], None],
+        on_change: Callable[[StreamRecord], None], on_growth: Callable[[StreamRecord], None], is_observed: bool = False,
     ) -> None:  # fmt: skip
-        """`on_change`: Called when its state or its readers change. `on_part`: When it has a further part, which counts
-        as so many bytes.
+        """`on_change`: Called when its state or its readers change, and with `is_observed` for each part, too.
+
+        `on_growth`: Called when it counts as more bytes.
         """
         self.id = stream_id
         self.owner = owner
@@ -98,7 +100,9 @@ class StreamRecord:
         self.is_resumable = True
         self.is_over = False
         self.abandoned = asyncio.Event()
-        self.settled: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.left: asyncio.Future[None] = loop.create_future()
+        self.settled: asyncio.Future[int] = loop.create_future()
         self._head: Head | None = None
         self._failure: Mapping[str, Any] | None = None
         self._parts = PackedParts()
@@ -107,12 +111,13 @@ class StreamRecord:
         self._latest: StreamReader | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._on_change = on_change
-        self._on_part = on_part
+        self._on_growth = on_growth
+        self._is_observed = is_observed
 
     @property
     def num_parts(self) -> int:
         """The parts so far, dropped ones included."""
-        return len(self._parts)
+        return self._parts.num_parts
 
     @property
     def num_visible(self) -> int:
@@ -148,6 +153,12 @@ class StreamRecord:
         self._head = head
         self._on_change(self)
         self.tell()
+
+    def abandon(self) -> None:
+        """Notes that no reader has it or can come. Idempotent."""
+        if not self.left.done():
+            self.abandoned.set()
+            self.left.set_result(None)
 
     def hold(self) -> None:
         """Withholds from readers what is not in the database yet: the next server would not know of it."""
@@ -186,9 +197,12 @@ class StreamRecord:
     def put(self, part: bytes, *, is_last: bool = False) -> None:
         """Adds a part at once. The last one is left to the reader."""
         parts, reader = self._parts, self._latest
-        self._on_part(self, parts.append(part))
-        is_open = self.is_resumable and self._num_saved is None and not is_last
-        if reader is None or not is_open or not reader.take(len(parts), part):
+        if parts.append(part):
+            self._on_growth(self)
+        if self._is_observed or not self.is_resumable:
+            self._on_change(self)
+        is_closed = is_last or not self.is_resumable or self._num_saved is not None
+        if is_closed or reader is None or not reader.take(parts.num_parts, part):
             self.tell()
 
     def fail(self, fields: Mapping[str, Any]) -> None:

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from llmstack_server.state.packed_parts import MAX_FRESH_BYTES
 from llmstack_server.state.stream_record import MAX_STREAM_BYTES, StreamRecord
 
 MAX_PER_OWNER = 16
 MAX_BYTES = 64 << 20
-# What a record costs besides its events.
-RECORD_OVERHEAD = 4096
+# What a record costs besides its events that are counted.
+RECORD_OVERHEAD = 4096 + MAX_FRESH_BYTES
 
 
 class StreamObserver(Protocol):
@@ -67,7 +68,8 @@ class StreamTable:
         return self._put(self._record(stream_id, owner, digest, keep_s, key))
 
     def _record(self, stream_id: str, owner: str, digest: str, keep_s: float, key: str | None) -> StreamRecord:
-        return StreamRecord(stream_id, owner, digest, key, keep_s, self._on_change, self._on_part)
+        is_observed = self.observer is not None
+        return StreamRecord(stream_id, owner, digest, key, keep_s, self._on_change, self._on_growth, is_observed)
 
     def _make_room(self, owner: str) -> bool:
         while self._num_of_owner[owner] >= MAX_PER_OWNER:
@@ -137,8 +139,7 @@ class StreamTable:
         elif record.id not in self._id_to_timer:
             timer = asyncio.get_running_loop().call_later(record.keep_s, self.remove, record)
             self._id_to_timer[record.id] = timer
-        self._count_bytes(record)
-        if record.num_bytes > MAX_STREAM_BYTES:
+        if self._count_bytes(record) > MAX_STREAM_BYTES:
             self.remove(record)
             return
         while self.num_bytes > MAX_BYTES:
@@ -146,20 +147,18 @@ class StreamTable:
                 self.remove(record)
                 return
 
-    def _on_part(self, record: StreamRecord, num_bytes: int) -> None:
-        """A record has a further part; every event of every stream passes here."""
-        if self.observer is not None or not record.is_resumable:
-            self._on_change(record)
-            return
-        self.num_bytes += num_bytes
-        self._id_to_bytes[record.id] += num_bytes
-        if self.num_bytes > MAX_BYTES or record.num_bytes > MAX_STREAM_BYTES:
-            self._on_change(record)
+    def _on_growth(self, record: StreamRecord) -> None:
+        """A record counts as more bytes: every stream passes here once in some events."""
+        if record.id in self._id_to_record:
+            num_bytes = self._count_bytes(record)
+            if self.num_bytes > MAX_BYTES or num_bytes > MAX_STREAM_BYTES:
+                self._on_change(record)
 
-    def _count_bytes(self, record: StreamRecord) -> None:
-        num_bytes = record.num_bytes + RECORD_OVERHEAD
-        self.num_bytes += num_bytes - self._id_to_bytes[record.id]
-        self._id_to_bytes[record.id] = num_bytes
+    def _count_bytes(self, record: StreamRecord) -> int:
+        num_bytes = record.num_bytes
+        self.num_bytes += num_bytes + RECORD_OVERHEAD - self._id_to_bytes[record.id]
+        self._id_to_bytes[record.id] = num_bytes + RECORD_OVERHEAD
+        return num_bytes
 
     def _evict_finished(self, owner: str | None = None) -> bool:
         """Removes the oldest finished record, of any owner or of one; False where there is none."""
@@ -170,7 +169,7 @@ class StreamTable:
 
     def _abandon_unread(self, record: StreamRecord) -> None:
         if not record.has_reader and not record.abandoned.is_set():
-            record.abandoned.set()
+            record.abandon()
             if not record.is_over:
                 self.on_abandoned()
 

@@ -77,6 +77,9 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limits: BodyLi
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.max_bytes):
         raise HTTPError(request_too_large(limits.max_bytes))
     body, has_more = bytearray(), True
+    take_body: Callable[[], bytes] | None = getattr(receive, "take_body", None)
+    if take_body is not None:  # it was read before, within the limits
+        return bytearray(take_body())
     try:
         async with asyncio.timeout(limits.timeout_s):
             while has_more:

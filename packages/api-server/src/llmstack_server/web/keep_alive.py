@@ -105,6 +105,19 @@ class EventSender:
             self._last_s = self._loop.time()
         return True
 
+    def pusher(self, id_line: bytes) -> Callable[[int, bytes], bool]:
+        """The same for events that are encoded, each with its number behind `id_line` before it."""
+        writer, time_s = self._writer, self._loop.time
+
+        def push(number: int, event: bytes) -> bool:
+            if writer is None or self._is_sending or self._comment is not None or writer.flow.write_paused:
+                return False
+            writer.write(b"%b%d\n%b" % (id_line, number, event))
+            self._last_s = time_s()
+            return True
+
+        return push
+
     async def event(self, data: bytes) -> None:
         """Sends an event that is not the last one; not while another one is being sent."""
         if self._comment is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -37,6 +38,11 @@ class Recorder:
         self._has_begun = False
         self._is_stream = False
         self._rest = b""
+
+    @property
+    def left(self) -> asyncio.Future[None]:
+        """Done once no reader has the answer or can come: the end of the client."""
+        return self._record.left
 
     def __call__(self, message: Message) -> Awaitable[None]:
         """Records one ASGI message."""
@@ -129,14 +135,16 @@ class RecordedEvents:
 
         False where it cannot be read again, and so waits for its reader.
         """
-        if not self.has_started or not self._record.is_resumable:
+        record = self._record
+        if not self.has_started or not record.is_resumable:
             return False
         data = encode(value)
-        if data.find(_END_OF_EVENT) == len(data) - len(_END_OF_EVENT):  # one, the usual case, is not copied
-            self._record.put(data)
+        # The usual case is one event of one line, which one character shows.
+        if data.find(b"\n") == len(data) - len(_END_OF_EVENT) or _is_one(data):
+            record.put(data)
         else:
             for event in data.split(_END_OF_EVENT)[:-1]:
-                self._record.put(event + _END_OF_EVENT)
+                record.put(event + _END_OF_EVENT)
         return True
 
     async def event(self, data: bytes) -> None:
@@ -161,6 +169,10 @@ class RecordedEvents:
         await self._recorder.append_events(data)
 
 
+def _is_one(data: bytes) -> bool:
+    return data.find(_END_OF_EVENT) == len(data) - len(_END_OF_EVENT)
+
+
 def _is_usual(data: bytes) -> bool:
     """Whether it is one whole event, neither a comment nor an error."""
-    return data.find(_END_OF_EVENT) == len(data) - len(_END_OF_EVENT) and not data.startswith(_UNUSUAL_EVENTS)
+    return _is_one(data) and not data.startswith(_UNUSUAL_EVENTS)

@@ -142,7 +142,7 @@ class SavedStreams:
         }  # fmt: skip
         draw_seeds_from(request.seed)
         lasting_fields.set(earlier.lasting)
-        await application(scope, replayed(request.body, lambda: abandonment(record)), recorder.send)
+        await application(scope, Replay(request.body, lambda: abandonment(record)), recorder.send)
         if recorder.other_text:
             raise OtherTextError
         if recorder.status in RETRIED_STATUSES or await recorder.leave():
@@ -247,14 +247,22 @@ async def is_ending(state: ServerState) -> bool:
     return False
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that has the body, and then what `receive` has."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+class Replay:
+    """A `receive` that has a body again, and then what another `receive` has."""
 
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
 
-    return replay
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        return {"type": "http.request", "body": self.take_body(), "more_body": False}
+
+    def take_body(self) -> bytes:
+        """The body, unless it was received before; nothing has to be awaited for it."""
+        body, self._body = self._body, None
+        return body or b""
 
 
 async def abandonment(record: StreamRecord) -> Message:

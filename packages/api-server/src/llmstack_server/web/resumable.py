@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_llm import request_errors
@@ -24,9 +23,9 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ERROR_EVENT, HTTPError, answer_to, server_shutting_down, stream_not_found
 from llmstack_server.web.middleware import route_path
 from llmstack_server.web.recording import Recorder
-from llmstack_server.web.restarts import abandonment, is_ending, keep_stream, replayed
+from llmstack_server.web.restarts import Replay, abandonment, is_ending, keep_stream
 from llmstack_server.web.sse import numbered_error_event
-from llmstack_server.web.stream_answer import RESUMABLE_HEADER, StreamAnswer, raise_as_http
+from llmstack_server.web.stream_answer import RESUMABLE_HEADER, StreamConnection, raise_as_http
 
 KEY_HEADER = "Idempotency-Key"
 RESUME_HEADER = "x-llmstack-resume"
@@ -84,31 +83,29 @@ class ResumableMiddleware:
         return self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, http = Headers(scope=scope), self._state.config.http
+        headers, http, path = _texts(scope), self._state.config.http, route_path(scope)
         asked = read_headers(headers)
-        limits = BodyLimits(http.max_body_bytes, http.receive_timeout_s)
-        body = bytes(await read_body(headers, receive, limits))
+        body = bytes(await read_body(headers, receive, BodyLimits(http.max_body_bytes, http.receive_timeout_s)))
         owner = current_client.get().tenant
-        digest = hashlib.sha256(b"%b %b " % (route_path(scope).encode(), owner.encode()) + body).hexdigest()
-        scope.setdefault("route", _Route(route_path(scope)))
-        if route_path(scope) == RESPONSES_PATH:
+        digest = hashlib.sha256(b"%b %b " % (path.encode(), owner.encode()) + body).hexdigest()
+        scope.setdefault("route", _Route(path))
+        if path == RESPONSES_PATH:
             scope["state"][ERROR_EVENT] = numbered_error_event
         found = await self._find(asked, digest, owner)
         metrics = self._state.metrics
         if found is None:
             metrics.count_stream("refused")
-            await self._app(scope, replayed(body, receive), _marked(send))
+            await self._app(scope, Replay(body, receive), _marked(send))
         elif isinstance(found, StreamRecord):
             metrics.count_stream("started")
             reader = found.open(0)
             # Responses have a store of their own, which outlives the server.
-            is_kept = route_path(scope) != RESPONSES_PATH
-            seed = keep_stream(self._state, found, scope, body) if is_kept else None
+            seed = keep_stream(self._state, found, scope, body) if path != RESPONSES_PATH else None
             self._start(scope, body, found, seed)
-            await StreamAnswer(self._state, reader, is_first=True)(scope, receive, send)
+            await StreamConnection(self._state, reader, is_first=True).answer(scope, receive, send)
         else:
             metrics.count_stream("joined" if asked.last_event is None else "resumed")
-            await StreamAnswer(self._state, found)(scope, receive, send)
+            await StreamConnection(self._state, found).answer(scope, receive, send)
 
     async def _find(self, asked: Asked, digest: str, owner: str) -> StreamRecord | Reader | None:
         """The answer that there is, or a record for a new one; None where there is no room for one."""
@@ -135,7 +132,7 @@ class ResumableMiddleware:
             is_left = partial(is_ending, self._state)
         recorder = Recorder(record, self._state.streams.table, is_left)
         try:
-            await self._app(scope, replayed(body, lambda: abandonment(record)), recorder)
+            await self._app(scope, Replay(body, lambda: abandonment(record)), recorder)
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:
@@ -155,13 +152,13 @@ class ResumableMiddleware:
 
 
 def read_headers(headers: Mapping[str, str]) -> Asked:
-    """The resumption that the headers ask for.
+    """The resumption that the headers, with names in lower case, ask for.
 
     Raises:
         InvalidRequestError: A value is not permitted.
         HTTPError: 404, the id of the last event is not one of ours.
     """
-    key, resume, last_event = headers.get(KEY_HEADER), headers.get(RESUME_HEADER), headers.get(LAST_EVENT_HEADER)
+    key, resume, last_event = map(headers.get, (KEY_HEADER.lower(), RESUME_HEADER, LAST_EVENT_HEADER))
     if key is not None and not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
         raise request_errors.invalid_value(
             KEY_HEADER, f"expected 1 to {MAX_KEY_CHARS} ASCII characters, no control characters"
@@ -182,6 +179,11 @@ def read_event_id(text: str) -> tuple[str, int]:
     if match is None:
         raise HTTPError(stream_not_found())
     return match.group(1), int(match.group(2))
+
+
+def _texts(scope: Scope) -> dict[str, str]:
+    """The headers of a request, the first ones where a name comes twice; `Headers` looks through all for each."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 def _marked(send: Send) -> Send:

@@ -44,19 +44,29 @@ _LASTING_HEADERS = frozenset({b"content-type", b"content-length", b"cache-contro
 
 
 class StreamAnswer(Response):
-    """The answer of one reader of a resumable stream. Its events have ids."""
+    """The answer of one reader of a resumable stream, for a route."""
+
+    def __init__(self, state: ServerState, reader: Reader) -> None:
+        super().__init__()
+        self._connection = StreamConnection(state, reader)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; its errors before the first byte are raised."""
+        await self._connection.answer(scope, receive, send)
+
+
+class StreamConnection:
+    """The connection of one reader of a resumable stream. Its events have ids."""
 
     def __init__(self, state: ServerState, reader: Reader, *, is_first: bool = False) -> None:
         """`is_first`: Whether this is the request that generates the answer."""
-        super().__init__()
         self._state = state
         self._reader = reader
         self._is_first = is_first
         self._sender: EventSender | None = None
-        self._num_sent = 0  # events of the stream up to the last one that this reader has, those before it included
         self._id_line = b"id: %b." % reader.stream_id.encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; its errors before the first byte are raised."""
         try:
             with self._state.in_flight.track_reader() as cut:
@@ -76,7 +86,7 @@ class StreamAnswer(Response):
             if self._sender is None or not self._sender.has_started:
                 raise HTTPError(answer) from error
             own_event: ErrorEvent | None = context.get(ERROR_EVENT)
-            last = frame(encode_json(answer.body())) if own_event is None else own_event(answer, self._num_sent)
+            last = frame(encode_json(answer.body())) if own_event is None else own_event(answer, self._reader.position)
             await self._sender.end(last)
 
     async def _send_all(self, send: Send) -> None:
@@ -102,7 +112,7 @@ class StreamAnswer(Response):
                 while not batch.is_last:
                     await sender.event(self._events(batch) or COMMENT)
                     if isinstance(self._reader, StreamReader):
-                        self._reader.follow(self._take)
+                        self._reader.follow(sender.pusher(self._id_line))
                     batch = await self._reader.read()
             finally:
                 await sender.stop()
@@ -112,19 +122,8 @@ class StreamAnswer(Response):
                 tenant = current_client.get().tenant
                 self._state.slow_readers.note(batch.head.request_id, tenant, sender.waited_s)
 
-    def _take(self, number: int, part: bytes) -> bool:
-        """Sends an event where that waits for nothing."""
-        if self._sender is None or not self._sender.push(self._numbered, (number, part)):
-            return False
-        self._num_sent = number
-        return True
-
-    def _numbered(self, event: tuple[int, bytes]) -> bytes:
-        return b"%b%d\n%b" % (self._id_line, *event)
-
     def _events(self, batch: Batch) -> bytes:
         parts = enumerate(batch.parts, start=batch.first)
-        self._num_sent = batch.first + len(batch.parts) - 1
         return b"".join([b"%b%d\n%b" % (self._id_line, number, part) for number, part in parts])
 
     def _headers_for(self, batch: Batch) -> list[tuple[bytes, bytes]]:
