@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from llmstack_engine_core.prediction import (
 )
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork
 from llmstack_engine_core.prediction.first_token import Arrivals
-from llmstack_engine_core.prediction.step_costs import MIN_NUM_STEPS
+from llmstack_engine_core.prediction.step_costs import MIN_NUM_STEPS, Speed
 from llmstack_engine_core.simulate import SimulationConfig, SimulationError, TraceRequest, simulate
 from llmstack_types import SchedulerStats
 
@@ -182,6 +182,27 @@ def test_a_predictor_is_calibrated_by_reports_alone():
     assert prediction == pytest.approx((1.0, 2.5), rel=0.02)
     assert predictor.found_share == pytest.approx(0.25)
     assert predictor.load.num_waiting_tokens == 75
+
+
+def test_a_machine_that_becomes_slower_is_noticed_within_seconds():
+    speed = Speed()
+    assert speed.scaled(MODEL) == MODEL
+    for number in range(1000):
+        work = StepWork(50 * (number % 3), 1, 0)
+        speed.observe(work, MODEL.step_s(work), MODEL)
+    assert astuple(speed.scaled(MODEL)) == pytest.approx(astuple(MODEL))
+    for number in range(15):
+        work = StepWork(50 * (number % 3), 1, 0)
+        speed.observe(work, 2 * MODEL.step_s(work), MODEL)
+    assert astuple(speed.scaled(MODEL)) == pytest.approx([2 * weight for weight in astuple(MODEL)], rel=0.05)
+
+
+def test_a_pause_within_a_step_is_soon_forgotten():
+    speed, work = Speed(), StepWork(0, 1, 0)
+    speed.observe(work, 10_000.0, MODEL)
+    for _ in range(30):
+        speed.observe(work, 1.0, MODEL)
+    assert speed.scaled(MODEL).base_s == pytest.approx(1.0, rel=0.05)
 
 
 def test_drafted_tokens_are_no_prompt():

@@ -37,6 +37,18 @@ def test_prompt_tokens_wait_until_their_first_token():
     assert bench.outputs.num_waiting_prompt_tokens() == 6
 
 
+def test_what_is_in_flight_is_known_with_its_tokens_and_its_limit():
+    bench = Bench()
+    bench.add("a", "four", max_tokens=9, ignore_eos=True)
+    bench.add("b", "twelve", max_tokens=5, n=2)
+    bench.say("xyz", "a")
+    whole = [(4, 3, 9, False), (6, 0, 5, True), (0, 0, 5, True)]
+    assert bench.outputs.progress(99) == whole
+    assert bench.outputs.progress(2) == whole[:2]
+    bench.say("x", "a", finish_reason=FinishReason.LENGTH)
+    assert bench.outputs.progress(99) == whole[1:]
+
+
 def test_a_slow_consumer_finds_one_merged_output():
     bench = Bench()
     stream = bench.add(output_kind=DELTA, max_tokens=None)

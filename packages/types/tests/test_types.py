@@ -22,8 +22,10 @@ from llmstack_types import (
     LLMStackError,
     LoRAIdentity,
     Operation,
+    RepetitionDetectionParams,
     RequestEvent,
     RequestNote,
+    RequestProgress,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
@@ -33,6 +35,7 @@ from llmstack_types import (
     StepPhases,
     StepRecord,
     StepRecording,
+    StructuredOutputsParams,
     TokenLogprobs,
 )
 from llmstack_types.vocabulary import LoggingLevel, LogLevel, words_of
@@ -41,7 +44,8 @@ PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
     BlockEviction, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity, RequestEvent, RequestNote,
-    ScheduledRequest, SchedulerStats, ShadowFigures, ShadowReport, StepPhases, StepRecord, StepRecording, TokenLogprobs,
+    RequestProgress, ScheduledRequest, SchedulerStats, ShadowFigures, ShadowReport, StepPhases, StepRecord,
+    StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.
@@ -180,3 +184,20 @@ def test_importing_the_vocabulary_loads_no_other_module_of_the_package() -> None
 
 def test_a_set_of_words_may_contain_another() -> None:
     assert words_of(LogLevel) == (*words_of(LoggingLevel), "trace")
+
+
+@pytest.mark.parametrize(
+    ("named", "can_stop"),
+    [
+        ({}, True),
+        ({"ignore_eos": True}, False),
+        ({"min_tokens": 8}, False),
+        ({"min_tokens": 7}, True),
+        ({"ignore_eos": True, "stop": "end"}, True),
+        ({"ignore_eos": True, "stop_token_ids": (5,)}, True),
+        ({"ignore_eos": True, "structured_outputs": StructuredOutputsParams(regex="a")}, True),
+        ({"ignore_eos": True, "repetition_detection": RepetitionDetectionParams(1, 8, 4)}, True),
+    ],
+)
+def test_a_completion_may_stop_before_its_limit_where_something_can_end_it(named: dict[str, Any], can_stop: bool):
+    assert RequestProgress.of(3, 2, SamplingParams(max_tokens=8, **named)) == (3, 2, 8, can_stop)

@@ -7,7 +7,7 @@ import pytest
 from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import MAX_NUM_COUNTED, FirstTokens, PendingRequest
-from llmstack_types import SchedulerStats, StepPhases
+from llmstack_types import RequestProgress, SchedulerStats, StepPhases
 
 LIMITS = StepLimits(max_num_rows=4096, max_num_tokens=101)
 # Ten milliseconds per prompt token, and a second per step.
@@ -17,8 +17,9 @@ BASE_S, TOKEN_S = 1.0, 0.01
 class Rig:
     """One engine core that computes 100 prompt tokens per step beside one decode."""
 
-    def __init__(self, quantum: int = 0, *, has_deadlines: bool = False) -> None:
-        self.first_tokens = FirstTokens(LIMITS, quantum, has_deadlines=has_deadlines)
+    def __init__(self, quantum: int = 0, *, has_deadlines: bool = False, max_num_rows: int = 4096) -> None:
+        limits = LIMITS._replace(max_num_rows=max_num_rows)
+        self.first_tokens = FirstTokens(limits, quantum, has_deadlines=has_deadlines)
         self.now_s = 100.0
         self.step = 0
         for number in range(40):
@@ -122,6 +123,56 @@ def test_requests_are_blocked_where_places_or_blocks_are_missing_and_not_behind_
         assert rig.first_tokens.is_blocked == is_blocked
     rig.report()
     assert not rig.first_tokens.is_blocked
+
+
+class FullRig(Rig):
+    """Both places of the engine core are taken, by answers that have 30 and 80 tokens left."""
+
+    def __init__(self, quantum: int = 0) -> None:
+        super().__init__(quantum, max_num_rows=2)
+        self.in_flight = [RequestProgress(9, 20, 100, can_stop=False), RequestProgress(9, 70, 100, can_stop=False)]
+        self.first_tokens.progress = lambda number: self.in_flight[:number]
+        self.fill()
+
+    def fill(self, num_waiting: int = 0) -> None:
+        for _ in range(40):
+            self.report(num_running=2, num_scheduled_rows=2, num_scheduled_tokens=2, num_waiting=num_waiting)
+
+
+def test_a_place_is_free_when_a_known_answer_reaches_its_limit():
+    rig = FullRig()
+    assert rig.predict().wait_s == pytest.approx(30.0, rel=0.02)
+
+
+def test_what_was_submitted_since_the_report_takes_its_place_first():
+    rig = FullRig()
+    rig.predict()  # the places are known from here on
+    request = PendingRequest(50, "", None, 50, rig.now_s)
+    rig.first_tokens.submit(request, rig.now_s, RequestProgress(50, 0, 20, can_stop=False))
+    assert rig.predict().wait_s == pytest.approx(50.5, rel=0.02)
+    rig.in_flight = [RequestProgress(9, 90, 100, can_stop=False)] * 2
+    rig.fill()
+    assert rig.predict().wait_s == pytest.approx(10.0, rel=0.02)
+
+
+def test_known_places_are_no_block():
+    rig = FullRig()
+    rig.fill(num_waiting=3)
+    assert not rig.first_tokens.is_blocked
+    rig.report(num_running=1, num_scheduled_rows=1, num_waiting=3)  # a place is free: blocks are missing
+    assert rig.first_tokens.is_blocked
+
+
+def test_places_of_a_fair_queue_are_not_known():
+    rig = FullRig(quantum=100)
+    rig.fill(num_waiting=3)
+    assert rig.first_tokens.is_blocked
+
+
+def test_requests_of_other_processes_wait_for_places_too():
+    rig = FullRig()
+    rig.fill(num_waiting=10)
+    assert rig.predict().wait_s == pytest.approx(30.0 + 10 * 100 / 2, rel=0.2)
 
 
 def test_what_first_tokens_take_beyond_the_steps_is_learned():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_server.state.queue_monitor import REPORT_TIMEOUT_S, DrainRate, QueueMonitor
 from llmstack_server.state.queue_wait import MAX_WAIT_S, QueueState, predict_wait
-from llmstack_types import SchedulerStats, StepPhases
+from llmstack_types import RequestProgress, SchedulerStats, StepPhases
 
 TENANTS = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 10_000), max_size=5)
 
@@ -163,6 +163,17 @@ def test_free_places_are_not_waited_for():
         assert rig.monitor.predict_wait(10, "") == 0.0
         with rig.monitor.pending(1000, ""):
             assert rig.monitor.state().num_waiting_tokens == 1000
+
+
+def test_a_request_waits_where_all_places_are_taken_and_no_other_waits_yet():
+    rig = Rig(max_num_running=2)
+    for number in range(60):
+        rig.report(0, step=number + 1, num_running=2, num_scheduled_rows=2, num_scheduled_tokens=2 + 50 * (number % 3))
+    rig.monitor.first_tokens.progress = lambda _: [RequestProgress(9, 1, 21, can_stop=False)] * 2
+    rig.report(0, step=61, num_running=2, num_scheduled_rows=2, num_scheduled_tokens=2)
+    assert rig.monitor.predict_wait(10, "") == pytest.approx(20 * 0.1, rel=0.05)
+    rig.report(0, step=62, num_running=1, num_scheduled_rows=2, num_scheduled_tokens=2)
+    assert rig.monitor.predict_wait(10, "") == 0.0
 
 
 def test_sizes_are_learned_from_submitted_requests():

@@ -14,7 +14,7 @@ from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web.first_token_check import JITTER
-from llmstack_types import SchedulerStats, StepPhases
+from llmstack_types import RequestProgress, SchedulerStats, StepPhases
 
 HEADER = "x-llmstack-predicted-ttft-ms"
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
@@ -78,6 +78,21 @@ async def test_every_generated_answer_says_when_its_first_token_was_expected(pat
         answer = await post(app, path, {**body, "stream": is_stream})
         # The step under way, and one with the prompt.
         assert 2000 <= int(answer.headers[HEADER]) <= 2400
+
+
+async def test_a_request_takes_its_place_for_as_many_tokens_as_it_asks_for():
+    state = ready_state(FakeEngineClient(), HTTPConfig())
+    clock = Clock()
+    state.queue = QueueMonitor(1, clock=clock)
+    running = RequestProgress(9, 90, 100, can_stop=False)
+    state.queue.first_tokens.progress = lambda _: [running]
+    calibrate(state.queue, clock)
+    app = build_app(state)
+    expected = []
+    for num_tokens in (5, 10, 1):
+        body = {"prompt": "Hello", "max_tokens": num_tokens, "ignore_eos": True}
+        expected.append(int((await post(app, COMPLETIONS, body)).headers[HEADER]) / 1000)
+    assert expected == pytest.approx([11, 16, 26], rel=0.1)
 
 
 async def test_an_answer_without_a_first_token_has_no_prediction():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from llmstack_llm.outputs.collector import ObservedCollector, RequestOutputCollector
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
@@ -25,6 +26,7 @@ from llmstack_types import (
     RequestEvent,
     RequestFailedError,
     RequestOutputKind,
+    RequestProgress,
     StepPhases,
 )
 
@@ -86,6 +88,15 @@ class OutputProcessor:
                 names = waiting if state.metrics.first_token_time_s is None else running
                 names.add(state.lora_request.lora_name)
         return sorted(running), sorted(waiting)
+
+    def progress(self, max_num: int) -> list[RequestProgress]:
+        """The first `max_num` completions in flight, in the order of their submission."""
+        return [
+            RequestProgress.of(
+                0 if one.index else len(one.parent.prompt_token_ids), len(one.token_ids), one.parent.sampling_params
+            )
+            for one in islice(self.request_id_to_completion.values(), max_num)
+        ]
 
     def num_waiting_prompt_tokens(self, tenant: str | None = None) -> int:
         """Prompt tokens of requests that have no output yet, of one tenant or of all; linear in the requests."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
     from llmstack_types.shadow import ShadowFigures, ShadowReport
-    from llmstack_types.stats import SchedulerStats
+    from llmstack_types.stats import RequestProgress, SchedulerStats
     from llmstack_types.structured_outputs_params import StructuredOutputsParams
     from llmstack_types.token_masks import TokenMasks
 
@@ -93,6 +93,7 @@ _MODULES = {
     "SamplingParams": "sampling_params",
     "ScheduledRequest": "scheduler_output",
     "SchedulerOutput": "scheduler_output",
+    "RequestProgress": "stats",
     "SchedulerStats": "stats",
     "ServerOverloadedError": "errors",
     "ShadowFigures": "shadow",
@@ -139,6 +140,7 @@ __all__ = [
     "RequestFailedError",
     "RequestNote",
     "RequestOutputKind",
+    "RequestProgress",
     "RequestStatus",
     "SamplingParams",
     "ScheduledRequest",

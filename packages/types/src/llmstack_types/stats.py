@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from llmstack_types.sampling_params import SamplingParams
+
 
 class SchedulerStats(NamedTuple):
     """The scheduler's state after a step; counters grow from the engine's start.
@@ -74,3 +76,32 @@ class SchedulerStats(NamedTuple):
     def kv_cache_usage(self) -> float:
         """Share of the blocks that requests hold, in [0, 1]."""
         return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+class RequestProgress(NamedTuple):
+    """A completion that has not ended.
+
+    Attributes:
+        num_prompt_tokens: Tokens of its prompt; 0 where another completion of the same request has it.
+        num_output_tokens: Tokens that it has so far.
+        max_num_output_tokens: Tokens that it has at most when it ends.
+        can_stop: Whether it may end before, by a token, a text or a constraint.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_num_output_tokens: int
+    can_stop: bool
+
+    @classmethod
+    def of(cls, num_prompt_tokens: int, num_output_tokens: int, params: SamplingParams) -> RequestProgress:
+        """The progress of a completion with these parameters, as they are after all checks."""
+        max_tokens = params.max_tokens or 0
+        can_stop = params.min_tokens < max_tokens and bool(
+            not params.ignore_eos
+            or params.stop
+            or params.stop_token_ids
+            or params.structured_outputs
+            or params.repetition_detection
+        )
+        return cls(num_prompt_tokens, num_output_tokens, max_tokens, can_stop)

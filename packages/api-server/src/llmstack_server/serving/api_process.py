@@ -116,6 +116,7 @@ class ApiProcess:
             stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
         for stage, seconds in stages.items():
             state.metrics.startup_seconds.labels(stage).set(seconds)
+        state.queue.first_tokens.progress = engine.output_processor.progress
         collections = IdleCollections(lambda: state.in_flight.count)
         collections.begin()
         state.ticks.append(collections.tick)

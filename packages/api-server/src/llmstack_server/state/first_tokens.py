@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from llmstack_engine_core.prediction import EnginePredictor, FirstToken, QueuedTokens, StepLimits
+from llmstack_engine_core.prediction import EnginePredictor, FirstToken, Places, QueuedTokens, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_types import EngineReady, SchedulerStats
+from llmstack_types import EngineReady, RequestProgress, SchedulerStats
 from llmstack_types.engine_core import IMPLIED_DEADLINE_S
 
 # Further waiting requests count with the mean of these, which bounds the cost of a prediction to some 50 microseconds.
@@ -59,16 +60,21 @@ class FirstTokens:
     Attributes:
         overhead_s: Seconds until the first token beyond those of the steps: the mean of observed ones.
         is_calibrated: Whether enough steps were measured.
-        is_blocked: Whether requests wait for places or for blocks, and not for earlier prompts.
+        is_blocked: Whether requests wait for blocks, or for places of which nothing is known, and not for earlier
+            prompts.
+        progress: Gives the first completions in flight, in their order; None where that is not known.
         queued: Requests that were submitted here and have neither a first token nor ended, in this order.
         num_waiting: Requests that wait in all engine cores, by their last reports.
+        num_running: Those that run.
     """
 
     def __init__(self, limits: StepLimits, quantum: int, *, has_deadlines: bool = False) -> None:
         """`quantum` as in `QueueState`; `has_deadlines`: Requests of one tenant go by their deadlines."""
         self.overhead_s = 0.0
         self.is_calibrated = self.is_blocked = False
-        self.num_waiting = 0
+        self.num_waiting = self.num_running = 0
+        self.progress: Callable[[int], Sequence[RequestProgress]] | None = None
+        self._places: Places | None = None
         self._is_corrected = False
         self._limits = limits
         self._quantum = quantum
@@ -95,16 +101,13 @@ class FirstTokens:
         engine.observe(stats, end_s, work_s)
         self._step_begins[index] = end_s - (work_s or 0.0)
         for finished in iteration.finished_requests:
-            engine.note_finished(finished.num_generation_tokens)
+            engine.note_finished(finished.num_generation_tokens, is_stopped=finished.finish_reason != "length")
         if not self.is_calibrated:
             self.is_calibrated = engine.costs.model() is not None
-        if stats.num_waiting or self.num_waiting:
-            loads = [engine.load for engine in self._engines.values()]
-            max_num_rows = self._limits.max_num_rows
-            self.num_waiting = sum([load.num_waiting for load in loads])
-            self.is_blocked = any(
-                load.num_waiting and (load.num_running >= max_num_rows or not load.num_prefill_tokens) for load in loads
-            )
+        self._places = None
+        self.num_running = stats.num_running
+        if stats.num_waiting or self.num_waiting or len(self._engines) > 1:
+            self._note_waiting(max(stats.num_scheduled_rows, stats.num_running))
 
     def predict(
         self, num_prompt_tokens: int, num_tokens: int, tenant: str, wanted_s: float | None, now_s: float
@@ -122,14 +125,16 @@ class FirstTokens:
         if self.queued or engine.load.num_waiting:
             before = self._before(index, engine, num_tokens, tenant, wanted_s, now_s)
         num_new_tokens = max(round(num_prompt_tokens * (1.0 - engine.found_share)), 1)
-        prediction = engine.predict(before, num_new_tokens, now_s)
+        prediction = engine.predict(before, num_new_tokens, now_s, self._known_places(engine))
         if prediction is None:
             return None
         return FirstToken(prediction.wait_s, prediction.ttft_s + self.overhead_s)
 
-    def submit(self, request: PendingRequest, now_s: float) -> None:
-        """Notes a request that goes to the engine now."""
+    def submit(self, request: PendingRequest, now_s: float, progress: RequestProgress | None = None) -> None:
+        """Notes a request that goes to the engine now, with the answer that it asks for."""
         self.queued[id(request)] = request
+        if self._places is not None and progress is not None:
+            self._places.add(progress)
         for engine in self._engines.values():
             engine.note_arrival(request.num_prompt_tokens // len(self._engines), now_s)
 
@@ -145,6 +150,34 @@ class FirstTokens:
             error_s = real_s - request.prediction.ttft_s
             correction_s = min(max(error_s, -_MAX_CORRECTION_S), _MAX_CORRECTION_S)
             self.overhead_s = min(max(self.overhead_s + _SMOOTHING * correction_s, 0.0), _MAX_OVERHEAD_S)
+
+    def _note_waiting(self, num_rows: int) -> None:
+        """Notes who waits, and for what; `num_rows`: Requests in the last step."""
+        loads, max_num_rows = [engine.load for engine in self._engines.values()], self._limits.max_num_rows
+        self.num_waiting = sum([load.num_waiting for load in loads])
+        self.num_running = sum([load.num_running for load in loads])
+        if self._knows_places and num_rows >= max_num_rows:
+            self.is_blocked = False
+            return
+        self.is_blocked = any(
+            load.num_waiting and (load.num_running >= max_num_rows or not load.num_prefill_tokens) for load in loads
+        )
+
+    @property
+    def _knows_places(self) -> bool:
+        """Whether requests have places in the order of their arrival, which the lengths of those before tell."""
+        return self.progress is not None and not self._quantum and len(self._engines) == 1
+
+    def _known_places(self, engine: EnginePredictor) -> Places | None:
+        """The places of the one engine core; None where one is free, or they are not known."""
+        load, max_num_rows = engine.load, self._limits.max_num_rows
+        if load.num_running + load.num_waiting + len(self.queued) < max_num_rows:
+            return None
+        if self._places is None and self.progress is not None and self._knows_places:
+            requests = self.progress(max_num_rows + MAX_NUM_COUNTED)
+            num_uncounted = max(load.num_running + load.num_waiting - len(requests), 0)
+            self._places = engine.places(requests, num_uncounted)
+        return self._places
 
     def _before(
         self, index: int, engine: EnginePredictor, num_tokens: int, tenant: str, wanted_s: float | None, now_s: float

@@ -13,7 +13,7 @@ from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import FirstTokens, PendingRequest
 from llmstack_server.state.queue_wait import QueueState, predict_wait
-from llmstack_types import EngineReady, SchedulerStats
+from llmstack_types import EngineReady, RequestProgress, SchedulerStats
 
 # Requests often begin and end together, so a rate is the mean over several service times.
 MIN_MEMORY_S = 5.0
@@ -157,7 +157,8 @@ class QueueMonitor:
         """`predict_wait` on the current state; None before steps, or a rate, were measured."""
         ahead = self.first_tokens
         num_pending = len(self._pending)
-        if ahead.is_calibrated and not (ahead.num_waiting or ahead.queued) and num_pending < self._max_num_running:
+        num_places = self._max_num_running * len(self._engines) - ahead.num_running
+        if ahead.is_calibrated and not (ahead.num_waiting or ahead.queued) and num_pending < num_places:
             return 0.0  # it is part of the next step
         is_rated = any(engine.tokens_per_s is not None for engine in self._engines.values())
         if ahead.is_calibrated and not (is_rated and ahead.is_blocked):
@@ -184,8 +185,18 @@ class QueueMonitor:
         wait_s = self.predict_wait(num_tokens, tenant)
         return prediction if wait_s is None else FirstToken(wait_s, wait_s + prediction.ttft_s - prediction.wait_s)
 
-    def admit(self, num_prompt_tokens: int, num_output_tokens: int, left_s: float | None) -> PendingRequest | None:
-        """Predicts the current request, which is about to be submitted; None without one."""
+    def admit(
+        self,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        left_s: float | None,
+        progress: RequestProgress | None = None,
+    ) -> PendingRequest | None:
+        """Predicts the current request, which is about to be submitted; None without one.
+
+        `num_output_tokens`: Its output as far as the queue counts it.
+        `progress`: The answer that it asks for.
+        """
         request = current_request.get()
         if request is None:
             return None
@@ -197,7 +208,7 @@ class QueueMonitor:
         now_s = self._clock()
         request.num_prompt_tokens, request.submitted_s = num_prompt_tokens, now_s
         request.wanted_s = None if left_s is None else now_s + left_s
-        self.first_tokens.submit(request, now_s)
+        self.first_tokens.submit(request, now_s, progress)
         return request
 
     def forget(self, request: PendingRequest) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from llmstack_engine_core.prediction.cost_model import StepWork
+from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork
 from llmstack_engine_core.prediction.first_token import (
     Arrivals,
     EngineLoad,
@@ -13,8 +14,9 @@ from llmstack_engine_core.prediction.first_token import (
     StepLimits,
     first_token,
 )
-from llmstack_engine_core.prediction.step_costs import StepCosts
-from llmstack_types import SchedulerStats
+from llmstack_engine_core.prediction.places import Places, StopRate
+from llmstack_engine_core.prediction.step_costs import Speed, StepCosts
+from llmstack_types import RequestProgress, SchedulerStats
 
 _SMOOTHING: Final = 0.02
 _FIRST_OUTPUT_TOKENS: Final = 256.0
@@ -44,6 +46,8 @@ class EnginePredictor:
         self._last = SchedulerStats()
         self._num_output_tokens = _FIRST_OUTPUT_TOKENS
         self._num_queries = self._num_hits = self._mean_s = 0.0
+        self._stop_rate, self._speed = StopRate(), Speed()
+        self._num_rows = self._num_drafts = self._num_accepted = 0.0
         self._num_arrived = self._num_squares = self._arrivals_s = 0.0
 
     def observe(self, stats: SchedulerStats, end_s: float, work_s: float | None) -> None:
@@ -72,6 +76,10 @@ class EnginePredictor:
                 seconds = work_s
             if seconds is not None and seconds > 0:
                 self._learn(stats, stats.num_draft_tokens - last.num_draft_tokens, num_context, seconds)
+            self._num_rows += _SMOOTHING * (stats.num_scheduled_rows - self._num_rows)
+            self._num_drafts += _SMOOTHING * (stats.num_draft_tokens - last.num_draft_tokens - self._num_drafts)
+            num_accepted = stats.num_accepted_draft_tokens - last.num_accepted_draft_tokens
+            self._num_accepted += _SMOOTHING * (num_accepted - self._num_accepted)
         num_queries = stats.prefix_cache_queries - last.prefix_cache_queries
         if num_queries > 0:
             self._num_queries += _SMOOTHING * (num_queries - self._num_queries)
@@ -85,9 +93,11 @@ class EnginePredictor:
         num_drafts = min(max(num_drafts, 0), num_prompt_tokens)
         num_prompt_tokens -= num_drafts
         num_rows = stats.num_scheduled_rows + num_drafts
+        work = StepWork(num_prompt_tokens, num_rows, num_context_tokens)
+        self._speed.observe(work, seconds, self.costs.last_model)
         # Of steps that only decode, nearly all equal, a part is enough.
         if num_prompt_tokens > 0 or not stats.step % _DECODE_INTERVAL:
-            self.costs.observe(StepWork(num_prompt_tokens, num_rows, num_context_tokens), seconds)
+            self.costs.observe(work, seconds)
 
     def note_arrival(self, num_tokens: int, now_s: float) -> None:
         """Notes the prompt of a request."""
@@ -96,19 +106,45 @@ class EnginePredictor:
         self._num_squares = self._num_squares * kept + num_tokens * num_tokens
         self._arrivals_s = now_s
 
-    def note_finished(self, num_output_tokens: int) -> None:
-        """Notes the length of an answer."""
+    def note_finished(self, num_output_tokens: int, *, is_stopped: bool = True) -> None:
+        """Notes the length of an answer, which stopped by itself or at its limit."""
+        self._stop_rate.observe(num_output_tokens, is_stopped=is_stopped)
         self._num_output_tokens += _SMOOTHING * (num_output_tokens - self._num_output_tokens)
 
-    def predict(self, before: QueuedTokens, num_tokens: int, now_s: float) -> FirstToken | None:
-        """The prediction for a request that arrives now; None before the steps were measured."""
+    def places(self, requests: Sequence[RequestProgress], num_uncounted: int = 0) -> Places:
+        """The places after the last step, with the requests in flight; as `Places.add_all`."""
+        tokens_per_step = 1.0 + self._num_accepted / max(self._num_rows, 1.0)
+        places = Places(self._limits.max_num_rows, tokens_per_step, self._stop_rate.value)
+        places.add_all(requests, num_uncounted)
+        return places
+
+    def predict(
+        self, before: QueuedTokens, num_tokens: int, now_s: float, places: Places | None = None
+    ) -> FirstToken | None:
+        """The prediction for a request that arrives now; None before the steps were measured.
+
+        `places`: What is known of the lengths of the requests before it.
+        """
         model = self.costs.model()
         if model is None:
             return None
+        model = self._speed.scaled(model)
         max_num_rows = self._limits.max_num_rows
         num_rows = max(self.load.num_running, max_num_rows // 2)  # it matters where nearly all places are taken
         return first_token(
             self.load, self._limits, model, before, num_tokens, now_s,
             departures_per_s=num_rows / (max(self._num_output_tokens, 1.0) * self._mean_s),
+            free_s=None if places is None else self._free_s(places, model),
             arrivals=Arrivals(self._num_arrived / _ARRIVALS_MEMORY_S, self._num_squares / _ARRIVALS_MEMORY_S),
         )  # fmt: skip
+
+    def _free_s(self, places: Places, model: LinearCostModel) -> float | None:
+        """When a further request has a place; None where one is free."""
+        num_steps, load = places.num_steps, self.load
+        if not num_steps:
+            return None
+        num_rows = round(self._limits.max_num_rows * (1.0 + self._num_drafts / max(self._num_rows, 1.0)))
+        decode_s = model.step_s(StepWork(0, num_rows, load.num_context_tokens))
+        num_tokens = round(places.num_prompt_tokens * (1.0 - self.found_share))
+        prompts_s = model.step_s(StepWork(num_tokens, num_rows, load.num_context_tokens)) - decode_s
+        return load.end_s + num_steps * decode_s + prompts_s

@@ -141,6 +141,7 @@ def first_token(
     now_s: float,
     *,
     departures_per_s: float = 0.0,
+    free_s: float | None = None,
     arrivals: Arrivals = NO_ARRIVALS,
 ) -> FirstToken:
     """Predicts the first token of a request that arrives at `now_s`.
@@ -153,6 +154,8 @@ def first_token(
         num_tokens: Tokens of its prompt that must be computed.
         now_s: The time, on the clock of `load`.
         departures_per_s: Running requests that end per second; it counts where all places are taken.
+        free_s: When a place is free, as far as that is known: all before it have one by then, and their prompts are
+            computed. None where one is free, or nothing is known.
         arrivals: Later requests, which become part of the last step.
     """
     num_rows = min(load.num_running, limits.max_num_rows)
@@ -181,7 +184,9 @@ def first_token(
         begins_s += step_s(num_others, num_computed)
         num_others = 0
     num_too_many = before.num_requests + 1 - (limits.max_num_rows - load.num_running)
-    if num_too_many > 0 and departures_per_s > 0:
+    if free_s is not None:
+        begins_s, num_left, num_others, arrivals = max(free_s, now_s), 0, 0, NO_ARRIVALS
+    elif num_too_many > 0 and departures_per_s > 0:
         begins_s = max(begins_s, load.end_s + num_too_many / departures_per_s)
     wait_s = max(begins_s - now_s, 0.0)
     num_first = min(budget - num_others, own_budget)

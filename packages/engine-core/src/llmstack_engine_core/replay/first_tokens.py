@@ -31,7 +31,8 @@ def predictions_of_log(run: Run, log: StepRecording) -> list[list[str | float | 
     """Request ids, with the predicted and the real milliseconds to the first token in the engine core.
 
     A prediction knows the steps of `log` that had ended when the request came, and their durations. There is none
-    before enough steps were measured. All waiting requests count, as in the order of their arrival.
+    before enough steps were measured. All waiting requests count, as in the order of their arrival. Waits for places
+    follow from the mean length of answers; a server knows what each request asks for.
     """
     scheduler, cache = run.header.configs()
     limits = StepLimits.of(scheduler)
