@@ -185,6 +185,18 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive,
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
+async def run_here_while_connected(
+    work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Future[None]
+) -> None:
+    """As `run_while_connected`, in the current task, so that the work begins at once."""
+    leaving = asyncio.create_task(_wait_until_disconnected(receive))
+    try:
+        await run_until(work, leaving, cut)
+    finally:
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+
 async def run_until(work: Coroutine[Any, Any, None], left: asyncio.Future[None], cut: asyncio.Future[None]) -> None:
     """Runs `work` in the current task until it is done, `left` is done, or the server cuts requests in flight.
 

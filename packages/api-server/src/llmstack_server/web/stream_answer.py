@@ -20,7 +20,7 @@ from llmstack_server.state.stream_record import (
     StreamReader,
     UnknownStreamError,
 )
-from llmstack_server.web.answers import run_while_connected
+from llmstack_server.web.answers import run_here_while_connected
 from llmstack_server.web.body import ClientDisconnected
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import (
@@ -78,7 +78,7 @@ class StreamConnection:
         self, context: Mapping[str, Any], receive: Receive, send: Send, cut: asyncio.Future[None]
     ) -> None:
         try:
-            await run_while_connected(self._send_all(send), receive, cut)
+            await run_here_while_connected(self._send_all(send), receive, cut)
         except ClientDisconnected:
             raise
         except Exception as error:  # any error becomes the last event of a started stream
