@@ -30,6 +30,16 @@ def explained(core: EngineCore, name: str, **changes: int) -> Explanation:
     return explain(core.recent_steps(0), name, known)
 
 
+def run_behind_a_long_prompt() -> EngineCore:
+    """A prompt of 90 tokens is computed in steps of 16, and `r` comes during that."""
+    core = build()
+    add(core, "long", 90)
+    core.step()
+    add(core, "r", 8, first=99)
+    run(core)
+    return core
+
+
 def test_a_request_alone_has_waited_for_nothing() -> None:
     core = build()
     add(core, "r", 10)
@@ -43,12 +53,7 @@ def test_a_request_alone_has_waited_for_nothing() -> None:
 
 
 def test_a_long_prompt_ahead_is_named() -> None:
-    core = build()
-    add(core, "long", 90)
-    core.step()
-    add(core, "r", 8, first=99)
-    run(core)
-    found = explained(core, "r")
+    found = explained(run_behind_a_long_prompt(), "r")
     assert (found.facts["queue_cause"], found.facts["queued_behind"]) == ("token budget", "long")
     assert "others used all 16 tokens of each step" in " ".join(found.sentences)
 
@@ -64,12 +69,7 @@ def test_prompts_that_left_no_room_for_its_own_are_the_cause() -> None:
 
 
 def test_a_wait_whose_first_steps_are_no_longer_kept_says_so() -> None:
-    core = build()
-    add(core, "long", 90)
-    core.step()
-    add(core, "r", 8, first=99)
-    run(core)
-    log = core.recent_steps(0)
+    log = run_behind_a_long_prompt().recent_steps(0)
     whole, cut = explain(log, "r"), explain(log._replace(steps=log.steps[3:]), "r")
     assert whole.facts["queue_steps"] == cut.facts["queue_steps"] + 2
     assert "queue_forgotten_ms" not in whole.facts
