@@ -65,10 +65,12 @@ class OpenAIAnswer(ABC):
         if self.is_stream:
             self.encoder = ChunkEncoder(self._id, self.CHUNK_OBJECT, self._created, self._model, self.includes_usage)
 
-    @property
     def fingerprint_fields(self) -> dict[str, Any]:
-        """Fields of the chunks that end a choice, and of the last one."""
-        if self._waits_for_weights:  # it has those that are here now
+        """Fields of the chunks that end a choice, and of the last one; the first call decides which weights they name.
+
+        An answer that had waited for a reload has the weights that are here at its first end.
+        """
+        if self._waits_for_weights:
             self._waits_for_weights = False
             self._fingerprint_fields["system_fingerprint"] = self._state.system_fingerprint
         return self._fingerprint_fields
@@ -87,7 +89,7 @@ class OpenAIAnswer(ABC):
             "choices": sorted(choices, key=lambda choice: choice["index"]),
             "usage": self.usage.as_object(),
             "service_tier": "default",
-            **self.fingerprint_fields,
+            **self.fingerprint_fields(),
             **self._timing_fields(),
             **self.receipt_fields(),
         }
@@ -105,7 +107,7 @@ class OpenAIAnswer(ABC):
 
     def end_fields(self) -> dict[str, Any]:
         """Fields of the last chunk of a stream, where it counts tokens."""
-        return {"usage": self.usage.as_object(), **self.fingerprint_fields, **self._timing_fields()}
+        return {"usage": self.usage.as_object(), **self.fingerprint_fields(), **self._timing_fields()}
 
     def _timing_fields(self) -> dict[str, Any]:
         """`metrics` for the end of an answer, where that was asked for and there is one completion to time."""

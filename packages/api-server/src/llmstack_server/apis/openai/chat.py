@@ -152,7 +152,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
             "index": new.index, "delta": {"content": new.text} if new.text else {}, "logprobs": None,
             "finish_reason": new.finish_reason, "stop_reason": new.stop_reason,
         }  # fmt: skip
-        return encoder.encode([choice], self.fingerprint_fields)
+        return encoder.encode([choice], self.fingerprint_fields())
 
     def _first_events(self, encoder: ChunkEncoder, output: PromptOutput) -> bytes:
         if output.prompt_logprobs is not None:
@@ -173,7 +173,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
             delta = _end_of(delta)
         has_news = delta.content or delta.reasoning or delta.tool_calls or delta.finish_reason is not None
         if has_news or self._wants_tokens:
-            end = {} if delta.finish_reason is None else self.fingerprint_fields
+            end = {} if delta.finish_reason is None else self.fingerprint_fields()
             yield encoder.encode([self._chunk_choice(delta)], extra | end)
 
     def _chunk_choice(self, delta: ChatDelta) -> dict[str, Any]:

@@ -248,7 +248,7 @@ class CompletionAnswer(OpenAIAnswer):
             extra = {"usage": self.usage.sent_object(len(new.token_ids))} if counts_sent else {}
             index = output.prompt_index * self.n + new.index
             if builders[index].is_worth_sending(new):
-                end = {} if new.finish_reason is None else self.fingerprint_fields
+                end = {} if new.finish_reason is None else self.fingerprint_fields()
                 events.append(encoder.encode([builders[index].build(index, output, new)], extra | end))
         return b"".join(events)
 
