@@ -221,6 +221,36 @@ async def test_a_reload_that_one_api_process_cannot_follow_changes_nothing_in_an
         assert cluster.engine_pid == pid
 
 
+async def test_a_reload_under_way_when_the_server_stops_is_refused_in_these_words(tmp_path: Path) -> None:
+    folder, other = write_model_folder(tmp_path / "m"), write_model_folder(tmp_path / "other")
+    async with Cluster(folder, f"next={other}") as cluster:
+        first, second = cluster.all
+        before, pid = await first.weights(), cluster.engine_pid
+        asked = asyncio.Event()
+        second.instead = {"prepare": asked.set}
+        reload = asyncio.create_task(first.reload("next"))
+        await asked.wait()
+        cluster.supervisor.begin_stop()
+        second.end()
+        for status, refused in (await reload, await first.reload("next")):
+            assert (status, "the server stops" in refused["error"]["message"]) == (409, True)
+        assert (await first.weights(), cluster.engine_pid) == (before, pid)
+
+
+async def test_a_process_that_ends_because_the_server_stops_is_no_cause(tmp_path: Path) -> None:
+    folder, other = write_model_folder(tmp_path / "m"), write_model_folder(tmp_path / "other")
+    async with Cluster(folder, f"next={other}") as cluster:
+        first, second = cluster.all
+
+        def end() -> None:
+            cluster.supervisor.begin_stop()
+            second.end()
+
+        second.instead = {"prepare": end}
+        status, refused = await first.reload("next")
+        assert (status, "the server stops" in refused["error"]["message"]) == (409, True)
+
+
 async def test_a_reload_waits_while_engine_cores_without_requests_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,6 +264,7 @@ class ApiServers:
     async def _stop(self, tasks: list[asyncio.Task[None]], opening: asyncio.Future[EngineProcesses]) -> None:
         """Lets the processes drain, then stops the engine cores; kills what does not end in time."""
         self._is_stopping = True
+        self._reloads.begin_stop()
         self.listener.close()  # each process has its own descriptor
         self._signal_workers(signal.SIGTERM)
         _, unfinished = await asyncio.wait(tasks, timeout=self.config.http.shutdown_timeout_s + STOP_GRACE_S)

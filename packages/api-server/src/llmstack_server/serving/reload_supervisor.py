@@ -23,6 +23,9 @@ PREPARE_GRACE_S: Final = 120.0
 SWITCH_TIMEOUT_S: Final = 60.0
 END_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.01
+_STOPS: Final = "the server stops, so no reload begins, and one that is under way changes nothing"
+# Orders after whose failure all goes on as before.
+_REFUSABLE: Final = frozenset({"check", "prepare"})
 
 
 class Member(Protocol):
@@ -115,8 +118,17 @@ class ReloadSupervisor:
         """An API process has ended: its requests are lost, and it answers nothing."""
         waiting = self._waiting.get(index)
         if waiting is not None and not waiting.done():
-            waiting.set_exception(_ReloadProblem(f"API process {index} has ended"))
+            waiting.set_exception(_ReloadProblem(_STOPS if self._is_stopping else f"API process {index} has ended"))
         self._end_old(index)
+
+    def begin_stop(self) -> None:
+        """The server stops: a reload that has changed nothing yet is refused, and no other begins."""
+        self._is_stopping = True
+        if self._order is None or self._order[1] not in _REFUSABLE:
+            return
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_ReloadProblem(_STOPS))
 
     async def stop(self) -> None:
         """Ends the engine cores beside those that take new requests."""
@@ -133,7 +145,7 @@ class ReloadSupervisor:
         member = self._members()[index]
         problem = ""
         if self._is_stopping:
-            problem = "the server stops"
+            problem = _STOPS
         elif self._running is not None and not self._running.done():
             problem = "another reload is running"
         elif not all(one.is_serving for one in self._members().values()):
@@ -236,6 +248,8 @@ class ReloadSupervisor:
         Raises:
             _ReloadProblem: One cannot follow the order, has ended, or does not answer.
         """
+        if self._is_stopping and not is_final:
+            raise _ReloadProblem(_STOPS)
         loop, members = asyncio.get_running_loop(), self._serving()
         self._waiting = {index: loop.create_future() for index in members}
         self._order = (order["id"], order["reload"])
