@@ -201,6 +201,23 @@ def test_a_request_in_a_damaged_middle_is_not_said_to_be_missing(
 
 
 @pytest.mark.parametrize("snapshot_steps", [0, 16])
+def test_a_long_replay_of_a_log_without_snapshots_is_announced(
+    snapshot_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LoggedRun(
+        log := tmp_path / "run.steps", LIMITS, CacheConfig(24, block_size=4), 5, snapshot_steps=snapshot_steps
+    )
+    for _ in range(50):
+        run.do_something(1)
+    run.finish()
+    assert command("r1", "--log", str(log)) == 0
+    assert not capsys.readouterr().err
+    monkeypatch.setattr("llmstack_engine_core.commands.explain.LONG_REPLAY_STEPS", 5)
+    assert command("r1", "--log", str(log)) == 0
+    assert ("has no snapshots" in capsys.readouterr().err) == (snapshot_steps == 0)
+
+
+@pytest.mark.parametrize("snapshot_steps", [0, 16])
 def test_a_request_that_is_not_in_a_log_is_sought_without_a_replay(
     snapshot_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 4 << 20
 # A step of 64 rows takes about 10 kB while it is kept.
 MAX_STEPS = 50_000
+# The replay of so many takes some seconds.
+LONG_REPLAY_STEPS = 10_000
 # A package above this one, so it is named and not imported.
 TOKENIZER_MODULE = "llmstack_llm.text.tokenizer"
 
@@ -111,6 +113,7 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
     try:
         with run_with(path, first_names(request_id), STEPS_BEFORE) as run:
             if run is not None:
+                _tell_of_replay(path, run)
                 made = _from_run(run, request_id, text_of)
                 if made is not None:
                     return made
@@ -123,6 +126,15 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
             f"{without}; the log is cut or damaged at step {num_steps}, and the request may lie behind it"
         )
     raise ExplainError(without)
+
+
+def _tell_of_replay(path: Path, run: Run) -> None:
+    """Says on stderr that a long replay begins."""
+    from llmstack_engine_core.step_log.reader import RecordedRun
+
+    if isinstance(run, RecordedRun) and run.last.num_steps >= LONG_REPLAY_STEPS:
+        text = f"{path} has no snapshots: up to {run.last.num_steps} steps are replayed, which may take a minute"
+        sys.stderr.write(f"llmstack explain: {text}\n")
 
 
 def _from_run(run: Run, request_id: str, text_of: TextOf | None) -> Explanation | None:
