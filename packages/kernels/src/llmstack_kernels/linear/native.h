@@ -12,6 +12,7 @@
 
 #include "../native/elementwise.h"
 #include "../native/rows.h"
+#include "native_four_rows.h"
 #include "native_operands.h"
 
 namespace llmstack {
@@ -188,6 +189,17 @@ struct Tile {
       for (int v = 0; v < kColumnVectors; ++v) local[r][v] = sums[r][v];
     }
     auto& into = kIsLocal ? local : sums;
+    // Pairs of bfloat16 with AVX2: no other tile has this shape. In an array of their own, sums stay in registers.
+    if constexpr (kRows == kFourRows && kColumnVectors == kFourRowsVectors) {
+      Floats own[kFourRows][kFourRowsVectors];
+      std::memcpy(own, sums, sizeof(own));
+      for (int64_t step = begin; step < end; ++step) {
+        ahead.prefetch();
+        add_pairs(x + step * Panel::kInputs, row_stride, panel.packed + (step * kVectors + first_vector) * 2 * kLanes, own);
+      }
+      std::memcpy(sums, own, sizeof(own));
+      return;
+    }
     for (int64_t step = begin; step < end; ++step) {
       ahead.prefetch();
 #pragma GCC unroll 8
@@ -253,18 +265,32 @@ inline void with_rows(int64_t rows, const Work& work) {
   }(std::make_integer_sequence<int, kMaxRows>());
 }
 
+// Vectors of columns that a pass of so many rows takes.
+template <int kSingle, int kFour, int kOther>
+struct PassWidths {
+  static constexpr int of(int64_t rows) { return rows == 1 ? kSingle : rows == kFourRows ? kFour : kOther; }
+};
+
 // Calls `work` for each pass over kAllVectors vectors of a panel, with the tile's rows and vectors as constants, its first
 // row and vector, and what is prefetched. Tiles are as few as possible, and nearly equal. A single row takes
-// kSingleVectors vectors.
+// kSingleVectors vectors, and four rows kFourVectors.
 template <int kMaxRows, int kSingleVectors, int kAllVectors, bool kPrefetchesNext, int kPassVectors = kTileVectors,
-          class Place, class Work>
+          int kFourVectors = kPassVectors, class Place, class Work>
 void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, const Work& work) {
+  if (row >= end) return;
+  using Widths = PassWidths<kSingleVectors, kFourVectors, kPassVectors>;
+  const auto passes_of = [](int64_t rows) { return (kAllVectors + Widths::of(rows) - 1) / Widths::of(rows); };
   int64_t tiles = (end - row + kMaxRows - 1) / kMaxRows, pass = 0;
-  const int64_t passes = tiles * (kAllVectors / (end - row == 1 ? kSingleVectors : kPassVectors));
+  const int64_t least = (end - row) / tiles, with_more = (end - row) % tiles;
+  const int64_t passes = with_more * passes_of(least + 1) + (tiles - with_more) * passes_of(least);
   const auto pass_over = [&](auto rows, int64_t at) {
-    constexpr int kColumnVectors = rows == 1 ? kSingleVectors : kPassVectors, kShare = kAllVectors / kColumnVectors;
+    constexpr int kColumnVectors = Widths::of(rows), kShare = kAllVectors / kColumnVectors;
+    constexpr int kRest = kAllVectors % kColumnVectors;
     for (int vector = 0; vector < kAllVectors; vector += kColumnVectors, ++pass) {
       const auto pass_with = [&](auto ahead) {
+        if constexpr (kRest > 0) {
+          if (vector + kRest == kAllVectors) return work(rows, std::integral_constant<int, kRest>(), at, vector, ahead);
+        }
         work(rows, std::integral_constant<int, kColumnVectors>(), at, vector, ahead);
       };
       if constexpr (kShare > 1) {
@@ -350,8 +376,9 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
     }
   }
   constexpr int kMaxRows = kParts<W> > 1 ? kPairRows : kTileRows;
+  constexpr int kFourVectors = kHasFewRegisters && kParts<W> > 1 ? kFourRowsVectors : kTileVectors;
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
-  for_each_pass<kMaxRows, kWideVectors, kVectors, true>(panel.place, steps, row, end, work);
+  for_each_pass<kMaxRows, kWideVectors, kVectors, true, kTileVectors, kFourVectors>(panel.place, steps, row, end, work);
 }
 
 // Rows whose operands fit into some 512 KiB, and the fewest that repay a pass over the weights.
