@@ -1,0 +1,167 @@
+"""What a resumable stream costs the API process more than a plain one, without sockets and without an engine.
+
+Requests come as bytes over the server's HTTP protocol, and a transport drops the answers. Outputs are pushed as the
+front end of an engine does it. The figures are processor time of the thread, medians of turns, with hot caches.
+
+    python packages/api-server/benchmarks/bench_resumable.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState as UvicornState
+
+from llmstack_llm import GenerationRequest
+from llmstack_llm.outputs.collector import RequestOutputCollector
+from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
+from llmstack_llm.outputs.stream import GenerationStream
+from llmstack_server.app import build_app
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.secret import Secret
+from llmstack_server.serving.uvicorn_protocol import limited_protocol
+from llmstack_server.testing import FakeEngineClient, ready_state
+from llmstack_types import RequestOutputKind
+
+KEYS = ("key-0", "key-1", "key-2", "key-3")  # a key may have 16 resumable answers
+KIND_TO_HEADER = {"plain": "", "resumable": "x-llmstack-resume: 60\r\n"}
+NUM_STREAMS = 32
+NUM_TOKENS = (2, 100)
+NUM_TURNS = 25
+
+
+class PushingEngine(FakeEngineClient):
+    """An engine whose outputs come when `step` is called, to all its requests at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: dict[str, tuple[RequestOutputCollector, int]] = {}
+
+    async def submit(self, *requests: GenerationRequest) -> Any:
+        request = requests[0]
+        prompt = self._admit(request, self._checked(request.sampling))
+        collector = RequestOutputCollector(RequestOutputKind.DELTA)
+        self.running[request.request_id] = (collector, prompt.sampling_params.max_tokens or 1)
+        return GenerationStream([prompt], [request.request_id], collector, self.end)
+
+    def end(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self.running.pop(request_id, None)
+
+    def step(self) -> None:
+        for request_id, (collector, num_left) in list(self.running.items()):
+            completion = CompletionOutput(0, " token", [7], finish_reason="length" if num_left == 1 else None)
+            collector.put(RequestOutput(request_id, "x", [1], outputs=[completion], finished=num_left == 1))
+            self.running[request_id] = (collector, num_left - 1)
+            if num_left == 1:
+                del self.running[request_id]
+
+
+class DroppingTransport(asyncio.Transport):
+    """Takes everything, and notes when an answer is complete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = False
+
+    def write(self, data: Any) -> None:
+        self.is_over = self.is_over or data.endswith(b"0\r\n\r\n")
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Server:
+    """The server's application behind its protocol."""
+
+    def __init__(self) -> None:
+        self.engine = PushingEngine()
+        self.state = ready_state(self.engine, HTTPConfig(api_keys=tuple(map(Secret, KEYS))))
+        self.config = Config(build_app(self.state), access_log=False, lifespan="off", log_config=None)
+        self.config.load()
+        self.uvicorn_state = UvicornState()
+        self.protocol = limited_protocol(self.state.config.http)
+
+    async def run(self, num_tokens: int, header: str) -> float:
+        """Microseconds of the thread for each stream, of streams at once."""
+        fields = {"prompt": "hello world", "stream": True, "max_tokens": num_tokens, "temperature": 0}
+        body = json.dumps(fields).encode()
+        protocols, transports = [], [DroppingTransport() for _ in range(NUM_STREAMS)]
+        for transport in transports:
+            protocols.append(self.protocol(self.config, self.uvicorn_state, {}))
+            protocols[-1].connection_made(transport)
+        before_s = time.thread_time()
+        for index, protocol in enumerate(protocols):
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[index % len(KEYS)]}\r\n"
+            head += f"{header}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            protocol.data_received(head.encode() + body)
+        while len(self.engine.running) < NUM_STREAMS:  # noqa: ASYNC110 (each turn of the loop counts)
+            await asyncio.sleep(0)
+        while not all(transport.is_over for transport in transports):
+            self.engine.step()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        for _ in range(20):  # what is left of the requests
+            await asyncio.sleep(0)
+        taken_s = time.thread_time() - before_s
+        for protocol in protocols:
+            protocol.connection_lost(None)
+        await asyncio.sleep(0)
+        return 1e6 * taken_s / NUM_STREAMS
+
+
+async def measure(num_turns: int = NUM_TURNS) -> dict[tuple[str, int], float]:
+    """Kind and number of tokens to microseconds per request."""
+    server = Server()
+    found: dict[tuple[str, int], list[float]] = {}
+    for header in KIND_TO_HEADER.values():
+        await server.run(4, header)
+    gc.collect()
+    gc.freeze()
+    for _ in range(num_turns):
+        for num_tokens in NUM_TOKENS:
+            for kind, header in KIND_TO_HEADER.items():
+                gc.collect()
+                found.setdefault((kind, num_tokens), []).append(await server.run(num_tokens, header))
+    gc.unfreeze()
+    return {key: median(values) for key, values in found.items()}
+
+
+def test_resumable(benchmark: Any) -> None:
+    found: list[dict[tuple[str, int], float]] = []
+    benchmark.pedantic(lambda: found.append(asyncio.run(measure())), rounds=1, iterations=1)
+    benchmark.extra_info.update({f"{kind} {size}": round(value, 1) for (kind, size), value in found[0].items()})
+
+
+def main() -> None:
+    """Prints the medians, and what a resumable request and each further token cost more."""
+    parser = argparse.ArgumentParser(description="What a resumable stream costs the API process more than a plain one.")
+    parser.add_argument("--turns", type=int, default=NUM_TURNS)
+    found = asyncio.run(measure(parser.parse_args().turns))
+    few, many = NUM_TOKENS
+    for size in NUM_TOKENS:
+        plain, resumable = found["plain", size], found["resumable", size]
+        print(f"{size:>4} tokens: {plain:.1f} us plain, {resumable:.1f} us resumable, {resumable / plain:.3f}")
+    more = {size: found["resumable", size] - found["plain", size] for size in NUM_TOKENS}
+    print(f"more: {more[few]:.1f} us per request, {(more[many] - more[few]) / (many - few):.2f} us per further token")
+
+
+if __name__ == "__main__":
+    main()
