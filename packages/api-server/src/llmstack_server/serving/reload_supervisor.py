@@ -23,7 +23,7 @@ PREPARE_GRACE_S: Final = 120.0
 SWITCH_TIMEOUT_S: Final = 60.0
 END_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.01
-_STOPS: Final = "the server stops, so no reload begins, and one that is under way changes nothing"
+_STOPS: Final = "the server stops"
 # Orders after whose failure all goes on as before.
 _REFUSABLE: Final = frozenset({"check", "prepare"})
 

@@ -215,7 +215,7 @@ def engine_unavailable(reason: str) -> ErrorAnswer:
 
 def reload_failed(reason: str) -> ErrorAnswer:
     """409 `reload_failed`: nothing has changed."""
-    return error_answer("reload_failed", f"The server goes on as it was: {reason}")
+    return error_answer("reload_failed", f"Nothing has changed: {reason}")
 
 
 def storage_unavailable() -> ErrorAnswer:
