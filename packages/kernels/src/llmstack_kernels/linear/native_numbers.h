@@ -25,6 +25,17 @@ inline Floats signed_number_at(Words words, int input) {
   if (up + kBits < 32) words = words & ~0u << (32 - kBits);
   return to_floats((Ints)words);
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The same of 4 bits, by a shuffle in place of a shift and a mask. Four numbers have the first step in common.
+inline Floats shuffled_number_at(Words words, int input) {
+  const int shift = shift_of(4, input);
+  words = (shift % 8 ? words : words << 4) & 0xf0f0f0f0u;
+  const Ints order = Ints{0, 4, 8, 12, 0, 4, 8, 12} + shift / 8;  // each word's byte, below which are zeros
+  return to_floats(bits_as<Ints>(_mm256_shuffle_epi8(bits_as<__m256i>(words), bits_as<__m256i>(order << 24 | 0x808080))));
+}
+#endif
+
 template <int kBits>
 constexpr float kSignedFactor = kBits == 8 ? 0x1p24f : 0x1p28f;
 
@@ -49,7 +60,13 @@ struct Signed {
   template <int kColumnVectors>
   struct Numbers {
     Numbers(const void*, int64_t, int) {}
-    Floats number(Words words, int input, int) const { return signed_number_at<kBits>(words, input); }
+    Floats number(Words words, int input, int) const {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      // A single row, which has registers for the order of the bytes.
+      if constexpr (kBits == 4 && kColumnVectors > kTileVectors) return shuffled_number_at(words, input);
+#endif
+      return signed_number_at<kBits>(words, input);
+    }
   };
 };
 
