@@ -46,6 +46,11 @@ async def test_every_token_is_counted_and_timed():
     assert result.ttft_s + sum(result.token_gaps_s) == pytest.approx(result.e2e_s)
 
 
+@pytest.mark.parametrize(("header", "expected"), [("250.5", 0.2505), (None, None), ("soon", None)])
+async def test_a_promised_first_token_is_kept_with_the_real_one(header: str | None, expected: float | None):
+    assert (await only_result(Behaviour(predicted_ttft_ms=header))).predicted_ttft_s == expected
+
+
 async def test_a_server_without_usage_is_counted_by_its_chunks():
     result = await only_result(Behaviour(has_usage=False, tokens_per_chunk=2))
     assert (result.num_output_tokens, result.num_prompt_tokens, result.has_usage) == (3, None, False)

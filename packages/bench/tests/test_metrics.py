@@ -52,6 +52,15 @@ def test_percentiles_agree_with_the_standard_librarys_inclusive_quantiles(values
     assert percentile(values, whole) == pytest.approx(expected)
 
 
+def test_predictions_of_first_tokens_are_right_within_a_quarter_or_50_ms():
+    results = [answered(ttft_s, []) for ttft_s in (0.06, 0.02, 1.25, 0.7, 5.0)]
+    for result, said_s in zip(results, (0.01, 0.08, 1.0, 1.0, None), strict=True):
+        result.predicted_ttft_s = said_s
+    values = summarise(LoadResult(results, 1.0)).values
+    assert (values["predicted_ttfts"], values["predicted_ttft_fraction"]) == (4, 0.5)
+    assert "predicted_ttft_fraction" not in summarise(LoadResult(results[-1:], 1.0)).values
+
+
 @pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], 101), ([1.0], -1)])
 def test_a_percentile_of_nothing_is_an_error(values: list[float], percent: float):
     with pytest.raises(ValueError):

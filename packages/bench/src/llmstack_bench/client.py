@@ -147,6 +147,7 @@ class CompletionClient:
         async with self._opened().post(url, data=body, headers=headers) as response:
             if response.status != 200:
                 raise StreamError(f"HTTP {response.status}: {_message(await response.content.read(1 << 16))}")
+            result.predicted_ttft_s = _predicted_s(response.headers.get("x-llmstack-predicted-ttft-ms"))
             async for data in response.content.iter_any():
                 now_s = time.perf_counter()
                 for payload in lines.feed(data):
@@ -162,6 +163,13 @@ class CompletionClient:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._options.timeout_s:g} s"
         return str(error) if isinstance(error, StreamError) else f"connection: {_describe(error)}"
+
+
+def _predicted_s(header: str | None) -> float | None:
+    try:
+        return None if header is None else float(header) / 1000
+    except ValueError:
+        return None
 
 
 def _prompt_field(prompt: str | list[int] | list[Mapping[str, Any]], *, is_chat: bool) -> dict[str, Any]:

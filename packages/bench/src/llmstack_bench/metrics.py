@@ -15,6 +15,8 @@ from llmstack_bench.result import RequestResult
 
 # vLLM's names: time to first token, time per output token, inter-token latency, end-to-end latency.
 METRICS = ("ttft", "tpot", "itl", "e2el")
+# A first token came as predicted within so much of the prediction, or within so many seconds.
+PREDICTION_SHARE, PREDICTION_S = 0.25, 0.05
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
 
@@ -98,6 +100,7 @@ def summarise(
         num_good = sum(map(goodput.is_met, load.results))
         values["request_goodput"] = _rate(num_good, load.duration_s)
         values["goodput_fraction"] = num_good / max(1, len(load.results))
+    values |= _right_predictions(completed)
     for name, samples in latencies_ms(completed).items():
         values |= _distribution(name, samples, percentiles)
     lags_ms = [result.lag_s * 1000 for result in load.results]
@@ -144,6 +147,19 @@ def _rates(completed: Sequence[RequestResult], duration_s: float) -> dict[str, f
         "output_throughput": _rate(num_output, duration_s),
         "total_token_throughput": _rate(num_input + num_output, duration_s),
     }
+
+
+def _right_predictions(completed: Sequence[RequestResult]) -> dict[str, float]:
+    """The share of first tokens that came when the server had said, of those it said it of."""
+    pairs = [
+        (result.predicted_ttft_s, result.ttft_s)
+        for result in completed
+        if result.predicted_ttft_s is not None and result.ttft_s is not None
+    ]
+    if not pairs:
+        return {}
+    num_kept = sum(abs(real_s - said_s) <= max(PREDICTION_SHARE * said_s, PREDICTION_S) for said_s, real_s in pairs)
+    return {"predicted_ttfts": len(pairs), "predicted_ttft_fraction": num_kept / len(pairs)}
 
 
 def _distribution(name: str, samples: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:

@@ -27,6 +27,7 @@ _RATES = (
     ("total_token_throughput", "all tokens/s"),
     ("request_goodput", "good requests/s"),
     ("goodput_fraction", "good requests, share"),
+    ("predicted_ttft_fraction", "first tokens as predicted, share"),
     ("generator_cpu_s", "load generator CPU (s)"),
     ("p99_send_lag_ms", "sent late p99 (ms)"),
 )

@@ -27,6 +27,7 @@ class Behaviour:
         error_after: Sends an error in place of the chunk after that many.
         token_delay_s: Waits before every chunk.
         lists_models: Answers `/v1/models`.
+        predicted_ttft_ms: The header with the predicted time to the first token; None sends none.
     """
 
     status: int = 200
@@ -37,6 +38,7 @@ class Behaviour:
     error_after: int | None = None
     token_delay_s: float = 0.0
     lists_models: bool = True
+    predicted_ttft_ms: str | None = None
 
 
 @dataclass(slots=True)
@@ -105,6 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        if self.behaviour.predicted_ttft_ms is not None:
+            self.send_header("x-llmstack-predicted-ttft-ms", self.behaviour.predicted_ttft_ms)
         self.end_headers()
         for event in _events(body, self.behaviour, is_chat=self.path.endswith("chat/completions")):
             self.wfile.write(b"data: " + event + b"\n\n")
