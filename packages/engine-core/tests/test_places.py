@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmstack_engine_core.prediction import EngineLoad, EnginePredictor, Places, QueuedTokens, StepLimits, first_token
 from llmstack_engine_core.prediction.cost_model import LinearCostModel
-from llmstack_engine_core.prediction.places import StopRate
+from llmstack_engine_core.prediction.places import AnswerLengths
 from llmstack_types import RequestProgress, SchedulerStats
 
 MODEL = LinearCostModel(1.0, 0.01, 0.0, 0.0)
@@ -92,13 +92,13 @@ def test_known_lengths_are_as_in_a_queue_step_by_step(lengths, max_num_rows):
 
 
 def test_how_often_answers_stop_is_learned():
-    rate = StopRate()
+    lengths = AnswerLengths()
     for number in range(300):
-        rate.observe(50, is_stopped=number % 2 == 0)
-    assert rate.value == pytest.approx(0.01, rel=0.1)
+        lengths.observe(50, is_stopped=number % 2 == 0)
+    assert lengths.stop_rate == pytest.approx(0.01, rel=0.1)
     for _ in range(600):
-        rate.observe(50, is_stopped=False)
-    assert rate.value < 1e-4
+        lengths.observe(50, is_stopped=False)
+    assert lengths.stop_rate < 1e-4
 
 
 def test_a_first_token_waits_for_the_place_and_not_for_prompts_computed_by_then():

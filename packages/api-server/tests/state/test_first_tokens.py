@@ -7,7 +7,7 @@ import pytest
 from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import MAX_NUM_COUNTED, FirstTokens, PendingRequest
-from llmstack_types import RequestProgress, SchedulerStats, StepPhases
+from llmstack_types import RequestProgress, SamplingParams, SchedulerStats, StepPhases
 
 LIMITS = StepLimits(max_num_rows=4096, max_num_tokens=101)
 # Ten milliseconds per prompt token, and a second per step.
@@ -148,7 +148,7 @@ def test_what_was_submitted_since_the_report_takes_its_place_first():
     rig = FullRig()
     rig.predict()  # the places are known from here on
     request = PendingRequest(50, "", None, 50, rig.now_s)
-    rig.first_tokens.submit(request, rig.now_s, RequestProgress(50, 0, 20, can_stop=False))
+    rig.first_tokens.submit(request, rig.now_s, SamplingParams(max_tokens=20, ignore_eos=True))
     assert rig.predict().wait_s == pytest.approx(50.5, rel=0.02)
     rig.in_flight = [RequestProgress(9, 90, 100, can_stop=False)] * 2
     rig.fill()

@@ -10,7 +10,7 @@ from typing import Final
 
 from llmstack_engine_core.prediction import EnginePredictor, FirstToken, Places, QueuedTokens, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_types import EngineReady, RequestProgress, SchedulerStats
+from llmstack_types import EngineReady, RequestProgress, SamplingParams, SchedulerStats
 from llmstack_types.engine_core import IMPLIED_DEADLINE_S
 
 # Further waiting requests count with the mean of these, which bounds the cost of a prediction to some 50 microseconds.
@@ -101,7 +101,7 @@ class FirstTokens:
         engine.observe(stats, end_s, work_s)
         self._step_begins[index] = end_s - (work_s or 0.0)
         for finished in iteration.finished_requests:
-            engine.note_finished(finished.num_generation_tokens, is_stopped=finished.finish_reason != "length")
+            engine.answer_lengths.observe(finished.num_generation_tokens, is_stopped=finished.finish_reason != "length")
         if not self.is_calibrated:
             self.is_calibrated = engine.costs.model() is not None
         self._places = None
@@ -125,16 +125,18 @@ class FirstTokens:
         if self.queued or engine.load.num_waiting:
             before = self._before(index, engine, num_tokens, tenant, wanted_s, now_s)
         num_new_tokens = max(round(num_prompt_tokens * (1.0 - engine.found_share)), 1)
-        prediction = engine.predict(before, num_new_tokens, now_s, self._known_places(engine))
+        is_full = engine.load.num_running + engine.load.num_waiting + len(self.queued) >= self._limits.max_num_rows
+        places = self._known_places(engine) if is_full else None
+        prediction = engine.predict(before, num_new_tokens, now_s, places)
         if prediction is None:
             return None
         return FirstToken(prediction.wait_s, prediction.ttft_s + self.overhead_s)
 
-    def submit(self, request: PendingRequest, now_s: float, progress: RequestProgress | None = None) -> None:
-        """Notes a request that goes to the engine now, with the answer that it asks for."""
+    def submit(self, request: PendingRequest, now_s: float, params: SamplingParams | None = None) -> None:
+        """Notes a request that goes to the engine now; `params`: What it asks for."""
         self.queued[id(request)] = request
-        if self._places is not None and progress is not None:
-            self._places.add(progress)
+        if self._places is not None and params is not None:
+            self._places.add(RequestProgress.of(request.num_prompt_tokens, 0, params))
         for engine in self._engines.values():
             engine.note_arrival(request.num_prompt_tokens // len(self._engines), now_s)
 
@@ -169,10 +171,8 @@ class FirstTokens:
         return self.progress is not None and not self._quantum and len(self._engines) == 1
 
     def _known_places(self, engine: EnginePredictor) -> Places | None:
-        """The places of the one engine core; None where one is free, or they are not known."""
+        """The places of the one engine core, all of which are taken; None if they are not known."""
         load, max_num_rows = engine.load, self._limits.max_num_rows
-        if load.num_running + load.num_waiting + len(self.queued) < max_num_rows:
-            return None
         if self._places is None and self.progress is not None and self._knows_places:
             requests = self.progress(max_num_rows + MAX_NUM_COUNTED)
             num_uncounted = max(load.num_running + load.num_waiting - len(requests), 0)

@@ -13,7 +13,7 @@ from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import FirstTokens, PendingRequest
 from llmstack_server.state.queue_wait import QueueState, predict_wait
-from llmstack_types import EngineReady, RequestProgress, SchedulerStats
+from llmstack_types import EngineReady, SamplingParams, SchedulerStats
 
 # Requests often begin and end together, so a rate is the mean over several service times.
 MIN_MEMORY_S = 5.0
@@ -190,12 +190,12 @@ class QueueMonitor:
         num_prompt_tokens: int,
         num_output_tokens: int,
         left_s: float | None,
-        progress: RequestProgress | None = None,
+        params: SamplingParams | None = None,
     ) -> PendingRequest | None:
         """Predicts the current request, which is about to be submitted; None without one.
 
         `num_output_tokens`: Its output as far as the queue counts it.
-        `progress`: The answer that it asks for.
+        `params`: What it asks for.
         """
         request = current_request.get()
         if request is None:
@@ -208,7 +208,7 @@ class QueueMonitor:
         now_s = self._clock()
         request.num_prompt_tokens, request.submitted_s = num_prompt_tokens, now_s
         request.wanted_s = None if left_s is None else now_s + left_s
-        self.first_tokens.submit(request, now_s, progress)
+        self.first_tokens.submit(request, now_s, params)
         return request
 
     def forget(self, request: PendingRequest) -> None:

@@ -10,7 +10,6 @@ from llmstack_server.protocols import AdmittedPrompt
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.deadlines import current_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable
-from llmstack_types import RequestProgress
 
 # Clients that were refused together do not return together.
 JITTER = 0.2
@@ -38,8 +37,7 @@ def check_first_token(
     num_prompt_tokens = [len(prompt.prompt_token_ids) for prompt in prompts]
     quantum = state.config.engine.fair_quantum
     num_output_tokens = [min(prompt.sampling_params.max_tokens or 0, quantum) for prompt in prompts]
-    progress = RequestProgress.of(num_prompt_tokens[0], 0, prompts[0].sampling_params)
-    request = queue.admit(num_prompt_tokens[0], num_output_tokens[0], left_s, progress)
+    request = queue.admit(num_prompt_tokens[0], num_output_tokens[0], left_s, prompts[0].sampling_params)
     if request is None:
         return None
     prediction = request.prediction

@@ -14,12 +14,11 @@ from llmstack_engine_core.prediction.first_token import (
     StepLimits,
     first_token,
 )
-from llmstack_engine_core.prediction.places import Places, StopRate
+from llmstack_engine_core.prediction.places import AnswerLengths, Places
 from llmstack_engine_core.prediction.step_costs import Speed, StepCosts
 from llmstack_types import RequestProgress, SchedulerStats
 
 _SMOOTHING: Final = 0.02
-_FIRST_OUTPUT_TOKENS: Final = 256.0
 # Arrivals are counted over about so many seconds.
 _ARRIVALS_MEMORY_S: Final = 10.0
 _DECODE_INTERVAL: Final = 4
@@ -35,6 +34,7 @@ class EnginePredictor:
         load: The state after the last step.
         costs: The cost model.
         found_share: The share of the prompts' tokens that is found in the prefix cache.
+        answer_lengths: The lengths of the answers that have ended.
     """
 
     def __init__(self, limits: StepLimits, block_size: int = 16) -> None:
@@ -44,9 +44,9 @@ class EnginePredictor:
         self.block_size = block_size
         self._limits = limits
         self._last = SchedulerStats()
-        self._num_output_tokens = _FIRST_OUTPUT_TOKENS
+        self.answer_lengths = AnswerLengths()
         self._num_queries = self._num_hits = self._mean_s = 0.0
-        self._stop_rate, self._speed = StopRate(), Speed()
+        self._speed = Speed()
         self._num_rows = self._num_drafts = self._num_accepted = 0.0
         self._num_arrived = self._num_squares = self._arrivals_s = 0.0
 
@@ -106,15 +106,10 @@ class EnginePredictor:
         self._num_squares = self._num_squares * kept + num_tokens * num_tokens
         self._arrivals_s = now_s
 
-    def note_finished(self, num_output_tokens: int, *, is_stopped: bool = True) -> None:
-        """Notes the length of an answer, which stopped by itself or at its limit."""
-        self._stop_rate.observe(num_output_tokens, is_stopped=is_stopped)
-        self._num_output_tokens += _SMOOTHING * (num_output_tokens - self._num_output_tokens)
-
     def places(self, requests: Sequence[RequestProgress], num_uncounted: int = 0) -> Places:
         """The places after the last step, with the requests in flight; as `Places.add_all`."""
         tokens_per_step = 1.0 + self._num_accepted / max(self._num_rows, 1.0)
-        places = Places(self._limits.max_num_rows, tokens_per_step, self._stop_rate.value)
+        places = Places(self._limits.max_num_rows, tokens_per_step, self.answer_lengths.stop_rate)
         places.add_all(requests, num_uncounted)
         return places
 
@@ -133,7 +128,7 @@ class EnginePredictor:
         num_rows = max(self.load.num_running, max_num_rows // 2)  # it matters where nearly all places are taken
         return first_token(
             self.load, self._limits, model, before, num_tokens, now_s,
-            departures_per_s=num_rows / (max(self._num_output_tokens, 1.0) * self._mean_s),
+            departures_per_s=num_rows / (max(self.answer_lengths.mean, 1.0) * self._mean_s),
             free_s=None if places is None else self._free_s(places, model),
             arrivals=Arrivals(self._num_arrived / _ARRIVALS_MEMORY_S, self._num_squares / _ARRIVALS_MEMORY_S),
         )  # fmt: skip

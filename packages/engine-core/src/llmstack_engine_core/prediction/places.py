@@ -17,20 +17,26 @@ _MIN_SHARE: Final = 1e-6
 _UNKNOWN: Final = RequestProgress(0, 0, round(_FIRST_OUTPUT_TOKENS), can_stop=True)
 
 
-class StopRate:
-    """How often an answer stops by itself, per token; the last fifty answers count most."""
+class AnswerLengths:
+    """The lengths of answers; the last fifty count most.
+
+    Attributes:
+        mean: Their mean, in tokens.
+    """
 
     def __init__(self) -> None:
-        self._num_stops, self._num_tokens = 1.0, _FIRST_OUTPUT_TOKENS
+        self.mean = self._num_tokens = _FIRST_OUTPUT_TOKENS
+        self._num_stops = 1.0
 
-    def observe(self, num_output_tokens: int, *, is_stopped: bool) -> None:
+    def observe(self, num_output_tokens: int, *, is_stopped: bool = True) -> None:
         """Notes an answer that has ended, by itself or by its limit."""
+        self.mean += (1.0 - _KEPT) * (num_output_tokens - self.mean)
         self._num_stops = self._num_stops * _KEPT + is_stopped
         self._num_tokens = self._num_tokens * _KEPT + num_output_tokens
 
     @property
-    def value(self) -> float:
-        """The probability that a token is the last one."""
+    def stop_rate(self) -> float:
+        """The probability that a token is the last one, of an answer that may stop by itself."""
         return min(self._num_stops / max(self._num_tokens, 1.0), 0.5)
 
 
@@ -45,7 +51,10 @@ class Places:
     """
 
     def __init__(self, max_num_rows: int, tokens_per_step: float = 1.0, stop_rate: float = 0.0) -> None:
-        """`tokens_per_step`: Tokens of one request in a step, more than 1 with drafts. `stop_rate`: As `StopRate`."""
+        """`tokens_per_step`: Tokens of one request in a step, more than 1 with drafts.
+
+        `stop_rate`: As of `AnswerLengths`.
+        """
         self.num_prompt_tokens = 0
         self._max_num_rows = max_num_rows
         self._tokens_per_step = tokens_per_step

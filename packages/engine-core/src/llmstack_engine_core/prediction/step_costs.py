@@ -23,13 +23,17 @@ _MAX_SLOWNESS: Final = 10.0
 
 
 class StepCosts:
-    """The linear cost model of the steps so far, the last ones first; a new measurement costs 3 microseconds."""
+    """The linear cost model of the steps so far, the last ones first; a new measurement costs 3 microseconds.
+
+    Attributes:
+        last_model: The model of the last fit; None before there was one.
+    """
 
     def __init__(self) -> None:
         self._gram = [[0.0] * 4 for _ in range(4)]
         self._sums = [0.0] * 4
         self._num_steps = self._num_prefills = self._num_unfitted = 0
-        self._model: LinearCostModel | None = None
+        self.last_model: LinearCostModel | None = None
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Adds one measured step; one without a duration is ignored."""
@@ -45,20 +49,15 @@ class StepCosts:
         self._num_unfitted += 1
         self._num_prefills += work.num_prefill_tokens > 0
 
-    @property
-    def last_model(self) -> LinearCostModel | None:
-        """The model of the last fit; None before there was one."""
-        return self._model
-
     def model(self) -> LinearCostModel | None:
         """The fitted model; None before enough was measured."""
         if self._num_steps < MIN_NUM_STEPS or self._num_prefills < MIN_NUM_PREFILLS:
             return None
-        if self._model is None or self._num_unfitted >= _FIT_INTERVAL:
+        if self.last_model is None or self._num_unfitted >= _FIT_INTERVAL:
             self._num_unfitted = 0
             weights = fit_non_negative(self._gram, self._sums)
-            self._model = LinearCostModel(*weights) if any(weights) else self._model
-        return self._model
+            self.last_model = LinearCostModel(*weights) if any(weights) else self.last_model
+        return self.last_model
 
 
 class Speed:

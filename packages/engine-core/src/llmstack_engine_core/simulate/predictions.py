@@ -137,7 +137,7 @@ class TracePredictor:
         queued = self._begun.pop(request_id, None) or self._queued.pop(request_id, None)
         if queued is not None:
             self._index.settle(0, queued.prompt_number, queued.keys)
-        self._predictor.note_finished(num_output_tokens)
+        self._predictor.answer_lengths.observe(num_output_tokens)
 
     def _before(self) -> QueuedTokens:
         """The waiting requests: the last ones that the report knew, and those that have come since."""
