@@ -14,7 +14,6 @@ class RequestResult:
         start_s: When it was sent, in seconds since the run began.
         lag_s: Delay behind the planned send time, caused by the load generator.
         ttft_s: Time to the first token; None if there was none.
-        predicted_ttft_s: What the server promised in `x-llmstack-predicted-ttft-ms`; None without that header.
         e2e_s: Time to the last token, or to the failure.
         token_gaps_s: Time between tokens. A chunk that the server counts as several tokens gives equal gaps.
         num_chunks: Chunks that held tokens.
@@ -22,12 +21,12 @@ class RequestResult:
         num_output_tokens: As the server counted them, else `num_chunks`.
         has_usage: Whether the server counted.
         error: The reason of a failure; None for a complete answer.
+        predicted_ttft_s: What the server said in `x-llmstack-predicted-ttft-ms`; None without that header.
     """
 
     start_s: float = 0.0
     lag_s: float = 0.0
     ttft_s: float | None = None
-    predicted_ttft_s: float | None = None
     e2e_s: float = 0.0
     token_gaps_s: list[float] = field(default_factory=list)
     num_chunks: int = 0
@@ -35,6 +34,7 @@ class RequestResult:
     num_output_tokens: int = 0
     has_usage: bool = False
     error: str | None = None
+    predicted_ttft_s: float | None = None
 
     @property
     def tpot_s(self) -> float | None:
