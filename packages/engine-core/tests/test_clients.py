@@ -188,7 +188,7 @@ async def use_async_client(client: AsyncMPClient) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_an_async_client_made_outside_a_loop_works_under_asyncio_and_uvloop(loop_factory: Any) -> None:
-    client = AsyncMPClient(config())
+    client = AsyncMPClient(config("step_delay_s=0.01"))  # the last request still runs when its id comes again
     directory = client._process.directory
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         tokens = runner.run(use_async_client(client))
