@@ -200,16 +200,22 @@ def test_a_request_in_a_damaged_middle_is_not_said_to_be_missing(
     assert capsys.readouterr().err.endswith(f"has no request 'none'; {cut}")
 
 
-@pytest.mark.parametrize("snapshot_steps", [0, 16])
-def test_a_long_replay_of_a_log_without_snapshots_is_announced(
-    snapshot_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def logged_run(folder: Path, snapshot_steps: int) -> Path:
+    """The log of some 50 steps, with requests of every kind."""
     run = LoggedRun(
-        log := tmp_path / "run.steps", LIMITS, CacheConfig(24, block_size=4), 5, snapshot_steps=snapshot_steps
+        log := folder / "run.steps", LIMITS, CacheConfig(24, block_size=4), 5, snapshot_steps=snapshot_steps
     )
     for _ in range(50):
         run.do_something(1)
     run.finish()
+    return log
+
+
+@pytest.mark.parametrize("snapshot_steps", [0, 16])
+def test_a_long_replay_of_a_log_without_snapshots_is_announced(
+    snapshot_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logged_run(tmp_path, snapshot_steps)
     assert command("r1", "--log", str(log)) == 0
     assert not capsys.readouterr().err
     monkeypatch.setattr("llmstack_engine_core.commands.explain.LONG_REPLAY_STEPS", 5)
@@ -221,12 +227,7 @@ def test_a_long_replay_of_a_log_without_snapshots_is_announced(
 def test_a_request_that_is_not_in_a_log_is_sought_without_a_replay(
     snapshot_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = LoggedRun(
-        log := tmp_path / "run.steps", LIMITS, CacheConfig(24, block_size=4), 5, snapshot_steps=snapshot_steps
-    )
-    for _ in range(50):
-        run.do_something(1)
-    run.finish()
+    log = logged_run(tmp_path, snapshot_steps)
     num_scheduled = 0
     schedule = Scheduler.schedule
 

@@ -251,9 +251,8 @@ async def test_a_process_that_ends_because_the_server_stops_is_no_cause(tmp_path
         assert (status, "the server stops" in refused["error"]["message"]) == (409, True)
 
 
-async def test_a_reload_waits_while_engine_cores_without_requests_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def end_late(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Engine cores end after this event."""
     stop, may_end = EngineProcesses.stop, asyncio.Event()
 
     async def stop_late(engines: EngineProcesses) -> None:
@@ -261,6 +260,13 @@ async def test_a_reload_waits_while_engine_cores_without_requests_end(
         await stop(engines)
 
     monkeypatch.setattr(EngineProcesses, "stop", stop_late)
+    return may_end
+
+
+async def test_a_reload_waits_while_engine_cores_without_requests_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = end_late(monkeypatch)
     folder = write_model_folder(tmp_path / "m")
     async with Cluster(folder, '{"name": "larger", "num_kv_blocks": 64}') as cluster:
         first, second = cluster.all
@@ -276,13 +282,7 @@ async def test_a_reload_waits_while_engine_cores_without_requests_end(
 async def test_a_reload_waits_for_the_end_of_engine_cores_no_longer_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop, may_end = EngineProcesses.stop, asyncio.Event()
-
-    async def stop_late(engines: EngineProcesses) -> None:
-        await may_end.wait()
-        await stop(engines)
-
-    monkeypatch.setattr(EngineProcesses, "stop", stop_late)
+    may_end = end_late(monkeypatch)
     folder = write_model_folder(tmp_path / "m")
     async with Cluster(folder, '{"name": "larger", "num_kv_blocks": 64}') as cluster:
         first, second = cluster.all

@@ -158,30 +158,15 @@ def first_token(
             computed. None where one is free, or nothing is known.
         arrivals: Later requests, which become part of the last step.
     """
-    num_rows = min(load.num_running, limits.max_num_rows)
-    budget = max(limits.max_num_tokens - num_rows, 1)
-    num_left = load.num_prefill_tokens + before.num_waiting
-    shared = limits.shared_tokens(budget, num_left + before.num_coming, before.num_requests)
-
-    def step_s(num_prefill_tokens: int, num_computed: int) -> float:
-        context = load.num_context_tokens + num_computed + num_prefill_tokens
-        return model.step_s(StepWork(num_prefill_tokens, num_rows, context))
-
-    begins_s = now_s
-    if load.num_running or num_left + before.num_others:  # a step is under way, which the request is no part of
-        num_under_way = min(shared, num_left + before.num_others)
-        begins_s = max(load.end_s + step_s(num_under_way, 0), now_s)
-        num_left = max(num_left - num_under_way, 0) + before.num_coming
-    elif before.num_coming:  # the first of these began it
-        num_under_way = min(shared, before.num_coming)
-        begins_s = max(before.coming_s + step_s(num_under_way, 0), now_s)
-        num_left = before.num_coming - num_under_way
-    own_budget = min(budget, limits.max_num_row_tokens or budget)
+    steps = _Steps(load, limits, model)
+    budget, num_before = steps.budget, load.num_prefill_tokens + before.num_waiting + before.num_coming
+    shared = limits.shared_tokens(budget, num_before, before.num_requests)
+    begins_s, num_left = _after_step_under_way(steps, shared, before, now_s)
     num_computed = (num_left + num_tokens) // 2
-    begins_s += num_left // shared * step_s(shared, num_computed)
+    begins_s += num_left // shared * steps.seconds(shared, num_computed)
     num_others = num_left % shared
     if not limits.can_share(num_tokens, num_others):
-        begins_s += step_s(num_others, num_computed)
+        begins_s += steps.seconds(num_others, num_computed)
         num_others = 0
     num_too_many = before.num_requests + 1 - (limits.max_num_rows - load.num_running)
     if free_s is not None:
@@ -189,15 +174,58 @@ def first_token(
     elif num_too_many > 0 and departures_per_s > 0:
         begins_s = max(begins_s, load.end_s + num_too_many / departures_per_s)
     wait_s = max(begins_s - now_s, 0.0)
-    num_first = min(budget - num_others, own_budget)
-    num_further_steps, num_last = 0, num_others + num_tokens
-    if num_tokens > num_first:
-        num_further_steps = -(-(num_tokens - num_first) // own_budget)
-        num_last = num_tokens - num_first - (num_further_steps - 1) * own_budget
-    until_s = wait_s + num_further_steps * step_s(budget, num_computed)
+    num_further_steps, num_last = _own_steps(steps, num_tokens, num_others)
+    until_s = wait_s + num_further_steps * steps.seconds(budget, num_computed)
     num_computed = num_left + num_tokens - num_last
-    last_s = step_s(num_last, num_computed)
+    last_s = steps.seconds(num_last, num_computed)
     room = min(limits.max_prefill_tokens or budget, budget)
     num_filled = max(min(num_last + int(arrivals.in_time(until_s)), room), num_last)
-    later_s = min(step_s(num_filled, num_computed) - last_s, MAX_LATER_SHARE * (until_s + last_s))
+    later_s = min(steps.seconds(num_filled, num_computed) - last_s, MAX_LATER_SHARE * (until_s + last_s))
     return FirstToken(wait_s, until_s + last_s + later_s)
+
+
+class _Steps(NamedTuple):
+    """The steps to come, as far as the running requests have rows in each."""
+
+    load: EngineLoad
+    limits: StepLimits
+    model: CostModel
+
+    @property
+    def num_rows(self) -> int:
+        return min(self.load.num_running, self.limits.max_num_rows)
+
+    @property
+    def budget(self) -> int:
+        """Prompt tokens that a step has room for."""
+        return max(self.limits.max_num_tokens - self.num_rows, 1)
+
+    def seconds(self, num_prefill_tokens: int, num_computed: int) -> float:
+        """The time of a step with so many prompt tokens, after `num_computed` others."""
+        context = self.load.num_context_tokens + num_computed + num_prefill_tokens
+        return self.model.step_s(StepWork(num_prefill_tokens, self.num_rows, context))
+
+
+def _after_step_under_way(steps: _Steps, shared: int, before: QueuedTokens, now_s: float) -> tuple[float, int]:
+    """When the step under way ends, which the request is no part of, and the tokens before it that are left then."""
+    load = steps.load
+    num_left = load.num_prefill_tokens + before.num_waiting
+    if load.num_running or num_left + before.num_others:
+        num_under_way = min(shared, num_left + before.num_others)
+        end_s = load.end_s + steps.seconds(num_under_way, 0)
+        return max(end_s, now_s), max(num_left - num_under_way, 0) + before.num_coming
+    if before.num_coming:  # the first of these began it
+        num_under_way = min(shared, before.num_coming)
+        end_s = before.coming_s + steps.seconds(num_under_way, 0)
+        return max(end_s, now_s), before.num_coming - num_under_way
+    return now_s, num_left
+
+
+def _own_steps(steps: _Steps, num_tokens: int, num_others: int) -> tuple[int, int]:
+    """Steps of its prompt before the last one, and the tokens of that; the first has `num_others` tokens of others."""
+    own_budget = min(steps.budget, steps.limits.max_num_row_tokens or steps.budget)
+    num_first = min(steps.budget - num_others, own_budget)
+    if num_tokens <= num_first:
+        return 0, num_others + num_tokens
+    num_further_steps = -(-(num_tokens - num_first) // own_budget)
+    return num_further_steps, num_tokens - num_first - (num_further_steps - 1) * own_budget
