@@ -184,6 +184,8 @@ def test_none_takes_the_place_of_an_optional_value_and_is_no_secret() -> None:
 
 FAULTS = [
     ("num_cups", "0", "must be at least 1, but is 0"),
+    ("num_cups", str(2**63), "must lie between -9223372036854775807 and 9223372036854775807"),
+    ("num_cups", "9" * 400, "must lie between -9223372036854775807 and 9223372036854775807"),
     ("num_cups", "k", "'k' is not an integer such as 4096, 4k or 4K"),
     ("strength", "0", "must be above 0 and at most 1, but is 0.0"),
     ("strength", "nan", "must be above 0 and at most 1, but is nan"),

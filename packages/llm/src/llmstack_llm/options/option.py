@@ -195,6 +195,8 @@ class Option(NamedTuple):
         said = self.declared
         if self.type.base not in (int, float):
             return
+        if self.type.base is int and not -_MAX_INTEGER <= value <= _MAX_INTEGER:  # other processes get 64 bits
+            raise ValueError(f"must lie between -{_MAX_INTEGER} and {_MAX_INTEGER}")
         is_inside = (
             (said.at_least is None or value >= said.at_least)
             and (said.above is None or value > said.above)
@@ -218,6 +220,9 @@ def range_text(said: Declaration) -> str:
     parts += [] if said.above is None else [f"above {said.above}"]
     parts += [] if said.at_most is None else [f"at most {said.at_most}"]
     return " and ".join(parts) or "finite"
+
+
+_MAX_INTEGER = 2**63 - 1
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
