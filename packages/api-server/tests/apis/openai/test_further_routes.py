@@ -79,6 +79,27 @@ async def test_prompts_are_rendered_and_nothing_is_computed() -> None:
     assert refused.json()["error"]["param"] == "temperature"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions/render"])
+async def test_too_many_prompts_are_refused_before_any_is_tokenized(path: str) -> None:
+    class Counting(FakeEngineClient):
+        num_tokenized = 0
+
+        async def get_tokenizer(self, param: str = "prompt") -> Any:
+            self.num_tokenized += 1
+            return await super().get_tokenizer(param)
+
+        async def tokenize(self, text: str, **options: Any) -> list[int]:
+            self.num_tokenized += 1
+            return await super().tokenize(text, **options)
+
+    engine = Counting()
+    app = build_app(ready_state(engine))
+    answer = await call(app, "POST", path, {"prompt": ["Hi"] * 2000, "echo": True})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, "prompt", "request_budget_exceeded")
+    assert engine.num_tokenized == 0
+
+
 @pytest.mark.parametrize("form", ["text", "JSON"])
 async def test_a_request_may_ask_for_the_load(app: Any, form: str) -> None:
     body = {"prompt": "Hi", "max_tokens": 1}

@@ -6,7 +6,7 @@ import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from llmstack_llm import GenerationRequest, GivenSampling, request_errors
+from llmstack_llm import GenerationRequest, GivenSampling, check_fan_out, request_errors
 from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.infilling import check_echo, with_suffix
 from llmstack_server.apis.openai.protocol import COMPLETIONS, COMPLETIONS_OF_VECTORS, CompletionRequest
@@ -40,6 +40,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     is_vectors = has_vectors(body)
     values, is_list = ([], False) if is_vectors else parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS_OF_VECTORS if takes_vectors else COMPLETIONS)
+    if len(values) > 1:  # `n` is checked with the other sampling fields
+        check_fan_out(len(values), 1, state.engine.limits)
     vectors = [vectors_of(fields)] if is_vectors else []
     kv_transfer = None
     if fields.kv_transfer_params is not None:

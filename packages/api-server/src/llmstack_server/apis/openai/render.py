@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmstack_llm import CheckedSampling
+from llmstack_llm import CheckedSampling, check_fan_out
 from llmstack_server.apis.openai.chat import conversation_of, sampling_of
 from llmstack_server.apis.openai.protocol import (
     CHAT,
@@ -45,6 +45,7 @@ async def render_completions(state: ServerState, body: dict[str, Any]) -> list[d
     fields = parse(CompletionRequest, body)
     prompts, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
+    check_fan_out(len(prompts), 1, state.engine.limits)
     given, names = given_sampling(fields, PARAM_NAMES)
     sampling = state.engine.check_sampling(given, names, is_echo=bool(fields.echo))
     adds_special = fields.add_special_tokens is not False
