@@ -49,17 +49,23 @@ def no_adapters() -> list[tuple[str, str]]:
 
 
 class Reader:
-    """The tokens and ends that came, by request."""
+    """The tokens and ends that came, and the names of the weights that they came from, by request."""
 
     def __init__(self, client: ReloadingClient) -> None:
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, FinishReason] = {}
+        self.weights: dict[str, list[str]] = {}
         self._client = client
 
     async def read_until(self, is_over: Any) -> None:
         async with asyncio.timeout(60):
             while not is_over():
-                for output in (await self._client.get_outputs()).outputs:
+                outputs = await self._client.get_outputs()
+                for output in outputs.outputs:
+                    assert outputs.engine is not None
+                    names = self.weights.setdefault(output.request_id, [])
+                    if outputs.engine.weights_name not in names[-1:]:
+                        names.append(outputs.engine.weights_name)
                     self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
                     if output.finish_reason is not None:
                         assert output.request_id not in self.ends
@@ -82,7 +88,8 @@ async def test_requests_finish_in_the_old_engine_core_and_new_ones_go_to_the_nex
         first_pid = (await client.wait_until_ready()).pid
         await client.add_request(request("old", 200))
         await reader.read_until(lambda: reader.tokens.get("old"))
-        assert (await client.prepare(config("vocab_size=200"), no_adapters)).vocab_size == 200
+        next_config = config("vocab_size=200", weights_name="next")
+        assert (await client.prepare(next_config, no_adapters)).vocab_size == 200
         await client.add_request(request("between", 200))
         os.kill(first_pid, signal.SIGSTOP)  # its requests end after all others
         client.switch()
@@ -96,6 +103,7 @@ async def test_requests_finish_in_the_old_engine_core_and_new_ones_go_to_the_nex
         await reader.read_until(lambda: len(reader.ends) == 4)
         lengths = {"old": 200, "between": 200, "new": 30, "fork": 30}
         assert reader.tokens == {name: echo(length) for name, length in lengths.items()}
+        assert reader.weights == {"old": ["start"], "between": ["start"], "fork": ["start"], "new": ["next"]}
         await wait_for_one(client)
         with pytest.raises(ProcessLookupError):
             os.kill(first_pid, 0)
@@ -153,7 +161,8 @@ async def test_requests_move_at_a_token_where_the_next_engine_core_computes_the_
         await client.drop()
         assert client.num_requests == in_flight
 
-        await client.prepare(config(f"weights_file={tmp_path / 'first'}", enable_prefix_caching=False), no_adapters)
+        changes = {"enable_prefix_caching": False, "weights_name": "plain"}
+        await client.prepare(config(f"weights_file={tmp_path / 'first'}", **changes), no_adapters)
         assert client.switch(moves=True) == in_flight
         assert client.num_finishing == 0
         await client.abort_requests(["r3"])
@@ -161,6 +170,7 @@ async def test_requests_move_at_a_token_where_the_next_engine_core_computes_the_
         await reader.read_until(lambda: {"r0", "r1", "r2", "b0", "b1"} <= reader.ends.keys())
         assert [reader.tokens[f"r{index}"] for index in range(3)] == [echo(50)] * 3
         assert "r3" not in reader.ends
+        assert [reader.weights[f"r{index}"] for index in range(3)] == [["start", "plain"]] * 3
         await wait_for_one(client)
         assert (client.num_requests, client.num_restarts) == (0, 0)
         with pytest.raises(ProcessLookupError):
@@ -191,11 +201,12 @@ async def test_without_room_for_two_new_requests_wait_and_a_failure_restores_the
             await failing
         assert (client.engines[0].vocab_size, client.engines[0].pid != first_pid) == (100, True)
 
-        done = await client.exchange(config("vocab_size=200"), no_adapters, lambda _: None)
+        done = await client.exchange(config("vocab_size=200", weights_name="next"), no_adapters, lambda _: None)
         assert (done.vocab_size, client.engines[0].vocab_size) == (200, 200)
         await client.add_request(request("last", 10))
         await asyncio.wait_for(reading, 60)
         assert reader.tokens == {"old": echo(30), "fork": echo(30), "new": echo(20), "last": echo(10)}
+        assert (reader.weights["new"], reader.weights["last"]) == (["start"], ["next"])
         assert not client.is_reloading
         assert not client.is_dead
     finally:

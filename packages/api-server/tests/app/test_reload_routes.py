@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from server_helpers.reloading import Seen, serving
 from server_helpers.waiting import wait_until
 
-from llmstack_llm import AsyncLLM, EngineArgs, RequestObserver, RequestOutput
 from llmstack_llm.testing import byte_tokenizer, write_model_folder
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
@@ -25,43 +23,11 @@ from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.testing.adapters import write_adapter
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
-RUNNER = "llmstack_engine_core.testing:EchoModelRunner"
-
-
-class Seen(RequestObserver):
-    """Requests of which tokens have come."""
-
-    def __init__(self) -> None:
-        self.request_ids: set[str] = set()
-
-    def on_output(self, output: RequestOutput) -> None:
-        self.request_ids.add(output.request_id)
 
 
 def text_of(events: list[Any]) -> str:
     """The text of a streamed completion; its last event is no object."""
     return "".join(event["choices"][0]["text"] for event in events if isinstance(event, dict) and event["choices"])
-
-
-@contextlib.asynccontextmanager
-async def serving(folder: Path, *texts: str) -> AsyncIterator[tuple[Any, AsyncLLM]]:
-    args = EngineArgs(
-        str(folder),
-        runner=RUNNER,
-        num_kv_blocks=32,
-        max_engine_restarts=3,
-        log_level="critical",
-        can_reload=True,
-        enable_lora=True,
-    )
-    llm = AsyncLLM.from_engine_args(args)
-    try:
-        ready = await llm.wait_until_ready()
-        state = ready_state(llm, HTTPConfig(enable_control_routes=True), ready=ready)  # type: ignore[arg-type]
-        state.config = dataclasses.replace(state.config, engine=args, reload=ReloadOptions(reload_models=texts))
-        yield build_app(state), llm
-    finally:
-        await llm.shutdown()
 
 
 async def test_a_stream_ends_with_the_old_weights_and_the_next_answer_has_the_new_ones(tmp_path: Path) -> None:

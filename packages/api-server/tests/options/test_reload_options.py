@@ -61,7 +61,6 @@ HOSTS = ["-dp", "2", "-dpl", "1", "-dpa", "127.0.0.1", "--cluster-key-file", "k"
         (RAY, "--data-parallel-backend"),
         (NODES, "--distributed-executor-backend"),
         (["--record-steps", "f"], "--record-steps"),
-        (["--receipts", "key.pem"], "--receipts"),
         (["--max-engine-restarts", "0"], "--max-engine-restarts"),
         (['{"name": "styled", "lora_modules": {"s": "/s"}}'], "--enable-lora"),
     ],

@@ -171,6 +171,7 @@ def _make_ready(
         num_labels=spec.num_labels,
         model_path=config.model.model_path,
         prompt_embeds_size=spec.prompt_embeds_size,
+        weights_name=config.weights_name,
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
         num_kv_tokens=max(max_model_len, cache.num_usable_blocks * spec.block_size // len(cache.groups)),

@@ -118,6 +118,7 @@ class EngineConfig:
         hang_timeout_s: A process that makes no progress for so long, and for 20 times of what its step should take, is
             killed; 0 lets it hang.
         hosts: The other machines of the endpoint; None where this one is all.
+        weights_name: What it serves, by the name in the list that a reload chooses from.
     """
 
     model: ModelRunnerConfig
@@ -138,6 +139,7 @@ class EngineConfig:
     warm_spare: bool = False
     key_file: str | None = None
     hosts: HostsConfig | None = None
+    weights_name: str = "start"
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
     snapshot_steps: int = 4096

@@ -152,7 +152,7 @@ class EngineArgs(
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "scheduler": scheduler,
-            "runner": self.runner_name,
+            "runner": self.runner_name, "weights_name": self.weights_name,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None,

@@ -332,6 +332,8 @@ class EngineFrontEnd:
             while True:
                 outputs = await self._client.get_outputs()
                 self._last_step_s = time.monotonic()
+                if outputs.engine is not None:
+                    self.output_processor.note_engine(outputs.outputs, outputs.engine)
                 processed = self.output_processor.process_outputs(
                     outputs.outputs, outputs.timestamp_s, outputs.events, outputs.phases
                 )

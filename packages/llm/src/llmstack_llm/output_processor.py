@@ -20,6 +20,7 @@ from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineReady,
     FinishReason,
     InvalidRequestError,
     KVTransferParams,
@@ -150,6 +151,13 @@ class OutputProcessor:
         """Registers a request that returns a vector; raises as `add_request`."""
         self._check_ids(request.request_id, [request])
         return self.pooling.add(prompt, request)
+
+    def note_engine(self, outputs: Sequence[EngineCoreOutput], engine: EngineReady) -> None:
+        """These outputs, which are processed next, come from this engine core, which another one may replace."""
+        for output in outputs:
+            completion = self.request_id_to_completion.get(output.request_id)
+            if completion is not None:
+                completion.parent.note_engine(engine)
 
     def process_outputs(
         self,

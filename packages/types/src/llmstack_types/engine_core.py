@@ -150,6 +150,7 @@ class EngineCoreOutputs(NamedTuple):
         engine_index: Which of several engine cores it was.
         evictions: Blocks of the sample that have lost what they held.
         shadow: The report of the shadow scheduler; None where it has nothing new.
+        engine: The engine core that computed them, where a client can exchange it for another one; None elsewhere.
     """
 
     outputs: list[EngineCoreOutput]
@@ -160,6 +161,7 @@ class EngineCoreOutputs(NamedTuple):
     engine_index: int = 0
     evictions: Sequence[BlockEviction] = ()
     shadow: ShadowReport | None = None
+    engine: EngineReady | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class EngineReady:
         async_scheduling: Whether each step is scheduled before the last one's tokens are known.
         numeric_contract_id: Equal for engine cores that compute equal bits; empty where nothing is promised.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
+        weights_name: What it serves, by the name in the list that a reload chooses from.
     """
 
     num_blocks: int
@@ -212,3 +215,4 @@ class EngineReady:
     num_kv_tokens: int = 0
     numeric_contract_id: str = ""
     prompt_embeds_size: int = 0
+    weights_name: str = "start"

@@ -24,7 +24,7 @@ class VerifyCommand:
         """Prints what was found; returns 0 if all is as the receipt says, else 1."""
         from llmstack_llm.engine_args import EngineArgsError
         from llmstack_model_files import ModelFilesError
-        from llmstack_server.commands.verify import read_receipt, verify
+        from llmstack_server.commands.verify import read_receipt, reloads_of, verify
         from llmstack_server.options.errors import ServeError
         from llmstack_server.serving.launcher import demo_model_path
         from llmstack_server.web.receipts import ReceiptError, check_signature
@@ -35,7 +35,9 @@ class VerifyCommand:
             check_signature(receipt)
             if namespace.public_key not in (None, receipt["public_key"]):
                 raise ReceiptError(f"another key has signed it: {receipt['public_key']}")
-            sys.stdout.write(f"signed by {receipt['public_key']}\n")
+            sys.stdout.write(
+                "".join(f"{line}\n" for line in (f"signed by {receipt['public_key']}", *reloads_of(receipt)))
+            )
             if namespace.signature_only:
                 return 0
             differences = verify(receipt, namespace.model or demo_model_path())

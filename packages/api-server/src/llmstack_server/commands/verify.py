@@ -32,11 +32,28 @@ def read_receipt(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ReceiptError(f"{path}: it is not JSON") from None
     receipt = document.get("receipt", document) if isinstance(document, dict) else None
+    if isinstance(receipt, dict) and isinstance(receipt.get("missing"), str):
+        raise ReceiptError(f"{path}: the answer has no receipt. {receipt['missing']}")
     if not isinstance(receipt, dict) or not isinstance(receipt.get("completions"), list):
         raise ReceiptError(f"{path}: it holds no receipt")
     if receipt.get("version") != VERSION:
         raise ReceiptError(f"{path}: its version is {receipt.get('version')}, and this command reads {VERSION}")
     return receipt
+
+
+def reloads_of(receipt: Mapping[str, Any]) -> list[str]:
+    """Sentences on the reloads during the answer.
+
+    Raises:
+        ReceiptError: They are malformed.
+    """
+    try:
+        return [
+            f"after a reload it went on in another engine core: {one['weights_name']}"
+            for one in receipt.get("moved_to", ())
+        ]
+    except (KeyError, TypeError) as error:
+        raise ReceiptError(f"it is malformed: {type(error).__name__}") from error
 
 
 def verify(receipt: Mapping[str, Any], model: str) -> list[str]:
@@ -74,6 +91,9 @@ def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]
         return [
             f"the computation differs: weights is {receipt['weights']} in the receipt, and {ours.get('weights')} here"
         ]
+    for one in receipt.get("moved_to", ()):
+        if (one["weights"], one["numeric_contract"]) != (receipt["weights"], receipt["numeric_contract"]):
+            return ["the computation differs: after a reload it went on with other weights or another numeric contract"]
     if receipt["numeric_contract"] == ready.numeric_contract_id:
         return []
     pairs = [(name, theirs.get(name, "none"), ours.get(name, "none")) for name in sorted({*theirs, *ours})]

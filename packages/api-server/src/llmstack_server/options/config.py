@@ -144,7 +144,6 @@ def config_from(settings: Settings) -> ServeConfig:
         settings.add_problems(_statistics_conflicts(engine, observability))
         settings.add_problems(_adapter_conflicts(settings))
         settings.add_problems(() if reload is None else reload.conflicts_with(engine, processes))
-        settings.add_problems(_receipt_conflicts(settings))
     if (
         settings.problems
         or engine is None
@@ -181,13 +180,6 @@ def _adapter_conflicts(settings: Settings) -> Iterator[Problem]:
     root = settings["lora_root"]
     if root and not os.path.isdir(root):
         yield Problem("{lora_root}: there is no folder {folder}", folder=root)
-
-
-def _receipt_conflicts(settings: Settings) -> Iterator[Problem]:
-    if settings["reload_models"] and settings["receipts"] is not None:
-        yield Problem(
-            "{reload_models} and {receipt_key_file} exclude each other: a receipt names the weights of the whole server"
-        )
 
 
 def _max_num_queued_reqs(settings: Settings) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from llmstack_server.options.errors import ServeError
 from llmstack_server.protocols import OutputStream, PromptOutput
 from llmstack_server.web.checks import adapter_name
-from llmstack_types import SamplingParams
+from llmstack_types import EngineReady, SamplingParams
 
 if TYPE_CHECKING:
     from llmstack_server.state.server_state import ServerState
@@ -29,6 +29,7 @@ UNSIGNED_FIELDS = frozenset({"signature"})
 # Options on which tokens may depend. Only these are taken from a receipt.
 SETTINGS = ("dtype", "kv_cache_dtype", "max_model_len", "block_size", "quantization", "enable_deterministic_inference")
 TOKEN_FIELDS = frozenset({"prompt_token_ids", "token_ids"})
+MIXED_WEIGHTS = "A reload came between the prompts of this request, so different weights have computed them."
 _OTHERS = 0o077
 _DEFAULTS = SamplingParams()
 # Without those that say how the answer is sent, and the one that every receipt has.
@@ -181,6 +182,7 @@ class NotedOutputs:
         self._signer, self._state, self._adapter = signer, state, adapter
         self._outputs = outputs
         self._token_ids: dict[tuple[int, int], list[int]] = {}  # by prompt and completion
+        self._engines: dict[int, Sequence[EngineReady]] = {}  # by prompt
 
     def __aiter__(self) -> Self:
         return self
@@ -217,29 +219,42 @@ class NotedOutputs:
         await self._outputs.__aexit__(*exc_info)
 
     def _note(self, output: PromptOutput) -> None:
+        self._engines[output.prompt_index] = output.engines
         for new in output.outputs:
             self._token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)
 
     def receipt(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, Any]:
         """The signed receipt, once all outputs are read; `created` is in seconds since 1970.
 
+        It names the weights that have computed the answer, whatever the server has loaded since. Where there is no such
+        receipt, the result is an object with the reason in `missing`.
+
         `has_token_ids`: Whether the client has asked for them.
         """
-        ready = self._state.ready
-        backends = {} if ready is None else dict(ready.backends)
+        first, *others = self._computations()
+        if any(_bits_of(one) != _bits_of(first) for one in others):
+            return {"version": VERSION, "answer": answer_id, "missing": MIXED_WEIGHTS}
         receipt = {
             "version": VERSION,
             "answer": answer_id,
             "model": model,
             "created": created,
             "adapter": self._adapter,
-            "weights": backends.get("weights", ""),
-            "numeric_contract": "" if ready is None else ready.numeric_contract_id,
-            "backends": backends,
-            "settings": _settings_of(self._state),
+            **first,
+            **({"moved_to": others} if others else {}),
             "completions": self._completions(has_token_ids=has_token_ids),
         }
         return self._signer.signed(receipt)
+
+    def _computations(self) -> list[dict[str, Any]]:
+        """What has computed the answer, each once, in order; of an answer without any tokens, what would have."""
+        found: list[dict[str, Any]] = []
+        engines: list[EngineReady | None] = [one for _, engines in sorted(self._engines.items()) for one in engines]
+        for ready in engines or [self._state.ready]:
+            computation = _computation_of(self._state, ready)
+            if computation not in found:
+                found.append(computation)
+        return found
 
     def _completions(self, *, has_token_ids: bool) -> list[dict[str, Any]]:
         found = []
@@ -260,10 +275,31 @@ class NotedOutputs:
         return found
 
 
-def _settings_of(state: ServerState) -> dict[str, Any]:
+def _computation_of(state: ServerState, ready: EngineReady | None) -> dict[str, Any]:
+    """The fields of a receipt about weights, kernels and settings of an engine core."""
+    backends = {} if ready is None else dict(ready.backends)
+    found = {
+        "weights": backends.get("weights", ""),
+        "numeric_contract": "" if ready is None else ready.numeric_contract_id,
+        "backends": backends,
+        "settings": _settings_of(state, ready),
+    }
+    if ready is not None and state.config.reload.reload_models:
+        found["weights_name"] = ready.weights_name
+    return found
+
+
+def _bits_of(computation: Mapping[str, Any]) -> tuple[str, str]:
+    """Equal where two engine cores compute equal bits."""
+    return computation["weights"], computation["numeric_contract"]
+
+
+def _settings_of(state: ServerState, ready: EngineReady | None) -> dict[str, Any]:
     """The settings that another engine needs to compute the same answer."""
-    engine, ready = state.config.engine, state.ready
-    found = {name: getattr(engine, name) for name in SETTINGS}
+    found = {name: getattr(state.config.engine, name) for name in SETTINGS}
     if ready is not None:
+        entry = state.config.reload.entries.get(ready.weights_name)
+        given = {} if entry is None else entry.settings
+        found |= {name: value for name, value in given.items() if name in SETTINGS}
         found |= {"dtype": ready.dtype, "max_model_len": ready.max_model_len}
     return {name: value for name, value in found.items() if value is not None}

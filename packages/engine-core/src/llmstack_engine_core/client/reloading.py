@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, cast
+from weakref import WeakKeyDictionary
 
 from llmstack_engine_core.client.exchangeable import (
     LOAD_POLL_S,
@@ -57,6 +58,7 @@ class ReloadingClient:
         self._start = start
         self._config = config
         self._current = start(config, addresses)
+        self._ready: WeakKeyDictionary[Exchangeable, EngineReady] = WeakKeyDictionary()
         self._next_config = config
         self._held: dict[str, EngineCoreRequest] | None = None  # new requests of an exchange
         self._is_between = False  # one engine core has ended, and the next one is not ready
@@ -126,7 +128,9 @@ class ReloadingClient:
         Raises:
             EngineStartError: It could not start; the text says why.
         """
-        return await self._current.wait_until_ready()
+        client = self._current
+        self._ready[client] = ready = await client.wait_until_ready()
+        return ready
 
     async def wait_for_end(self) -> None:
         """Waits for the end of an engine core whose requests have ended; it takes its grace period at most."""
@@ -163,7 +167,7 @@ class ReloadingClient:
         client = self._next = self._start(config, addresses)
         self._next_config = config
         try:
-            ready = await client.wait_until_ready()
+            self._ready[client] = ready = await client.wait_until_ready()
             await load_adapters(client, adapters)
         except BaseException:  # also a cancellation
             self._next = None
@@ -328,6 +332,8 @@ class ReloadingClient:
             outputs = self._take_old()
             if outputs is None and not self._is_between:
                 outputs = self._current.get_outputs_nowait()
+                if outputs is not None:
+                    return outputs._replace(engine=self._ready.get(self._current))
             if outputs is not None:
                 return outputs
             await self._has_news.wait()
@@ -373,7 +379,7 @@ class ReloadingClient:
                 return None
             kept = [output for output in outputs.outputs if output.request_id not in self._moved]
             if kept:
-                return outputs._replace(outputs=kept, scheduler_stats=None)
+                return outputs._replace(outputs=kept, scheduler_stats=None, engine=self._ready.get(self._old))
         return None
 
     def _end_if_idle(self) -> None:

@@ -194,7 +194,7 @@ _READY_SCALARS: Final[dict[str, fields.Check]] = {
     "embedding_size": fields.integer(), "is_generative": fields.boolean, "is_causal": fields.boolean,
     "num_labels": fields.integer(), "model_path": fields.text(4096), "kv_cache_dtype": fields.text(64),
     "async_scheduling": fields.boolean, "num_kv_tokens": fields.integer(), "numeric_contract_id": fields.text(64),
-    "prompt_embeds_size": fields.integer(),
+    "prompt_embeds_size": fields.integer(), "weights_name": fields.text(256),
 }  # fmt: skip
 _READY_MAPPINGS: Final[dict[str, fields.Check]] = {
     "phases_s": fields.number(0.0), "backends": fields.text(1024), "versions": fields.text(256),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.adapters import LoRARequest
+
+if TYPE_CHECKING:
+    from llmstack_types import EngineReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class RequestOutput:
         num_dropped_tokens: Tokens of completions that `best_of` generated and did not choose.
         prompt_index: Which of the prompts that were submitted together.
         kv_transfer_params: The field for the request in another engine, of one whose blocks are exported.
+        engines: The engine cores that computed it so far, in order; empty where none can be exchanged.
         lora_request: The adapter that it was generated with, if any.
     """
 
@@ -109,3 +113,4 @@ class RequestOutput:
     prompt_index: int = 0
     lora_request: LoRARequest | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    engines: tuple[EngineReady, ...] = field(default=(), repr=False)

@@ -15,6 +15,7 @@ from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineReady,
     FinishReason,
     KVTransferParams,
     RequestOutputKind,
@@ -73,6 +74,7 @@ class RequestState:
         on_first_token: Called with the seconds from the submission to the first token; None for no call.
         completion_ids: Engine request ids of its completions, by index.
         max_num_generation_tokens: Tokens of the longest of its completions that have ended.
+        engines: The engine cores that its outputs came from, in order; empty where none can be exchanged.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class RequestState:
         self.has_new_prompt_logprobs = False
         self.kv_transfer: KVTransferParams | None = None
         self.max_num_generation_tokens = 0
+        self.engines: tuple[EngineReady, ...] = ()
         self._step_times = step_times or StepTimes()
         self._scheduler_base_s = self._model_base_s = 0.0
         self._prompt_index = prompt_index
@@ -137,6 +140,11 @@ class RequestState:
             self._scheduler_base_s = self._step_times.scheduler_s
             self._model_base_s = self._step_times.model_s
 
+    def note_engine(self, engine: EngineReady) -> None:
+        """An output has come from this engine core."""
+        if not self.engines or self.engines[-1] is not engine:
+            self.engines += (engine,)
+
     def _put(self, completions: list[CompletionOutput], num_dropped_tokens: int = 0) -> None:
         is_delta = self.output_kind is RequestOutputKind.DELTA
         if self.num_unfinished == 0:
@@ -158,6 +166,7 @@ class RequestState:
                 prompt_index=self._prompt_index,
                 lora_request=self.lora_request,
                 kv_transfer_params=None if self.kv_transfer is None else self.kv_transfer._asdict(),
+                engines=self.engines,
             )
         )
 
