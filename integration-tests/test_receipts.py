@@ -14,10 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
-from other_weights import write_checkpoints
+from other_weights import MODEL, write_checkpoints
+
+from llmstack_model_runner.testing import write_random_adapter
 
 pytest.importorskip("cryptography", reason="needs the extra llmstack-server[receipts]")
 
+TARGETS = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]
 STORY = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0.9, "top_p": 0.9, "n": 2}
 
 
@@ -55,10 +58,34 @@ def test_the_tokens_of_a_receipt_are_computed_again(serve: Callable[..., Any], t
     assert "return_token_ids" in llmstack("verify", receipt_file).stderr
 
 
-def verified(answer: dict[str, Any], folder: Path, model: str) -> str:
-    """What the command says about an answer and a model."""
+def verified(answer: dict[str, Any], folder: Path, *options: object) -> str:
+    """What the command says about an answer after the line about its signature, or its error."""
     (folder / "answer.json").write_text(json.dumps(answer))
-    return llmstack("verify", folder / "answer.json", "--model", folder / model).stdout
+    found = llmstack("verify", folder / "answer.json", *options)
+    signed, *lines = found.stdout.splitlines()
+    assert signed.startswith("signed by ")
+    return "\n".join(lines) or found.stderr.strip()
+
+
+def test_an_answer_with_an_adapter_is_computed_again_with_it(serve: Callable[..., Any], tmp_path: Path) -> None:
+    first, other = (
+        write_random_adapter(tmp_path / f"a{seed}", MODEL, TARGETS, seed, rank=4, spread=0.3) for seed in (1, 2)
+    )
+    llmstack("receipt-key", tmp_path / "key.pem")
+    adapters = ["--enable-lora", "--max-loras", "2", "--lora-modules", f"a={first}", f"b={other}"]
+    options = ["--receipts", str(tmp_path / "key.pem"), "--max-lora-rank", "32"]
+    with serve(*options, *adapters) as server, ThreadPoolExecutor(3) as pool:
+        bodies = [STORY | {"return_token_ids": True, "model": name} for name in ("a", "b", "llmstack-demo")]
+        answers = [answer for _, answer, _ in pool.map(lambda body: server.post("/v1/completions", body), bodies)]
+    assert [one["receipt"]["adapter"] for one in answers] == ["a", "b", None]
+    for answer, given in zip(answers, (["--adapter", first], ["--adapter", other], []), strict=True):
+        assert verified(answer, tmp_path, *given) == "all tokens are equal"
+    digest, differences = verified(answers[0], tmp_path, "--adapter", other).split("\n", 1)
+    assert digest.startswith(
+        f"the computation differs: the adapter's digest is {answers[0]['receipt']['adapter_digest']} in"
+    )
+    assert differences.startswith("prompt 0, completion 0: token ")
+    assert verified(answers[0], tmp_path).endswith("the adapter 'a' was used: give its folder by --adapter")
 
 
 @pytest.mark.full
@@ -98,8 +125,11 @@ def test_receipts_follow_reloads_in_all_api_processes(serve: Callable[..., Any],
     assert [[to["weights_name"] for to in one.get("moved_to", ())] for one in receipts] == [["larger"]] * 3 + [[]] * 7
     assert {one["weights"] for one in receipts[6:]} == {finished["weights"]["digest"]}
     assert {one["numeric_contract"] for one in receipts[:6]} == {moved["weights"]["numeric_contract_id"]}
-    signed, *lines = verified(moved["answers"][0], tmp_path, "first").splitlines()
-    assert lines == ["after a reload it went on in another engine core: larger", "all tokens are equal"]
-    assert verified(finished["answers"][0], tmp_path, "first").splitlines() == [signed, "all tokens are equal"]
-    assert verified(new[0], tmp_path, "next").splitlines() == [signed, "all tokens are equal"]
-    assert "the computation differs: weights is" in verified(new[0], tmp_path, "first")
+    first, later = (("--model", tmp_path / name) for name in ("first", "next"))
+    assert verified(moved["answers"][0], tmp_path, *first).splitlines() == [
+        "after a reload it went on in another engine core: larger",
+        "all tokens are equal",
+    ]
+    assert verified(finished["answers"][0], tmp_path, *first) == "all tokens are equal"
+    assert verified(new[0], tmp_path, *later) == "all tokens are equal"
+    assert verified(new[0], tmp_path, *first).startswith("the computation differs: weights is")

@@ -11,6 +11,7 @@ import pytest
 
 from llmstack_llm import EngineArgs
 from llmstack_llm.offline.keywords import own_options
+from llmstack_model_files import adapter_digest
 from llmstack_server.app import build_app
 from llmstack_server.commands import ReceiptKeyCommand, VerifyCommand
 from llmstack_server.commands import verify as verify_module
@@ -18,6 +19,7 @@ from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import AnswerConfig
 from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.testing.adapters import write_adapter
 from llmstack_server.web.receipts import ReceiptError, check_signature, make_key, open_signer
 from llmstack_types import SamplingParams
 
@@ -142,7 +144,7 @@ class EchoLLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         assert own_options(settings) == settings  # `LLM` takes them
-        EngineArgs(model, **settings)
+        self.has_adapters = EngineArgs(model, **settings).enable_lora
         self.llm_engine = type("Engine", (), {"ready": ready_state(FakeEngineClient()).ready})
 
     def __enter__(self) -> EchoLLM:
@@ -151,8 +153,9 @@ class EchoLLM:
     def __exit__(self, *exc_info: object) -> None:
         pass
 
-    def generate(self, prompts: Any, params: SamplingParams, *, use_tqdm: bool) -> Any:
+    def generate(self, prompts: Any, params: SamplingParams, *, use_tqdm: bool, lora_request: Any) -> Any:
         ids = prompts[0]["prompt_token_ids"]
+        assert (lora_request is not None) is self.has_adapters
         assert params.seed is not None or not params.temperature or params.n == 2
         token_ids = [ids[index % len(ids)] for index in range(params.max_tokens or 0)]
         if self.last_token is not None:
@@ -207,6 +210,48 @@ async def test_the_command_names_both_contract_ids_where_nothing_else_differs(
         _, of_contract, *others = capsys.readouterr().out.splitlines()
         assert "the numeric contract id is another in the receipt, and none here. " in of_contract
         assert others[0].startswith(of_tokens)
+
+
+async def test_an_answer_with_an_adapter_names_its_content_and_is_computed_with_it(
+    key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(verify_module, "LLM", EchoLLM)
+    engine, path = FakeEngineClient(), tmp_path / "receipt.json"
+    adapter, other = write_adapter(tmp_path / "style"), write_adapter(tmp_path / "other")
+    (other / "adapter_model.safetensors").write_bytes(b"x")
+    await engine.load_adapter("style", str(adapter))
+    answers = AnswerConfig(receipt_key_file=str(key_file))
+    app = build_app(ready_state(engine, HTTPConfig(answers=answers)))
+    receipt = (await call(app, "POST", "/v1/completions", COMPLETION | {"model": "style"})).json()["receipt"]
+    check_signature(receipt)
+    assert (receipt["adapter"], receipt["settings"]["max_lora_rank"]) == ("style", 16)
+
+    def verified(*arguments: object, **changes: Any) -> tuple[int, list[str]]:
+        path.write_text(json.dumps(open_signer(str(key_file)).signed(receipt | changes)))
+        code = run(VerifyCommand(), path, *arguments)
+        printed = capsys.readouterr()
+        return code, [*printed.out.splitlines()[1:], *printed.err.splitlines()]
+
+    assert verified("--adapter", adapter) == (0, ["all tokens are equal"])
+    theirs, ours = receipt["adapter_digest"], adapter_digest(other, 1 << 20)
+    difference = f"the computation differs: the adapter's digest is {theirs} in the receipt, and {ours} here"
+    assert verified("--adapter", other) == (1, [difference, "all tokens are equal nevertheless"])
+    monkeypatch.setattr(EchoLLM, "last_token", 1)
+    assert verified("--adapter", other)[1][1].startswith("prompt 0, completion 0: token 4 is ")
+    for arguments, changes, reason in (
+        ((), {}, "the adapter 'style' was used: give its folder by --adapter"),
+        (
+            ("--adapter", adapter),
+            {"adapter": None, "settings": {}},
+            "no adapter was used, so --adapter must not be given",
+        ),
+        (("--adapter", adapter), {"adapter": None}, "it has settings that this command does not know"),
+        (("--adapter", tmp_path / "gone"), {}, "gone is no folder of an adapter."),
+    ):
+        assert verified(*arguments, **changes) == (1, [f"llmstack verify: error: {reason}"])
+    del receipt["adapter_digest"]
+    code, (error,) = verified("--adapter", adapter)
+    assert (code, "it has no digest of its adapter" in error) == (1, True)
 
 
 @pytest.mark.parametrize(

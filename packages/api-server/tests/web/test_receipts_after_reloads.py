@@ -116,8 +116,8 @@ def noted(key_file: str, state: ServerState, *computed: tuple[str, ...]) -> Note
     """Outputs of prompts, by the weights that have computed each."""
     assert state.ready is not None
     signer = open_signer(key_file)
-    outputs: Any = SimpleNamespace(prompts=[])
-    found = NotedOutputs(signer, state, outputs, None)
+    outputs: Any = SimpleNamespace(prompts=[SimpleNamespace(adapter=None)])
+    found = NotedOutputs(signer, state, outputs)
     for index, names in enumerate(computed):
         engines = tuple(
             dataclasses.replace(state.ready, weights_name=name, backends={"weights": name[0]}) for name in names

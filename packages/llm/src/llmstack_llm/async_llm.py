@@ -242,6 +242,8 @@ class AsyncLLM(EngineFrontEnd):
         if len(requests) * num_generated > 1:
             check_fan_out(len(requests), num_generated, self.input_processor.limits)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
+        if requests[0].adapter is not None:  # all of them have it
+            admitted = [dataclasses.replace(one, adapter=requests[0].adapter) for one in admitted]
         num_prompt_tokens = sum([len(one.prompt_token_ids) for one in admitted])
         self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
         on_first = None
@@ -377,7 +379,7 @@ class AsyncLLM(EngineFrontEnd):
         collector = self.output_processor.new_collector(admitted[0].sampling_params.output_kind)
         engine_requests: list[EngineCoreRequest] = []
         for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
-            adapter_fields = {} if request.adapter is None else request.adapter.fields()
+            adapter_fields = {} if one.adapter is None else one.adapter.fields()
             try:
                 completions = self.input_processor.process_inputs(
                     request.request_id,

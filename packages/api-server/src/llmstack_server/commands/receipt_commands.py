@@ -17,6 +17,7 @@ class VerifyCommand:
 
         parser.add_argument("receipt", type=Path, metavar="RECEIPT", help="a receipt, or an answer that has one")
         parser.add_argument("--model", help="a folder or a repository id (default: the demo model)")
+        parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="the LoRA adapter that the receipt names")
         parser.add_argument("--public-key", metavar="KEY", help="the key that must have signed it, in base64")
         parser.add_argument("--signature-only", action="store_true", help="compute nothing")
 
@@ -40,7 +41,7 @@ class VerifyCommand:
             )
             if namespace.signature_only:
                 return 0
-            differences = verify(receipt, namespace.model or demo_model_path())
+            differences = verify(receipt, namespace.model or demo_model_path(), namespace.adapter)
         except (ReceiptError, EngineArgsError, ModelFilesError, ServeError, LLMStackError) as error:
             sys.stderr.write(f"llmstack verify: error: {error}\n")
             return 1

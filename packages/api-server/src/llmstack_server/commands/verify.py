@@ -8,13 +8,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from llmstack_llm import LLM
+from llmstack_llm import LLM, LoRARequest
 from llmstack_llm.engine_args import EngineArgsError
-from llmstack_server.web.receipts import SETTINGS, VERSION, ReceiptError
-from llmstack_types import EngineReady, SamplingParams, StructuredOutputsParams
+from llmstack_model_files import adapter_digest
+from llmstack_server.web.receipts import ADAPTER_SETTINGS, SETTINGS, VERSION, ReceiptError
+from llmstack_types import EngineReady, LLMStackError, SamplingParams, StructuredOutputsParams
 from llmstack_types.sampling_params import RepetitionDetectionParams
 
 MAX_RECEIPT_BYTES = 256 << 20
+MAX_ADAPTER_BYTES = 1 << 40  # it is the user's own; read in pieces
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
@@ -56,33 +58,63 @@ def reloads_of(receipt: Mapping[str, Any]) -> list[str]:
         raise ReceiptError(f"it is malformed: {type(error).__name__}") from error
 
 
-def verify(receipt: Mapping[str, Any], model: str) -> list[str]:
+def verify(receipt: Mapping[str, Any], model: str, adapter: Path | None = None) -> list[str]:
     """Computes the tokens again; sentences that name the first difference of each completion, none if all are equal.
+
+    `adapter`: The folder of the adapter that the receipt names.
 
     Raises:
         ReceiptError: It cannot be computed again; the text says why.
     """
     try:
-        return _verify(receipt, model)
-    except EngineArgsError:
+        return _verify(receipt, model, adapter)
+    except (EngineArgsError, LLMStackError):
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ReceiptError(f"it is malformed: {type(error).__name__}") from error
 
 
-def _verify(receipt: Mapping[str, Any], model: str) -> list[str]:
-    completions = receipt["completions"]
-    if not set(receipt["settings"]) <= set(SETTINGS):
+def _verify(receipt: Mapping[str, Any], model: str, adapter: Path | None) -> list[str]:
+    completions, has_adapter = receipt["completions"], receipt.get("adapter") is not None
+    if not set(receipt["settings"]) <= {*SETTINGS, *(ADAPTER_SETTINGS if has_adapter else ())}:
         raise ReceiptError("it has settings that this command does not know")
-    if receipt.get("adapter") is not None:
-        raise ReceiptError("an adapter was used, which this command does not load")
     if not all("prompt_token_ids" in one and "token_ids" in one for one in completions):
         raise ReceiptError("it has no token ids to compute again: ask for them with return_token_ids")
-    with LLM(model, digests_weight_content=True, **receipt["settings"]) as llm:
-        numerics, tokens = _other_numerics(receipt, llm.llm_engine.ready), []
+    other_adapter = _other_adapter(receipt, adapter)
+    options: dict[str, Any] = {}
+    lora: LoRARequest | None = None
+    if adapter is not None:
+        options = {"enable_lora": True, "max_lora_bytes": sum(file.stat().st_size for file in adapter.iterdir())}
+        lora = LoRARequest("adapter", 1, str(adapter))
+    with LLM(model, digests_weight_content=True, **options, **receipt["settings"]) as llm:
+        numerics, tokens = [*_other_numerics(receipt, llm.llm_engine.ready), *other_adapter], []
         for prompt_index in sorted({one["prompt"] for one in completions}):
-            tokens += _other_tokens([one for one in completions if one["prompt"] == prompt_index], llm)
+            tokens += _other_tokens([one for one in completions if one["prompt"] == prompt_index], llm, lora)
         return [*numerics, *(tokens or ["all tokens are equal nevertheless"])] if numerics else tokens
+
+
+def _other_adapter(receipt: Mapping[str, Any], folder: Path | None) -> list[str]:
+    """How the adapter in a folder differs from that of the receipt.
+
+    Raises:
+        ReceiptError: Only one of them has an adapter.
+        ModelFilesError: The folder has none.
+    """
+    name = receipt.get("adapter")
+    if name is None:
+        if folder is not None:
+            raise ReceiptError("no adapter was used, so --adapter must not be given")
+        return []
+    if folder is None:
+        raise ReceiptError(f"the adapter {name!r} was used: give its folder by --adapter")
+    if "adapter_digest" not in receipt:
+        raise ReceiptError("it has no digest of its adapter, so only its signature can be checked (--signature-only)")
+    ours = adapter_digest(folder, MAX_ADAPTER_BYTES)
+    if ours == receipt["adapter_digest"]:
+        return []
+    return [
+        f"the computation differs: the adapter's digest is {receipt['adapter_digest']} in the receipt, and {ours} here"
+    ]
 
 
 def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]:
@@ -109,11 +141,12 @@ def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]
     return [sentences]
 
 
-def _other_tokens(completions: Sequence[Mapping[str, Any]], llm: LLM) -> list[str]:
+def _other_tokens(completions: Sequence[Mapping[str, Any]], llm: LLM, lora: LoRARequest | None) -> list[str]:
     """The differences of the completions of one prompt."""
     first = completions[0]
     prompt = {"prompt_token_ids": first["prompt_token_ids"]}
-    outputs = llm.generate([prompt], _params_of(first["sampling"]), use_tqdm=False)[0].outputs
+    params = _params_of(first["sampling"])
+    outputs = llm.generate([prompt], params, use_tqdm=False, lora_request=lora)[0].outputs
     found = []
     for one in completions:
         where = f"prompt {one['prompt']}, completion {one['index']}"

@@ -48,8 +48,8 @@ class NotedStream(OutputStream, Protocol):
 class Signer(Protocol):
     """The signer of a server's answers."""
 
-    def note(self, state: ServerState, outputs: OutputStream, model: str | None) -> NotedStream:
-        """Outputs of a request for a model, or for one of its adapters, with a receipt at their end."""
+    def note(self, state: ServerState, outputs: OutputStream) -> NotedStream:
+        """Outputs of a request, with a receipt at their end."""
         ...
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llmstack_server.options.errors import ServeError
 from llmstack_server.protocols import OutputStream, PromptOutput
-from llmstack_server.web.checks import adapter_name
-from llmstack_types import EngineReady, SamplingParams
+from llmstack_types import EngineReady, LoRAIdentity, SamplingParams
 
 if TYPE_CHECKING:
+    from llmstack_llm.requests import Adapter
     from llmstack_server.state.server_state import ServerState
 
 VERSION = 1
@@ -28,6 +28,8 @@ MAX_KEY_BYTES = 4096
 UNSIGNED_FIELDS = frozenset({"signature"})
 # Options on which tokens may depend. Only these are taken from a receipt.
 SETTINGS = ("dtype", "kv_cache_dtype", "max_model_len", "block_size", "quantization", "enable_deterministic_inference")
+# The same, for answers with an adapter.
+ADAPTER_SETTINGS = ("max_lora_rank",)
 TOKEN_FIELDS = frozenset({"prompt_token_ids", "token_ids"})
 MIXED_WEIGHTS = "A reload came between the prompts of this request, so different weights have computed them."
 _OTHERS = 0o077
@@ -63,9 +65,9 @@ class ReceiptSigner:
         raw = self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
         self.public_key = base64.b64encode(raw).decode()
 
-    def note(self, state: ServerState, outputs: OutputStream, model: str | None) -> NotedOutputs:
-        """Outputs of a request for `model`, which keep the tokens for its receipt."""
-        return NotedOutputs(self, state, outputs, adapter_name(state, model))
+    def note(self, state: ServerState, outputs: OutputStream) -> NotedOutputs:
+        """The outputs of a request, which keep the tokens for its receipt."""
+        return NotedOutputs(self, state, outputs)
 
     def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
         """The receipt with the public key and the signature."""
@@ -177,9 +179,9 @@ class NotedOutputs:
         prompts: Its prompts, with their parameters.
     """
 
-    def __init__(self, signer: ReceiptSigner, state: ServerState, outputs: OutputStream, adapter: str | None) -> None:
+    def __init__(self, signer: ReceiptSigner, state: ServerState, outputs: OutputStream) -> None:
         self.prompts = outputs.prompts
-        self._signer, self._state, self._adapter = signer, state, adapter
+        self._signer, self._state = signer, state
         self._outputs = outputs
         self._token_ids: dict[tuple[int, int], list[int]] = {}  # by prompt and completion
         self._engines: dict[int, Sequence[EngineReady]] = {}  # by prompt
@@ -239,8 +241,8 @@ class NotedOutputs:
             "answer": answer_id,
             "model": model,
             "created": created,
-            "adapter": self._adapter,
             **first,
+            **_adapter_fields(self.prompts[0].adapter),
             **({"moved_to": others} if others else {}),
             "completions": self._completions(has_token_ids=has_token_ids),
         }
@@ -249,9 +251,10 @@ class NotedOutputs:
     def _computations(self) -> list[dict[str, Any]]:
         """What has computed the answer, each once, in order; of an answer without any tokens, what would have."""
         found: list[dict[str, Any]] = []
+        adapter = self.prompts[0].adapter
         engines: list[EngineReady | None] = [one for _, engines in sorted(self._engines.items()) for one in engines]
         for ready in engines or [self._state.ready]:
-            computation = _computation_of(self._state, ready)
+            computation = _computation_of(self._state, ready, has_adapter=adapter is not None)
             if computation not in found:
                 found.append(computation)
         return found
@@ -275,14 +278,21 @@ class NotedOutputs:
         return found
 
 
-def _computation_of(state: ServerState, ready: EngineReady | None) -> dict[str, Any]:
+def _adapter_fields(adapter: Adapter | None) -> dict[str, Any]:
+    """The name and the digest of the adapter of a request; all of its prompts have the same."""
+    if adapter is None:
+        return {"adapter": None}
+    return {"adapter": adapter.name, "adapter_digest": LoRAIdentity.parse(adapter.identity).digest}
+
+
+def _computation_of(state: ServerState, ready: EngineReady | None, *, has_adapter: bool) -> dict[str, Any]:
     """The fields of a receipt about weights, kernels and settings of an engine core."""
     backends = {} if ready is None else dict(ready.backends)
     found = {
         "weights": backends.get("weights", ""),
         "numeric_contract": "" if ready is None else ready.numeric_contract_id,
         "backends": backends,
-        "settings": _settings_of(state, ready),
+        "settings": _settings_of(state, ready, ADAPTER_SETTINGS if has_adapter else ()),
     }
     if ready is not None and state.config.reload.reload_models:
         found["weights_name"] = ready.weights_name
@@ -294,9 +304,9 @@ def _bits_of(computation: Mapping[str, Any]) -> tuple[str, str]:
     return computation["weights"], computation["numeric_contract"]
 
 
-def _settings_of(state: ServerState, ready: EngineReady | None) -> dict[str, Any]:
-    """The settings that another engine needs to compute the same answer."""
-    found = {name: getattr(state.config.engine, name) for name in SETTINGS}
+def _settings_of(state: ServerState, ready: EngineReady | None, others: Sequence[str]) -> dict[str, Any]:
+    """The settings that another engine needs to compute the same answer, `others` among them."""
+    found = {name: getattr(state.config.engine, name) for name in (*SETTINGS, *others)}
     if ready is not None:
         entry = state.config.reload.entries.get(ready.weights_name)
         given = {} if entry is None else entry.settings

@@ -70,7 +70,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
         )
     except InvalidRequestError as error:
         raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
-    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs, fields.model)
+    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs)
     return MessagesAnswer(message_id, fields.model or state.served_model_name, fields, chat, noted)
 
 

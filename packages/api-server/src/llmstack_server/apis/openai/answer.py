@@ -38,7 +38,7 @@ class OpenAIAnswer(ABC):
         answers, options = state.config.http.answers, fields.stream_options
         self.noted: NotedStream | None = None
         if state.receipts is not None:
-            outputs = self.noted = state.receipts.note(state, outputs, fields.model)
+            outputs = self.noted = state.receipts.note(state, outputs)
             self._has_token_ids = bool(fields.return_token_ids)
         self._transfer: NotedTransfer | None = None
         if fields.kv_transfer_params is not None:

@@ -116,7 +116,7 @@ async def _new_run(
         is_stored=is_stored,
         status="queued" if fields.background else "in_progress",
     )
-    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs, fields.model)
+    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs)
     shows_ids = state.config.http.answers.shows_tokens_as_ids
     return ResponseRun(chat, response, shows_ids=shows_ids, earlier=earlier, noted=noted)
 
