@@ -8,7 +8,7 @@ import random
 import pytest
 
 from llmstack_server.state import stream_table
-from llmstack_server.state.packed_parts import EVENT_OVERHEAD, MIN_COMMON_BYTES, PackedParts
+from llmstack_server.state.packed_parts import EVENT_OVERHEAD, MAX_FRESH_BYTES, MIN_COMMON_BYTES, PackedParts
 from llmstack_server.state.stream_record import MAX_STREAM_BYTES, Head, ReplacedError, StreamRecord, UnknownStreamError
 from llmstack_server.state.stream_table import MAX_PER_OWNER, RECORD_OVERHEAD, StreamTable
 
@@ -231,6 +231,29 @@ async def test_a_reader_of_what_is_not_kept_makes_room_by_itself():
     assert (await reading).parts == [b"x"]
 
 
+def test_an_event_that_is_shorter_than_what_others_have_in_common_stays_whole():
+    head, tail = b"ab" * 40, b"ab" * 40
+    common = [head + text + tail for text in (b"x", b"y", b"z")]
+    for short in (head, head[:-1], head + tail[:-1], b"ab", b"", head + tail):
+        parts = PackedParts()
+        for _ in range(2):  # the form is known the second time
+            for part in (*common, short):
+                parts.append(part)
+            parts.pack()
+        assert parts.after(0, 1 << 20) == 2 * [*common, short]
+
+
+async def test_what_a_reader_has_read_by_itself_counts_too():
+    table = StreamTable()
+    record = new_record(table)
+    reader = record.open(0)
+    drawn = random.Random(3)
+    for _ in range(100):
+        record.put(drawn.randbytes(MAX_FRESH_BYTES // 10))
+        await reader.read()
+    assert table.num_bytes > 90 * MAX_FRESH_BYTES // 10
+
+
 def test_what_two_events_have_in_common_is_found_at_both_ends():
     drawn = random.Random(11)
     for _ in range(300):
@@ -248,10 +271,12 @@ def test_what_two_events_have_in_common_is_found_at_both_ends():
 async def test_events_count_before_they_are_more_than_their_record_is_counted_for():
     table = StreamTable()
     record = new_record(table)
-    drawn = random.Random(5)
+    drawn, num_kept_bytes = random.Random(5), 0
     for _ in range(1000):
         size = drawn.choice([50, 200, 500, 600])
         record.put(drawn.randbytes(size))
+        num_kept_bytes += size + EVENT_OVERHEAD
         counted = table.num_bytes
+        assert num_kept_bytes <= counted
         assert record.num_bytes <= counted
         assert counted <= record.num_bytes + RECORD_OVERHEAD

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 # What an event costs besides its bytes.
 EVENT_OVERHEAD = 48
 # Fewer bytes in common are not worth it; what has not been found in some events is not looked for any more.
@@ -18,6 +20,7 @@ class PackedParts:
     Attributes:
         num_parts: All parts that there were, dropped ones included.
         num_dropped: Parts that were dropped at the front.
+        num_packed_bytes: As `num_bytes`, without the last parts, which have `MAX_FRESH_BYTES` at most.
     """
 
     def __init__(self) -> None:
@@ -25,7 +28,7 @@ class PackedParts:
         self.num_dropped = 0
         self._fresh: list[bytes] = []  # the last parts, not packed yet
         self._num_fresh_bytes = 0
-        self._num_packed_bytes = 0
+        self.num_packed_bytes = 0
         self._stored: list[bytes] = []
         self._whole_numbers: set[int] = set()  # from 0 on, dropped ones included
         self._prefix = self._suffix = b""
@@ -39,46 +42,50 @@ class PackedParts:
     @property
     def num_bytes(self) -> int:
         """The size of the parts that are kept, as it is counted."""
-        self._pack()
-        return self._num_packed_bytes
+        self.pack()
+        return self.num_packed_bytes
 
     def append(self, part: bytes) -> bool:
-        """Adds a part; whether `num_bytes` counts it now, and those before it."""
+        """Adds a part; whether `num_packed_bytes` counts it now, and those before it."""
         size = len(part)
         self.num_parts += 1
         self._fresh.append(part)
         self._num_fresh_bytes += size
         if size <= MAX_FRESH_PART and self._num_fresh_bytes <= MAX_FRESH_BYTES:
             return False
-        self._pack()
+        self.pack()
         return True
 
     def after(self, position: int, max_bytes: int) -> list[bytes]:
         """Parts after the first `position`, until they have `max_bytes` or more; they must not be dropped."""
-        self._pack()
         found: list[bytes] = []
         num_bytes = 0
-        for number in range(position, self.num_parts):
-            part = self._stored[number - self.num_dropped]
-            if number not in self._whole_numbers:
-                part = b"%b%b%b" % (self._prefix, part, self._suffix)
+        for part in self._from(position):
             found.append(part)
             num_bytes += len(part)
             if num_bytes >= max_bytes:
                 break
         return found
 
+    def _from(self, position: int) -> Iterator[bytes]:
+        num_stored = self.num_dropped + len(self._stored)
+        for number in range(position, num_stored):
+            part = self._stored[number - self.num_dropped]
+            is_whole = number in self._whole_numbers
+            yield part if is_whole else b"%b%b%b" % (self._prefix, part, self._suffix)
+        yield from self._fresh[max(position - num_stored, 0) :]
+
     def drop(self, position: int) -> None:
         """Drops the first `position` parts."""
-        self._pack()
+        self.pack()
         count = min(max(position - self.num_dropped, 0), len(self._stored))
-        self._num_packed_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
+        self.num_packed_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
         self._whole_numbers.difference_update(range(self.num_dropped, self.num_dropped + count))
         del self._stored[:count]
         self.num_dropped += count
 
-    def _pack(self) -> None:
-        """Stores the fresh parts without what they have in common with the others."""
+    def pack(self) -> None:
+        """Stores the last parts, too, without what they have in common with the others."""
         fresh, self._fresh, self._num_fresh_bytes = self._fresh, [], 0
         num_before = len(self._stored)
         for index, part in enumerate(fresh):
@@ -86,14 +93,19 @@ class PackedParts:
                 self._pack_known(fresh[index:])
                 break
             self._keep_whole(part)
-        self._num_packed_bytes += sum(map(len, self._stored[num_before:])) + EVENT_OVERHEAD * len(fresh)
+        self.num_packed_bytes += sum(map(len, self._stored[num_before:])) + EVENT_OVERHEAD * len(fresh)
 
     def _pack_known(self, fresh: list[bytes]) -> None:
         prefix, suffix, min_bytes, store = self._prefix, self._suffix, self._min_packed_bytes, self._stored.append
         start, end = len(prefix), -len(suffix) or None
-        for part in fresh:
+        middles = [part[start:end] for part in fresh]
+        # One comparison takes half the time of many. A shorter part would make the left side longer than the right.
+        if prefix + (suffix + prefix).join(middles) + suffix == b"".join(fresh):
+            self._stored += middles
+            return
+        for part, middle in zip(fresh, middles, strict=True):
             if part.startswith(prefix) and part.endswith(suffix) and len(part) >= min_bytes:
-                store(part[start:end])
+                store(middle)
             else:
                 self._keep_whole(part)
 

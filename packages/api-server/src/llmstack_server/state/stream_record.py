@@ -126,8 +126,8 @@ class StreamRecord:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its parts, as it is counted."""
-        return self._parts.num_bytes
+        """The size of its parts, as it is counted, without the last ones before it is over: see `PackedParts`."""
+        return self._parts.num_packed_bytes
 
     @property
     def has_reader(self) -> bool:
@@ -184,6 +184,7 @@ class StreamRecord:
         self._head = head
         for part in parts:
             self._parts.append(part)
+        self._parts.pack()
 
     async def append(self, part: bytes) -> None:
         """Adds a part. Without later readers it waits until the reader has room for it.
@@ -201,9 +202,13 @@ class StreamRecord:
             self._on_growth(self)
         if self._is_observed or not self.is_resumable:
             self._on_change(self)
-        is_closed = is_last or not self.is_resumable or self._num_saved is not None
-        if is_closed or reader is None or not reader.take(parts.num_parts, part):
+        number, is_open = parts.num_parts, not is_last and self.is_resumable and self._num_saved is None
+        # Not a method of the reader: every event of a stream passes here.
+        is_next = reader is not None and reader.is_waiting and reader.position == number - 1
+        if reader is None or not is_open or not is_next or not reader.take(number, part):
             self.tell()
+        else:
+            reader.position = number
 
     def fail(self, fields: Mapping[str, Any]) -> None:
         """Ends an answer with an error after the parts that there are."""
@@ -214,6 +219,7 @@ class StreamRecord:
         """Marks the last part as the end. Idempotent."""
         if not self.is_over:
             self.is_over = True
+            self._parts.pack()
             self._on_change(self)
             self.tell()
 
@@ -285,18 +291,25 @@ class StreamRecord:
         await waiter
 
 
+def _take_none(number: int, part: bytes) -> bool:
+    return False
+
+
 class StreamReader:
     """One reader of a record in this process.
 
     Attributes:
         position: The parts that it has read.
+        is_waiting: Whether it waits for the next part.
+        take: Takes a new part where it waits and has read all before; `follow` sets it.
     """
 
     def __init__(self, record: StreamRecord, position: int) -> None:
         self.record = record
         self.position = position
-        self._knows_head = self._is_waiting = False
-        self._take: Take | None = None
+        self.is_waiting = False
+        self.take: Take = _take_none
+        self._knows_head = False
 
     @property
     def stream_id(self) -> str:
@@ -305,25 +318,18 @@ class StreamReader:
 
     async def read(self) -> Batch:
         """The next parts; raises as `StreamRecord.read`."""
-        self._is_waiting = True
+        self.is_waiting = True
         try:
             batch = await self.read_from(self.position, knows_head=self._knows_head)
         finally:
-            self._is_waiting = False
+            self.is_waiting = False
         self.position = batch.first - 1 + len(batch.parts)
         self._knows_head = True
         return batch
 
     def follow(self, take: Take) -> None:
         """From now on `take` gets each new part while `read` waits."""
-        self._take = take
-
-    def take(self, number: int, part: bytes) -> bool:
-        """Takes a new part if it has read all before, waits for it and can send it."""
-        if not self._is_waiting or self.position != number - 1 or self._take is None or not self._take(number, part):
-            return False
-        self.position = number
-        return True
+        self.take = take
 
     async def read_from(self, position: int, *, knows_head: bool) -> Batch:
         """The parts after `position`, for a reader that has read so far and may ask twice."""
@@ -333,7 +339,7 @@ class StreamReader:
 
     def close(self) -> None:
         """Takes the reader away from its record. Idempotent."""
-        self._take = None
+        self.take = _take_none
         self.record.close_reader(self)
 
     async def aclose(self) -> None:
