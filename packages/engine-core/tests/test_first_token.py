@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.prediction import (
     EngineLoad,
     EnginePredictor,
@@ -253,6 +255,15 @@ def test_a_simulation_compares_what_was_predicted_with_what_came():
     named = report.to_json()["predictions"]
     assert named["share_met"] == predictions.share_met
     assert f"{100 * named['share_met']:.1f} % of {named['predicted']} first tokens" in report.to_text()
+
+
+def test_a_simulation_knows_places_by_the_requests_that_have_them():
+    """Bursts of 40 requests on four places, whose answers end by chance."""
+    burst = [TraceRequest(60.0 * (i // 40), 100, 1 + int(-100 * math.log(1 - (i * 0.618) % 1))) for i in range(600)]
+    config = SimulationConfig(scheduler=SchedulerConfig(max_num_seqs=4), load=0.8, predicts=True)
+    predictions = simulate(burst, config).predictions
+    assert predictions is not None
+    assert predictions.share_met >= 0.8
 
 
 def test_a_load_scales_the_arrivals_to_a_share_of_the_capacity():

@@ -77,6 +77,15 @@ def test_requests_that_are_not_listed_count_like_the_others():
     assert nothing_known.num_steps > 0
 
 
+def test_requests_that_are_not_listed_and_may_stop_count_with_their_mean():
+    waiting = [open_ended(num_output_tokens=0)] * 400
+    listed, counted = Places(4, stop_rate=0.01), Places(4, stop_rate=0.01)
+    listed.add_all(waiting)
+    counted.add_all(waiting[:40], num_uncounted=360)
+    assert counted.num_steps == pytest.approx(400 * 100 / 4, rel=0.1)
+    assert counted.num_steps == pytest.approx(listed.num_steps, rel=0.1)
+
+
 @given(st.lists(st.integers(1, 20), max_size=30), st.integers(1, 5))
 def test_known_lengths_are_as_in_a_queue_step_by_step(lengths, max_num_rows):
     running: list[int] = []
@@ -124,8 +133,8 @@ def measured(durations: list[float]) -> tuple[EnginePredictor, float]:
 
 def test_a_predictor_knows_when_a_place_is_free():
     predictor, end_s = measured([1.0] * 60)
-    places = predictor.places([known(40, 3), known(30, 9), known(5, num_prompt_tokens=100)])
-    found = predictor.predict(QueuedTokens(num_requests=1), 50, end_s, places)
+    requests = [known(40, 3), known(30, 9), known(5, num_prompt_tokens=100)]
+    found = predictor.predict(QueuedTokens(num_requests=1), 50, end_s, lambda _: requests, 1)
     assert found is not None
     assert found.wait_s == pytest.approx(35.0 + 1.0, rel=0.02)
     assert found.ttft_s == pytest.approx(found.wait_s + 1.5, rel=0.02)
@@ -134,7 +143,6 @@ def test_a_predictor_knows_when_a_place_is_free():
 def test_a_long_wait_is_by_the_mean_of_steps_and_not_by_the_usual_one():
     """Each tenth step takes four times as long, which makes the mean 1.3."""
     predictor, end_s = measured([4.0 if number % 10 == 5 else 1.0 for number in range(2000)])
-    places = predictor.places([known(900, 3), known(800, 9)])
-    found = predictor.predict(QueuedTokens(), 50, end_s, places)
+    found = predictor.predict(QueuedTokens(), 50, end_s, lambda _: [known(900, 3), known(800, 9)])
     assert found is not None
     assert found.wait_s == pytest.approx(800 * 1.3, rel=0.15)

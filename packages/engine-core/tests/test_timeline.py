@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +135,41 @@ def run_replay(log: Path, page: Path) -> int:
     return command.run(parser.parse_args([str(log), "--page", str(page)]))
 
 
+def predictions_of(path: Path, page: Path) -> list[list[Any]]:
+    """Those on the page of a log."""
+    assert run_replay(path, page) == 0
+    (held,) = re.findall(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    found: list[list[Any]] = json.loads(held)["predictions"]
+    return found
+
+
+def test_a_page_of_a_log_knows_what_the_requests_before_have_asked_for(tmp_path: Path) -> None:
+    limits = SchedulerConfig(max_model_len=512, max_num_seqs=2, max_num_batched_tokens=64)
+    cache, path = CacheConfig(400, block_size=4), tmp_path / "steps.log"
+    log = StepLog(LogHeader.of(limits, cache, {}), FileSink(str(path)))
+    scheduler = LoggedScheduler(build_scheduler(limits, cache), log)
+    now_s, number = 100.0, 0
+    while number < 120 or scheduler.has_unfinished_requests():
+        if number < 120 and now_s >= 100.0 + 0.02 * number:  # three times as often as there are places for
+            params = SamplingParams(max_tokens=(2, 100, 9)[number % 3], ignore_eos=True)
+            request = EngineCoreRequest(f"r-{number}", [number + 1] * 15, params, arrival_time_s=now_s)
+            scheduler.add_request(request)
+            number += 1
+        if not scheduler.has_unfinished_requests():
+            now_s += 0.001
+            continue
+        scheduled = scheduler.schedule(now_s)
+        rows = scheduled.scheduled_requests
+        now_s += 0.001 * (1 + sum(one.num_scheduled_tokens for one in rows))
+        output = ModelRunnerOutput([one.request_id for one in rows], [[7] for _ in rows])
+        scheduler.update_from_output(scheduled, output, now_s)
+    log.close()
+    found = predictions_of(path, tmp_path / "steps.html")[20:]
+    share_met = sum(abs(predicted - real) <= 0.25 * predicted for _, predicted, real in found) / len(found)
+    assert len(found) > 80
+    assert share_met > 0.9
+
+
 def test_a_page_of_a_log_has_predicted_first_tokens_beside_real_ones(tmp_path: Path) -> None:
     limits = SchedulerConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
     cache, path = CacheConfig(64, block_size=4), tmp_path / "steps.log"
@@ -150,10 +186,7 @@ def test_a_page_of_a_log_has_predicted_first_tokens_beside_real_ones(tmp_path: P
             output = ModelRunnerOutput([one.request_id for one in rows], [[7] for _ in rows])
             scheduler.update_from_output(scheduled, output, now_s)
     log.close()
-    page = tmp_path / "steps.html"
-    assert run_replay(path, page) == 0
-    (held,) = re.findall(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
-    predictions = json.loads(held)["predictions"]
+    predictions = predictions_of(path, tmp_path / "steps.html")
     first = 30 - len(predictions)
     assert 3 <= first <= 16
     assert [name for name, _, _ in predictions] == [f"r-{number}" for number in range(first, 30)]

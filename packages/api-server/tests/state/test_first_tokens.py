@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llmstack_engine_core.prediction import FirstToken, StepLimits
+from llmstack_engine_core.prediction import MAX_NUM_COUNTED, FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_server.state.first_tokens import MAX_NUM_COUNTED, FirstTokens, PendingRequest
+from llmstack_server.state.first_tokens import FirstTokens, PendingRequest
 from llmstack_types import RequestProgress, SamplingParams, SchedulerStats, StepPhases
 
 LIMITS = StepLimits(max_num_rows=4096, max_num_tokens=101)

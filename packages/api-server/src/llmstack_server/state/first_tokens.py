@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from llmstack_engine_core.prediction import EnginePredictor, FirstToken, Places, QueuedTokens, StepLimits
+from llmstack_engine_core.prediction import MAX_NUM_COUNTED, EnginePredictor, FirstToken, QueuedTokens, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_types import EngineReady, RequestProgress, SamplingParams, SchedulerStats
 from llmstack_types.engine_core import IMPLIED_DEADLINE_S
 
-# Further waiting requests count with the mean of these, which bounds the cost of a prediction to some 50 microseconds.
-MAX_NUM_COUNTED: Final = 256
 # An engine core on another machine has another clock; its reports count from when they came.
 _MAX_REPORT_AGE_S: Final = 5.0
 _SMOOTHING: Final = 0.05
@@ -74,7 +72,6 @@ class FirstTokens:
         self.is_calibrated = self.is_blocked = False
         self.num_waiting = self.num_running = 0
         self.progress: Callable[[int], Sequence[RequestProgress]] | None = None
-        self._places: Places | None = None
         self._is_corrected = False
         self._limits = limits
         self._quantum = quantum
@@ -104,7 +101,6 @@ class FirstTokens:
             engine.answer_lengths.observe(finished.num_generation_tokens, is_stopped=finished.finish_reason != "length")
         if not self.is_calibrated:
             self.is_calibrated = engine.costs.model() is not None
-        self._places = None
         self.num_running = stats.num_running
         if stats.num_waiting or self.num_waiting or len(self._engines) > 1:
             self._note_waiting(max(stats.num_scheduled_rows, stats.num_running))
@@ -125,9 +121,9 @@ class FirstTokens:
         if self.queued or engine.load.num_waiting:
             before = self._before(index, engine, num_tokens, tenant, wanted_s, now_s)
         num_new_tokens = max(round(num_prompt_tokens * (1.0 - engine.found_share)), 1)
-        is_full = engine.load.num_running + engine.load.num_waiting + len(self.queued) >= self._limits.max_num_rows
-        places = self._known_places(engine) if is_full else None
-        prediction = engine.predict(before, num_new_tokens, now_s, places)
+        # Places are taken in the order of arrival, where there is one queue.
+        progress = self.progress if not self._quantum and len(self._engines) == 1 else None
+        prediction = engine.predict(before, num_new_tokens, now_s, progress, len(self.queued))
         if prediction is None:
             return None
         return FirstToken(prediction.wait_s, prediction.ttft_s + self.overhead_s)
@@ -135,9 +131,9 @@ class FirstTokens:
     def submit(self, request: PendingRequest, now_s: float, params: SamplingParams | None = None) -> None:
         """Notes a request that goes to the engine now; `params`: What it asks for."""
         self.queued[id(request)] = request
-        if self._places is not None and params is not None:
-            self._places.add(RequestProgress.of(request.num_prompt_tokens, 0, params))
         for engine in self._engines.values():
+            if engine.known_places is not None and params is not None:
+                engine.known_places.add(RequestProgress.of(request.num_prompt_tokens, 0, params))
             engine.note_arrival(request.num_prompt_tokens // len(self._engines), now_s)
 
     def note_first(self, request: PendingRequest, real_s: float) -> None:
@@ -169,15 +165,6 @@ class FirstTokens:
     def _knows_places(self) -> bool:
         """Whether requests have places in the order of their arrival, which the lengths of those before tell."""
         return self.progress is not None and not self._quantum and len(self._engines) == 1
-
-    def _known_places(self, engine: EnginePredictor) -> Places | None:
-        """The places of the one engine core, all of which are taken; None if they are not known."""
-        load, max_num_rows = engine.load, self._limits.max_num_rows
-        if self._places is None and self.progress is not None and self._knows_places:
-            requests = self.progress(max_num_rows + MAX_NUM_COUNTED)
-            num_uncounted = max(load.num_running + load.num_waiting - len(requests), 0)
-            self._places = engine.places(requests, num_uncounted)
-        return self._places
 
     def _before(
         self, index: int, engine: EnginePredictor, num_tokens: int, tenant: str, wanted_s: float | None, now_s: float

@@ -3,12 +3,13 @@
 Nothing here reads a clock. The server and the simulation of traces use it alike.
 """
 
-from llmstack_engine_core.prediction.engine_predictor import EnginePredictor
+from llmstack_engine_core.prediction.engine_predictor import MAX_NUM_COUNTED, EnginePredictor
 from llmstack_engine_core.prediction.first_token import EngineLoad, FirstToken, QueuedTokens, StepLimits, first_token
 from llmstack_engine_core.prediction.places import Places
 from llmstack_engine_core.prediction.step_costs import StepCosts
 
 __all__ = [
+    "MAX_NUM_COUNTED",
     "EngineLoad",
     "EnginePredictor",
     "FirstToken",

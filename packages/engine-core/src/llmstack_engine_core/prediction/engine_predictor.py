@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork
@@ -23,6 +23,8 @@ _SMOOTHING: Final = 0.02
 _ARRIVALS_MEMORY_S: Final = 10.0
 _DECODE_INTERVAL: Final = 4
 _STEP_SMOOTHING: Final = 1 / 256
+# Further waiting requests count with the mean of these, which bounds the cost of a prediction to some 50 microseconds.
+MAX_NUM_COUNTED: Final = 256
 # A pause between two reports beyond so many times a step was no step.
 _MAX_GAP: Final = 50.0
 
@@ -35,6 +37,7 @@ class EnginePredictor:
         costs: The cost model.
         found_share: The share of the prompts' tokens that is found in the prefix cache.
         answer_lengths: The lengths of the answers that have ended.
+        known_places: The places after the last step, once they were needed; requests that come are to be added.
     """
 
     def __init__(self, limits: StepLimits, block_size: int = 16) -> None:
@@ -45,6 +48,7 @@ class EnginePredictor:
         self._limits = limits
         self._last = SchedulerStats()
         self.answer_lengths = AnswerLengths()
+        self.known_places: Places | None = None
         self._num_queries = self._num_hits = self._mean_s = 0.0
         self._speed = Speed()
         self._num_rows = self._num_drafts = self._num_accepted = 0.0
@@ -57,7 +61,7 @@ class EnginePredictor:
         is no measure, since nothing was to be done or its report is missing.
         """
         last, load = self._last, self.load
-        self._last = stats
+        self._last, self.known_places = stats, None
         num_context = (stats.num_blocks - stats.num_free_blocks) * self.block_size
         self.load = EngineLoad(
             end_s,
@@ -114,26 +118,43 @@ class EnginePredictor:
         return places
 
     def predict(
-        self, before: QueuedTokens, num_tokens: int, now_s: float, places: Places | None = None
+        self,
+        before: QueuedTokens,
+        num_tokens: int,
+        now_s: float,
+        progress: Callable[[int], Sequence[RequestProgress]] | None = None,
+        num_queued: int = 0,
     ) -> FirstToken | None:
         """The prediction for a request that arrives now; None before the steps were measured.
 
-        `places`: What is known of the lengths of the requests before it.
+        `progress`: Gives the first requests in flight, in the order of their arrival; None where it is not known, or
+        where they get their places in another order.
+        `num_queued`: Requests without a first token.
         """
         model = self.costs.model()
         if model is None:
             return None
         model = self._speed.scaled(model)
-        max_num_rows = self._limits.max_num_rows
+        max_num_rows, places = self._limits.max_num_rows, None
+        if progress is not None and self.load.num_running + self.load.num_waiting + num_queued >= max_num_rows:
+            places = self._places_now(progress)
         num_rows = max(self.load.num_running, max_num_rows // 2)  # it matters where nearly all places are taken
         return first_token(
             self.load, self._limits, model, before, num_tokens, now_s,
             departures_per_s=num_rows / (max(self.answer_lengths.mean, 1.0) * self._mean_s),
-            free_s=None if places is None else self._free_s(places, model),
+            free_s=None if places is None else self._free_s(places, model, before, now_s),
             arrivals=Arrivals(self._num_arrived / _ARRIVALS_MEMORY_S, self._num_squares / _ARRIVALS_MEMORY_S),
         )  # fmt: skip
 
-    def _free_s(self, places: Places, model: LinearCostModel) -> float | None:
+    def _places_now(self, progress: Callable[[int], Sequence[RequestProgress]]) -> Places:
+        """The places of now; all are taken, or nearly."""
+        if self.known_places is None:
+            requests = progress(self._limits.max_num_rows + MAX_NUM_COUNTED)
+            num_uncounted = self.load.num_running + self.load.num_waiting - len(requests)
+            self.known_places = self.places(requests, max(num_uncounted, 0))
+        return self.known_places
+
+    def _free_s(self, places: Places, model: LinearCostModel, before: QueuedTokens, now_s: float) -> float | None:
         """When a further request has a place; None where one is free."""
         num_steps, load = places.num_steps, self.load
         if not num_steps:
@@ -142,4 +163,6 @@ class EnginePredictor:
         decode_s = model.step_s(StepWork(0, num_rows, load.num_context_tokens))
         num_tokens = round(places.num_prompt_tokens * (1.0 - self.found_share))
         prompts_s = model.step_s(StepWork(num_tokens, num_rows, load.num_context_tokens)) - decode_s
-        return load.end_s + num_steps * decode_s + prompts_s
+        is_idle = not (load.num_running or load.num_waiting)  # then the first of those that came later began a step
+        begin_s = load.end_s if not is_idle else before.coming_s if before.num_coming else now_s
+        return begin_s + num_steps * decode_s + prompts_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from math import log, log1p
+from math import exp, log, log1p
 from typing import Final
 
 from llmstack_types import RequestProgress
@@ -14,6 +14,8 @@ _GOLDEN_SHARE: Final = 0.618034
 _KEPT: Final = 0.98
 _FIRST_OUTPUT_TOKENS: Final = 256.0
 _MIN_SHARE: Final = 1e-6
+# So large a share of answers that may stop at any token is shorter than their mean.
+_MEAN_SHARE: Final = 1.0 - exp(-1.0)
 _UNKNOWN: Final = RequestProgress(0, 0, round(_FIRST_OUTPUT_TOKENS), can_stop=True)
 
 
@@ -85,7 +87,7 @@ class Places:
     def _add_like(self, requests: Sequence[RequestProgress], number: int) -> None:
         """Adds a number of waiting requests like the mean of some; the time for it does not depend on the number."""
         begun = [one._replace(num_output_tokens=0) for one in requests] or [_UNKNOWN]
-        mean_steps = sum(self._steps(one, 0.5) for one in begun) / len(begun)
+        mean_steps = sum(self._steps(one, _MEAN_SHARE) for one in begun) / len(begun)
         while len(self._ends) < self._max_num_rows and number:
             heappush(self._ends, mean_steps)
             number -= 1

@@ -6,19 +6,21 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from llmstack_engine_core.ipc.frames import CacheUpdate
 from llmstack_engine_core.prediction import EnginePredictor, QueuedTokens, StepLimits
 from llmstack_engine_core.routing.index import RoutingIndex
 from llmstack_kv_cache.segments import segment_blocks, segment_keys
-from llmstack_types import SchedulerStats
+from llmstack_types import EngineCoreOutput, RequestProgress, SchedulerStats
 
 MAX_SHARE: Final = 0.25
 MAX_ERROR_S: Final = 0.02
 # Further waiting requests count with the mean of these.
 _MAX_COUNTED: Final = 1024
+# More than any answer of a trace: a client that names no limit gets what the model can do.
+_MAX_OUTPUT_TOKENS: Final = 1 << 17
 # Eight times what a server keeps of its replicas: the pool of a simulation may be unbounded.
 _MAX_SEGMENTS: Final = 1 << 22
 
@@ -64,10 +66,12 @@ class PredictionErrors:
 
 @dataclass(slots=True)
 class _Queued:
+    num_prompt_tokens: int
     num_tokens: int
     arrival_s: float
     prompt_number: int
     keys: list[int]
+    num_output_tokens: int = 0
     predicted_s: float | None = None
 
 
@@ -94,6 +98,10 @@ class TracePredictor:
         """The first token of a request has come."""
         self._news.append(partial(self._begin, request_id, time_s))
 
+    def note_tokens(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """A step has computed these."""
+        self._news.append(partial(self._count, outputs))
+
     def note_end(self, request_id: str, num_output_tokens: int) -> None:
         """A request has ended, or was refused."""
         self._news.append(partial(self._end, request_id, num_output_tokens))
@@ -118,12 +126,24 @@ class TracePredictor:
         keys = segment_keys(token_ids, self._block_size, "", len(token_ids))
         num_found = self._index.find(keys)[0] * segment_blocks(self._block_size) * self._block_size
         num_tokens = max(len(token_ids) - num_found, 1)
-        queued = _Queued(num_tokens, arrival_s, self._index.expect(0, keys), keys)
-        prediction = self._predictor.predict(self._before(), num_tokens, arrival_s)
+        queued = _Queued(len(token_ids), num_tokens, arrival_s, self._index.expect(0, keys), keys)
+        prediction = self._predictor.predict(self._before(), num_tokens, arrival_s, self._progress, len(self._queued))
         if prediction is not None:
             queued.predicted_s = prediction.ttft_s
+        if self._predictor.known_places is not None:
+            self._predictor.known_places.add(_progress_of(queued))
         self._predictor.note_arrival(num_tokens, arrival_s)
         self._queued[request_id] = queued
+
+    def _progress(self, _: int) -> list[RequestProgress]:
+        """All requests in flight: the reports of a simulation have only a part of those that wait."""
+        return [_progress_of(one) for one in chain(self._begun.values(), self._queued.values())]
+
+    def _count(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        for output in outputs:
+            one = self._begun.get(output.request_id)
+            if one is not None:
+                one.num_output_tokens += len(output.new_token_ids)
 
     def _begin(self, request_id: str, time_s: float) -> None:
         queued = self._begun[request_id] = self._queued.pop(request_id)
@@ -156,3 +176,8 @@ class TracePredictor:
                 num_waiting += queued.num_tokens
             num_requests += 1
         return QueuedTokens(num_waiting, num_coming, num_requests, 0, coming_s)
+
+
+def _progress_of(one: _Queued) -> RequestProgress:
+    """A request of a trace asks for nothing: it stops by itself, at an unknown token."""
+    return RequestProgress(one.num_prompt_tokens, one.num_output_tokens, _MAX_OUTPUT_TOKENS, can_stop=True)

@@ -225,3 +225,5 @@ class Replica:
                     self._predictor.note_end(output.request_id, progress.num_output_tokens)
                 del self._progress[output.request_id]
                 del self._cache.num_prompt_tokens[output.request_id]
+        if self._predictor is not None:
+            self._predictor.note_tokens(outputs.outputs)

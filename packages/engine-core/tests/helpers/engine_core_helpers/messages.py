@@ -213,6 +213,7 @@ READY = st.builds(
     is_generative=st.booleans(),
     is_causal=st.booleans(),
     num_labels=COUNT,
+    weights_name=NAME,
     phases_s=st.dictionaries(NAME, st.floats(0, 1e6), max_size=3),
     backends=st.dictionaries(NAME, TEXT, max_size=3),
     versions=st.dictionaries(NAME, TEXT, max_size=3),
@@ -260,6 +261,7 @@ ENGINE_MESSAGES = (
         st.just(0),  # a client's own, which does not travel
         evictions=st.just(()) | EVICTIONS,
         shadow=optional(SHADOW_REPORTS),
+        engine=st.none(),  # a client's own, too
     )
     | READY
     | st.builds(StartFailed, TEXT)
