@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]  # it ships no types
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,9 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.commands.replay import ReplayCommand
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
+from llmstack_engine_core.row_columns import RowColumns
 from llmstack_engine_core.step_log import FileSink, LoggedScheduler, LogHeader, StepLog, read_step_log
 from llmstack_engine_core.timeline import timeline_of, timeline_page
 from llmstack_types import (
@@ -41,6 +44,11 @@ def row(name: str, num_tokens: int, num_drafts: int = 0) -> ScheduledRequest:
 
 def runs(*steps: StepRecord) -> list[list[object]]:
     return timeline_of(StepRecording(9.0, steps, ()))["runs"]
+
+
+def as_read(log: StepRecording) -> StepRecording:
+    """What a server gets of it from its engine core."""
+    return decode_recent_steps(msgpack.unpackb(msgpack.packb(encode_recent_steps(log))))
 
 
 def test_consecutive_steps_of_a_kind_are_one_run() -> None:
@@ -88,9 +96,20 @@ def test_runs_are_the_rows_of_the_steps(drawn: list[tuple[int, dict[str, tuple[i
         inside = [expected[at, name] for at in range(first, last + 1)]  # type: ignore[call-overload,index]
         assert (num_tokens, num_drafts) == (sum(one[1] for one in inside), sum(one[2] for one in inside))
         assert blocks == [1] * len(inside)
-    own = timeline_of(StepRecording(9.0, steps, ()), is_shown=lambda name: name == "r")
+    log = StepRecording(9.0, steps, ())
+    assert timeline_of(as_read(log)) == timeline_of(log)
+    own = timeline_of(log, is_shown=lambda name: name == "r")
     assert own["runs"] == [[*run[:7], []] for run in found if run[0] == "r"]
     assert [one[0] for one in own["steps"]] == [at for at, name in expected if name == "r"]
+
+
+def test_rows_that_are_the_same_in_step_after_step_are_read_once() -> None:
+    decodes = [[row("r", 1), row("s", 4, num_drafts=3)], [row("r", 1), row("s", 1)], [row("r", 3), row("s", 1)]]
+    log = StepRecording(9.0, [step(number, *rows) for number, rows in enumerate(3 * decodes, 1)], ())
+    read = as_read(log)
+    first, *others = [RowColumns.of(record.rows).request_ids for record in read.steps]
+    assert all(request_ids is first for request_ids in others)
+    assert timeline_of(read) == timeline_of(log)
 
 
 def test_text_of_ids_cannot_leave_the_element_that_holds_it() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, repeat
+from operator import itemgetter
 from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
@@ -43,25 +44,27 @@ def decode_stats(value: Any) -> SchedulerStats:
     """The figures, from a list in the order of their class."""
     *values, names = fields.row(value, "scheduler_stats", len(SchedulerStats._fields))
     tenants = tuple(_TENANTS(names, "waiting_tenants"))
-    counters: list[Any] = []
-    lists: list[Any] = []
-    for name, item in zip(SchedulerStats._fields[:-1], values, strict=True):
-        if name in _COUNTER_LISTS:
-            if type(item) is not list or len(item) > MAX_STATS_COUNTERS:
-                raise CodecError(f"{name} must be a list of at most {MAX_STATS_COUNTERS} integers")
-            lists += item
-        else:
-            counters.append(item)
-    fields.check_counters([*counters, *lists], "scheduler_stats")
-    figures: list[Any] = [tuple(item) if type(item) is list else item for item in values]
-    if len(tenants) != len(figures[-1]):
+    counters = list(_COUNTERS_OF(values))
+    for index in _COUNTER_LISTS:
+        items = values[index]
+        if type(items) is not list or len(items) > MAX_STATS_COUNTERS:
+            name = SchedulerStats._fields[index]
+            raise CodecError(f"{name} must be a list of at most {MAX_STATS_COUNTERS} integers")
+        counters += items
+        values[index] = tuple(items)
+    fields.check_counters(counters, "scheduler_stats")
+    if len(tenants) != len(values[-1]):
         raise CodecError("waiting_tenants must hold one name for each number")
-    return SchedulerStats(*[*figures, tenants])
+    return SchedulerStats(*[*values, tenants])
 
 
-_COUNTER_LISTS: Final = frozenset(
-    name for name, default in SchedulerStats._field_defaults.items() if isinstance(default, tuple)
+# The places of the figures, without the last one, which holds names.
+_COUNTER_LISTS: Final = tuple(
+    index
+    for index, name in enumerate(SchedulerStats._fields[:-1])
+    if isinstance(SchedulerStats._field_defaults[name], tuple)
 )
+_COUNTERS_OF: Final = itemgetter(*(set(range(len(SchedulerStats._fields) - 1)) - set(_COUNTER_LISTS)))
 
 
 def encode_outputs(message: EngineCoreOutputs) -> list[Any]:

@@ -81,12 +81,30 @@ def _encode_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> l
 def decode_recent_steps(value: Any) -> StepRecording:
     """The inverse of `encode_recent_steps`."""
     now_s, names, steps, events, tenants, notes = fields.row(value, "recording", 6)
-    names = _REQUEST_IDS(names, "request_ids")
-    records = [_decode_record(item, names) for item in _list(steps, "steps")]
+    given = _GivenNames(_REQUEST_IDS(names, "request_ids"))
+    records = [_decode_record(item, given) for item in _list(steps, "steps")]
     return StepRecording(
         _TIME(now_s, "now_s"), records, decode_events(events), _decode_tenants(tenants),
         dict(map(_decode_note, _list(notes, "notes"))),
     )  # fmt: skip
+
+
+class _GivenNames:
+    """The request ids of a message that is read: the inverse of `_Names`."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._packed: object = None
+        self._last: list[str] = []
+
+    def unpack(self, packed: Any) -> list[str]:
+        """The ids at indexes. Steps one after the other with the same rows get one list."""
+        if packed != self._packed:
+            indexes = fields.unpack_uint32(packed, "request_ids")
+            if max(indexes, default=-1) >= len(self._names):
+                raise CodecError(f"request_ids must name ids from 0 to {len(self._names) - 1}")
+            self._packed, self._last = packed, list(map(self._names.__getitem__, indexes))
+        return self._last
 
 
 def _decode_tenants(value: Any) -> dict[str, str]:
@@ -103,21 +121,19 @@ def _decode_note(value: Any) -> tuple[str, RequestNote]:
     return _KEY(key, "request_id"), note
 
 
-def _decode_record(value: Any, names: Sequence[str]) -> StepRecord:
+def _decode_record(value: Any, names: _GivenNames) -> StepRecord:
     start_s, phases, stats, rows = fields.row(value, "step", 4)
     return StepRecord(
         _TIME(start_s, "start_s"), decode_phases(phases), decode_stats(stats), _decode_rows(rows, names)
     )  # fmt: skip
 
 
-def _decode_rows(value: Any, names: Sequence[str]) -> RowColumns:
+def _decode_rows(value: Any, names: _GivenNames) -> RowColumns:
     indexes, computed, scheduled, block_ids, draft_ids = fields.row(value, "rows", 5)
-    indexes = fields.unpack_uint32(indexes, "request_ids")
-    num_rows = len(indexes)
-    if max(indexes, default=-1) >= len(names):
-        raise CodecError(f"request_ids must name ids from 0 to {len(names) - 1}")
+    request_ids = names.unpack(indexes)
+    num_rows = len(request_ids)
     return RowColumns(
-        list(map(names.__getitem__, indexes)), fields.unpack_uint32(computed, "num_computed_tokens", num_rows),
+        request_ids, fields.unpack_uint32(computed, "num_computed_tokens", num_rows),
         fields.unpack_uint32(scheduled, "num_scheduled_tokens", num_rows),
         _decode_sparse(block_ids, num_rows, "new_block_ids"), _decode_sparse(draft_ids, num_rows, "draft_token_ids"),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llmstack_engine_core.row_columns import RowColumns
@@ -34,6 +34,7 @@ class _Collector:
         self._decodes: dict[str, list[Any]] = {}  # open runs, by request
         self._prefills: dict[str, list[Any]] = {}
         self._last_step = 0
+        self._decoding_ids: Sequence[str] | None = None  # the rows of the last step, if it had decodes alone
 
     def add(self, step: int, rows: RowColumns) -> None:
         """Takes the rows of the next step."""
@@ -41,20 +42,27 @@ class _Collector:
             self.close()
         self._last_step = step
         chunks = _chunks(rows)
+        if chunks or rows.request_ids is not self._decoding_ids:
+            self._take_rows(chunks, step, rows)
+        self._decoding_ids = None if chunks else rows.request_ids
+        self._add_drafts(rows)
+        if self._is_shown is None:
+            self._add_blocks(rows)
+
+    def _take_rows(self, chunks: list[int], step: int, rows: RowColumns) -> None:
+        """Ends and begins runs, where the rows are others than before."""
         decoding = set(rows.request_ids).difference([rows.request_ids[index] for index in chunks])
         if self._is_shown is not None:
             decoding = set(filter(self._is_shown, decoding))
         self._close_decodes(self._decodes.keys() - decoding, step - 1)
         self._open_decodes(decoding - self._decodes.keys(), step, rows)
         self._add_chunks(chunks, step, rows)
-        self._add_drafts(rows)
-        if self._is_shown is None:
-            self._add_blocks(rows)
 
     def close(self) -> None:
         """Ends all runs: the next step follows none."""
         self._close_decodes(set(self._decodes), self._last_step)
         self._prefills = {}
+        self._decoding_ids = None
 
     def _close_decodes(self, request_ids: set[str], last_step: int) -> None:
         for request_id in request_ids:
