@@ -1,7 +1,7 @@
 // The two products of few queries, as of a decode, with a tile that is read as it lies in the blocks.
 //
 // To store a tile in the layout of `operands.h` would cost more than the products. Here its parts take that layout in
-// registers alone. The terms of a sum and their order are those of `multiply`, and so are the bits.
+// registers alone. Keys of five queries or more are an exception: they would be transposed twice. The terms of a sum and their order are those of `multiply`, and so are the bits.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,12 @@
 namespace llmstack {
 namespace {
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr bool kHasFewRegisters = true;
+#else
+constexpr bool kHasFewRegisters = false;
+#endif
+
 // Queries and vectors whose sums, with a part of a tile, fit the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kDecodeSums = 16;
@@ -19,6 +25,10 @@ constexpr int kDecodeSums = 16;
 constexpr int kDecodeSums = 8;
 #endif
 constexpr int kDecodeRows = 4;
+
+// From so many queries on, keys take their layout in memory, for all of them at once.
+constexpr int kStoredRows = kDecodeRows + 1;
+constexpr int64_t kStretchBytes = 64;  // of each key at a time, so that the first-level cache holds what is stored
 
 // Words of operands in a part of a key.
 template <class T>
@@ -47,7 +57,8 @@ __attribute__((noinline)) void score_block(const typename Operand<T>::Word* x, c
                                            Floats* scores, Prefetches& prefetches) {
   constexpr int kTogether = kVectors < 2 ? 1 : 2;  // vectors whose sums wait for each other's
   constexpr int kSteps = kPartSteps<T>, kStepsPerWord = kSteps / kPartWords;
-  constexpr int kLines = std::max<int>(1, kPartBytes * kLanes * kTogether / 64 / kPartWords);
+  constexpr int kFetchWords = kHasFewRegisters ? kPartWords : 1;  // of the part, from one prefetch to the next
+  constexpr int kLines = std::max<int>(1, kPartBytes * kLanes * kTogether / 64 * kFetchWords / kPartWords);
   const char* const* rows = reinterpret_cast<const char* const*>(keys);
   const int64_t steps = head_dim / kPerWord<T>;
   Fetch far = prefetches.keys, near = prefetches.near_values;
@@ -58,8 +69,10 @@ __attribute__((noinline)) void score_block(const typename Operand<T>::Word* x, c
       Words words[kTogether][kPartWords];
       for (int v = 0; v < kTogether; ++v) transpose(rows + (kFirst + v) * kLanes, offset, words[v]);
       for (int i = 0; i < kPartWords; ++i) {
-        far.next<kLines>();
-        near.next<kLines, 3>();
+        if (i % kFetchWords == 0) {
+          far.next<kLines>();
+          near.next<kLines, 3>();
+        }
         Words operands[kTogether][kStepsPerWord];
         for (int v = 0; v < kTogether; ++v) to_operands(words[v][i], operands[v], 1, static_cast<const T*>(nullptr));
         for (int step = 0; step < kStepsPerWord; ++step) {
@@ -80,6 +93,69 @@ __attribute__((noinline)) void score_block(const typename Operand<T>::Word* x, c
   }
 }
 
+// Calls `work` with the numbers of rows (at most kDecodeRows, nearly equal) as constants, and the first row of each.
+template <int kRows = kDecodeRows, class Work>
+void with_rows(int rows, int first, const Work& work) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return with_rows<kRows - 1>(rows, first, work);
+  }
+  work(std::integral_constant<int, kRows>(), first);
+}
+template <class Work>
+void for_each_rows(int rows, const Work& work) {
+  int groups = (rows + kDecodeRows - 1) / kDecodeRows;
+  for (int first = 0, count; first < rows; first += count, --groups) {
+    count = (rows - first + groups - 1) / groups;
+    with_rows(count, first, work);
+  }
+}
+
+// Calls `work` with numbers of vectors (at most kVectors) as constants, and the first vector of each. Four that are left
+// of threes are two pairs: one vector has too few sums to hide how long a product takes.
+template <int kVectors, class Work>
+void for_each_vectors(int vectors, const Work& work, int first = 0) {
+  for (int left; (left = vectors - first) >= kVectors && (kVectors != 3 || left != 4); first += kVectors) {
+    work(std::integral_constant<int, kVectors>(), first);
+  }
+  if constexpr (kVectors > 1) {
+    if (first < vectors) for_each_vectors<kVectors == 3 ? 2 : kVectors / 2>(vectors, work, first);
+  }
+}
+
+// Vectors for which `rows` leave registers, beside a part of a tile: a power of two, so that whole tiles divide by it.
+constexpr int vectors_beside(int rows) {
+  return std::min(8, kDecodeSums / (rows > 2 ? 4 : rows));
+}
+// The same where a vector or an input is loaded at a time: with AVX2 up to 12 sums, which hide how long a product takes.
+constexpr int loaded_vectors_beside(int rows) {
+  return kHasFewRegisters && rows > 2 ? 12 / rows : vectors_beside(rows);
+}
+
+// sums[row * kVectors + vector] += x(row) * w(vector), in the order that takes fewer registers. (The sums stay in registers
+// where all indices are constants of the language.)
+template <int kRows, int kVectors, class Inputs, class Vectors>
+inline __attribute__((always_inline)) void add_products(Floats* sums, const Inputs& x, const Vectors& w) {
+  if constexpr (kHasFewRegisters && kRows < kVectors) {
+    decltype(x(0)) own[kRows];
+    unrolled<kRows>([&](auto r) __attribute__((always_inline)) { own[r] = x(r); });
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const Words only = w(v);
+      unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+        sums[r * kVectors + v] = add_product(sums[r * kVectors + v], own[r], only);
+      });
+    });
+  } else {
+    Words all[kVectors];
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) { all[v] = w(v); });
+    unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+      const auto own = x(r);
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+        sums[r * kVectors + v] = add_product(sums[r * kVectors + v], own, all[v]);
+      });
+    });
+  }
+}
+
 // sums[row][vector] = sums[row][vector] * factors[row] + weights[row] times the values, of `kVectors` vectors from dimension
 // `dim` on.
 template <int kRows, int kVectors, class T>
@@ -88,77 +164,118 @@ __attribute__((noinline)) void add_values_block(const typename Operand<T>::Word*
                                                 int64_t stride, Prefetches& prefetches) {
   constexpr int64_t kWeightStride = kTileKeys / kPerWord<T>;
   constexpr int kKeys = 4;  // a fraction of the lanes
-  constexpr int kLines = std::max<int>(1, kPerWord<T> * kVectors * kLanes * sizeof(T) / 64);
+  constexpr int kFetchKeys = kHasFewRegisters ? kKeys : kPerWord<T>;  // from one prefetch to the next
+  constexpr int kLines = std::max<int>(1, kFetchKeys * kVectors * kLanes * sizeof(T) / 64);
   Fetch far = prefetches.values, near = prefetches.near_keys;
-  Floats local[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) local[r][v] = sums[r * stride + v] * factors[r];
-  }
+  Floats local[kRows * kVectors];
+  unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) {
+    local[i] = sums[i / kVectors * stride + i % kVectors] * factors[i / kVectors];
+  });
   for (int key = 0; key < num_keys; key += kKeys) {
-    for (int i = 0; i < kKeys; i += kPerWord<T>, ++weights) {
-      far.next<kLines>();
-      near.next<kLines, 3>();
-      Words packed[kVectors];
-      pack_row<kVectors>(values + key + i, dim, packed);
-      for (int r = 0; r < kRows; ++r) {
-        for (int v = 0; v < kVectors; ++v) local[r][v] = add_product(local[r][v], weights[r * kWeightStride], packed[v]);
+    unrolled<kKeys / kPerWord<T>>([&](auto i) __attribute__((always_inline)) {
+      if constexpr (i * kPerWord<T> % kFetchKeys == 0) {
+        far.next<kLines>();
+        near.next<kLines, 3>();
       }
-    }
+      Words packed[kVectors];
+      const T* const* rows = values + key + i * kPerWord<T>;
+      if constexpr (!kHasFewRegisters) pack_row<kVectors>(rows, dim, packed);
+      const auto input = [&](int r) __attribute__((always_inline)) { return weights[r * kWeightStride + i]; };
+      add_products<kRows, kVectors>(local, input, [&](int v) __attribute__((always_inline)) {
+        if constexpr (kHasFewRegisters) pack_row<1>(rows, dim + v * kLanes, packed + v);
+        return packed[v];
+      });
+    });
+    weights += kKeys / kPerWord<T>;
   }
   prefetches.values = far;
   prefetches.near_keys = near;
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) sums[r * stride + v] = local[r][v];
-  }
+  unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) {
+    sums[i / kVectors * stride + i % kVectors] = local[i];
+  });
 }
 
-template <int kRows, int kVectors, class T>
-void score_vectors(const typename Operand<T>::Word* x, const T* const* keys, int64_t head_dim, int vectors, Floats* scores,
-                   Prefetches& prefetches) {
-  for (; vectors >= kVectors; vectors -= kVectors, keys += kVectors * kLanes, scores += kVectors) {
-    score_block<kRows, kVectors>(x, keys, head_dim, scores, prefetches);
+// scores[row][vector] = (0 if `is_first`, else itself) + x[row] times stored keys [steps][kTileVectors].
+template <int kRows, int kVectors, class Word>
+__attribute__((noinline)) void add_scores_block(const Word* x, int64_t x_stride, const Words* keys, int64_t steps,
+                                                bool is_first, Floats* scores) {
+  Floats sums[kRows * kVectors] = {};
+  const auto score = [&](int i) __attribute__((always_inline)) -> Floats& {
+    return scores[i / kVectors * kTileVectors + i % kVectors];
+  };
+  if (!is_first) unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) { sums[i] = score(i); });
+  for (const Word* end = x + steps; x < end; ++x, keys += kTileVectors) {
+    add_products<kRows, kVectors>(
+        sums, [&](int r) __attribute__((always_inline)) { return x[r * x_stride]; },
+        [&](int v) __attribute__((always_inline)) { return keys[v]; });
   }
-  if constexpr (kVectors > 1) {
-    if (vectors > 0) score_vectors<kRows, kVectors / 2>(x, keys, head_dim, vectors, scores, prefetches);
-  }
+  unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) { score(i) = sums[i]; });
 }
 
-template <int kRows, int kVectors, class T>
-void add_value_vectors(const typename Operand<T>::Word* weights, const T* const* values, int64_t dim, int64_t head_dim,
-                       int num_keys, const float* factors, Floats* sums, Prefetches& prefetches) {
-  const int64_t stride = head_dim / kLanes;
-  for (; dim + kVectors * kLanes <= head_dim; dim += kVectors * kLanes) {
-    add_values_block<kRows, kVectors>(weights, values, dim, num_keys, factors, sums + dim / kLanes, stride, prefetches);
-  }
-  if constexpr (kVectors > 1) {
-    if (dim < head_dim) {
-      add_value_vectors<kRows, kVectors / 2>(weights, values, dim, head_dim, num_keys, factors, sums, prefetches);
+// The bytes [begin, end) of a tile's keys as operands [steps][kTileVectors].
+template <class T>
+void store_stretch(const T* const* keys, int64_t begin, int64_t end, int vectors, Words* stored, Fetch& far, Fetch& near) {
+  constexpr int kSteps = 4 / sizeof(T) / kPerWord<T>;  // of 32 bits
+  constexpr int kLines = std::max(1, kPartBytes * kLanes / 64);
+  for (int v = 0; v < vectors; ++v) {
+    const char* const* rows = reinterpret_cast<const char* const*>(keys + v * kLanes);
+    Words* target = stored + v;
+    for (int64_t offset = begin; offset < end; offset += kPartBytes) {
+      far.next<kLines>();
+      near.next<kLines, 3>();
+      Words words[kPartWords];
+      transpose(rows, offset, words);
+      for (int i = 0; i < kPartWords; ++i, target += kSteps * kTileVectors) {
+        to_operands(words[i], target, kTileVectors, static_cast<const T*>(nullptr));
+      }
     }
   }
 }
 
-// Vectors for which `rows` leave registers: a power of two, so that whole tiles and most heads divide by it.
-constexpr int vectors_beside(int rows) {
-  return std::min(8, kDecodeSums / (rows > 2 ? 4 : rows));
-}
-
-// At most kDecodeRows rows.
-template <int kRows = kDecodeRows, class T>
-void score(const typename Operand<T>::Word* x, const T* const* keys, int64_t head_dim, int rows, int vectors,
-           Floats* scores, Prefetches& prefetches) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return score<kRows - 1>(x, keys, head_dim, rows, vectors, scores, prefetches);
+// Scores of more rows than registers hold: a stretch of the keys is transposed once for all of them.
+template <class T>
+void score_stored(const typename Operand<T>::Word* x, const T* const* keys, int64_t head_dim, int rows, int vectors,
+                  Floats* scores, Words* stored, Prefetches& prefetches) {
+  const int64_t bytes = head_dim * static_cast<int64_t>(sizeof(T)), x_stride = head_dim / kPerWord<T>;
+  Fetch far = prefetches.keys, near = prefetches.near_values;
+  for (int64_t begin = 0; begin < bytes; begin += kStretchBytes) {
+    const int64_t end = std::min(bytes, begin + kStretchBytes);
+    const int64_t first_step = begin * x_stride / bytes, steps = (end - begin) * x_stride / bytes;
+    store_stretch(keys, begin, end, vectors, stored, far, near);
+    for_each_rows(rows, [&](auto count, int row) {
+      for_each_vectors<std::min(kTileVectors, loaded_vectors_beside(count))>(vectors, [&](auto width, int v) {
+        add_scores_block<count, width>(x + row * x_stride + first_step, x_stride, stored + v, steps, begin == 0,
+                                       scores + row * kTileVectors + v);
+      });
+    });
   }
-  score_vectors<kRows, std::min(4, vectors_beside(kRows))>(x, keys, head_dim, vectors, scores, prefetches);
+  prefetches.keys = far;
+  prefetches.near_values = near;
 }
 
-template <int kRows = kDecodeRows, class T>
+// scores[row][vector] = x[row] times the keys of the vector's lanes. `stored` has room for a tile's keys as operands.
+template <class T>
+void score(const typename Operand<T>::Word* x, const T* const* keys, int64_t head_dim, int rows, int vectors,
+           Floats* scores, Words* stored, Prefetches& prefetches) {
+  if (rows >= kStoredRows) return score_stored(x, keys, head_dim, rows, vectors, scores, stored, prefetches);
+  with_rows(rows, 0, [&](auto count, int) {
+    for_each_vectors<std::min(4, vectors_beside(count))>(vectors, [&](auto width, int v) {
+      score_block<count, width>(x, keys + v * kLanes, head_dim, scores + v, prefetches);
+    });
+  });
+}
+
+// sums[row] = sums[row] * factors[row] + weights[row] times the values.
+template <class T>
 void add_values(const typename Operand<T>::Word* weights, const T* const* values, int64_t head_dim, int rows, int num_keys,
                 const float* factors, Floats* sums, Prefetches& prefetches) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return add_values<kRows - 1>(weights, values, head_dim, rows, num_keys, factors, sums, prefetches);
-  }
-  add_value_vectors<kRows, vectors_beside(kRows)>(weights, values, 0, head_dim, num_keys, factors, sums, prefetches);
+  const int vectors = static_cast<int>(head_dim / kLanes);
+  for_each_rows(rows, [&](auto count, int row) {
+    for_each_vectors<loaded_vectors_beside(count)>(vectors, [&](auto width, int v) {
+      add_values_block<count, width>(weights + row * (kTileKeys / kPerWord<T>), values, v * kLanes, num_keys, factors + row,
+                                     sums + row * vectors + v, vectors, prefetches);
+    });
+  });
 }
 
 }  // namespace

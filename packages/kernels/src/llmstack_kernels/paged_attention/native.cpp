@@ -2,7 +2,7 @@
 //
 // A context is cut into tiles at multiples of 64 positions. A tile serves all queries of an item of work: several tokens
 // and the heads that share the KV head. For many of them its keys and values are laid out for multiplication once; a decode
-// reads them as they lie (`decode.h`). Decodes whose contexts begin with the same blocks read those once (`items.h`). Softmax
+// reads values, and of few heads keys, as they lie (`decode.h`). Decodes whose contexts begin with the same blocks read those once (`items.h`). Softmax
 // is taken tile after tile with a running maximum. Since the tiles do not move,
 // a token's result depends on its own context only: it is bit-equal alone and in any batch, decoded and prefilled, in one
 // chunk or many.
@@ -20,8 +20,9 @@
 namespace llmstack {
 namespace {
 
-// At most so many queries of a KV head read a tile as it lies: with more of them, packing it pays.
+// At most so many queries of a KV head read values as they lie: with more of them, packing a whole tile pays.
 constexpr int64_t kUnpackedQueries = 8;
+static_assert(kUnpackedQueries <= 2 * kRowBlock);
 
 // Blocks of queries whose weights are computed together: no product then waits for the largest score of the one before.
 constexpr int kBlocksTogether = 4;
@@ -236,12 +237,11 @@ class Attention {
     const int64_t base = tile.place.head * num_queries_, first = base + first_token * group_;
     const int64_t end = base + end_token * group_;
     if ((item_.num_rows > 1 ? end - first : num_queries_) <= kUnpackedQueries) {
-      for (int64_t query = first; query < end; query += kDecodeRows) {
-        const int rows = static_cast<int>(std::min<int64_t>(kDecodeRows, end - query));
-        score(operands(query), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), prefetches);
-        const float* factors = weigh_all(tile, query, rows, &vectors);
-        add_values(weights(), tile.values, call_.head_dim, rows, vectors * kLanes, factors, sums(query), prefetches);
-      }
+      const int rows = static_cast<int>(end - first), of_both[2] = {vectors, vectors};  // blocks of kRowBlock
+      score(operands(first), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), scratch_.keys.data(),
+            prefetches);
+      const float* factors = weigh_all(tile, first, rows, of_both);
+      add_values(weights(), tile.values, call_.head_dim, rows, vectors * kLanes, factors, sums(first), prefetches);
       return;
     }
     pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), prefetches.values);
