@@ -1,9 +1,11 @@
 """What a resumable stream costs the API process more than a plain one, without sockets and without an engine.
 
 Requests come as bytes over the server's HTTP protocol, and a transport drops the answers. Outputs are pushed as the
-front end of an engine does it. The figures are processor time of the thread, medians of turns, with hot caches.
+front end of an engine does it. The figures are processor time of the thread, medians of turns. Caches are hot, as they
+are on no server: there the processor sleeps between two steps. With `--cold` they are emptied before each step.
 
     python packages/api-server/benchmarks/bench_resumable.py
+    python packages/api-server/benchmarks/bench_resumable.py --cold
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState as UvicornState
 
@@ -36,6 +39,7 @@ KIND_TO_HEADER = {"plain": "", "resumable": "x-llmstack-resume: 60\r\n"}
 NUM_STREAMS = 32
 NUM_TOKENS = (2, 100)
 NUM_TURNS = 25
+CACHE_CONTENT = b"\1" * (16 << 20)  # many times what a core's own caches hold
 
 
 class PushingEngine(FakeEngineClient):
@@ -88,10 +92,18 @@ class DroppingTransport(asyncio.Transport):
         pass
 
 
+def empty_caches() -> float:
+    """Reads much memory; the seconds of the thread that it took."""
+    before_s = time.thread_time()
+    assert b"\0" not in CACHE_CONTENT
+    return time.thread_time() - before_s
+
+
 class Server:
     """The server's application behind its protocol."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_cold: bool = False) -> None:
+        self._is_cold = is_cold
         self.engine = PushingEngine()
         self.state = ready_state(self.engine, HTTPConfig(api_keys=tuple(map(Secret, KEYS))))
         self.config = Config(build_app(self.state), access_log=False, lifespan="off", log_config=None)
@@ -107,6 +119,8 @@ class Server:
         for transport in transports:
             protocols.append(self.protocol(self.config, self.uvicorn_state, {}))
             protocols[-1].connection_made(transport)
+        if self._is_cold:
+            empty_caches()
         before_s = time.thread_time()
         for index, protocol in enumerate(protocols):
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[index % len(KEYS)]}\r\n"
@@ -115,6 +129,8 @@ class Server:
         while len(self.engine.running) < NUM_STREAMS:  # noqa: ASYNC110 (each turn of the loop counts)
             await asyncio.sleep(0)
         while not all(transport.is_over for transport in transports):
+            if self._is_cold:
+                before_s += empty_caches()
             self.engine.step()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -127,9 +143,9 @@ class Server:
         return 1e6 * taken_s / NUM_STREAMS
 
 
-async def measure(num_turns: int = NUM_TURNS) -> dict[tuple[str, int], float]:
+async def measure(num_turns: int = NUM_TURNS, is_cold: bool = False) -> dict[tuple[str, int], float]:
     """Kind and number of tokens to microseconds per request."""
-    server = Server()
+    server = Server(is_cold)
     found: dict[tuple[str, int], list[float]] = {}
     for header in KIND_TO_HEADER.values():
         await server.run(4, header)
@@ -144,9 +160,10 @@ async def measure(num_turns: int = NUM_TURNS) -> dict[tuple[str, int], float]:
     return {key: median(values) for key, values in found.items()}
 
 
-def test_resumable(benchmark: Any) -> None:
+@pytest.mark.parametrize("is_cold", [False, True], ids=["hot", "cold"])
+def test_resumable(benchmark: Any, is_cold: bool) -> None:
     found: list[dict[tuple[str, int], float]] = []
-    benchmark.pedantic(lambda: found.append(asyncio.run(measure())), rounds=1, iterations=1)
+    benchmark.pedantic(lambda: found.append(asyncio.run(measure(is_cold=is_cold))), rounds=1, iterations=1)
     benchmark.extra_info.update({f"{kind} {size}": round(value, 1) for (kind, size), value in found[0].items()})
 
 
@@ -154,7 +171,9 @@ def main() -> None:
     """Prints the medians, and what a resumable request and each further token cost more."""
     parser = argparse.ArgumentParser(description="What a resumable stream costs the API process more than a plain one.")
     parser.add_argument("--turns", type=int, default=NUM_TURNS)
-    found = asyncio.run(measure(parser.parse_args().turns))
+    parser.add_argument("--cold", action="store_true", help="empty the caches before each step")
+    options = parser.parse_args()
+    found = asyncio.run(measure(options.turns, options.cold))
     few, many = NUM_TOKENS
     for size in NUM_TOKENS:
         plain, resumable = found["plain", size], found["resumable", size]
