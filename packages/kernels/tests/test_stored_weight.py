@@ -88,7 +88,7 @@ def test_a_layer_computes_what_its_numbers_stand_for_and_rows_are_bit_equal_in_a
         expected = F.linear(x.double(), meant(weight), bias.double())
         found = packed(x, out_dtype=torch.float32)
         assert (found - expected).abs().max() <= 4e-6 * expected.abs().max()
-        for start, end in ((0, 1), (3, 8), (0, 29)):
+        for start, end in ((0, 1), (1, 3), (2, 5), (0, 4), (3, 8), (5, 11), (0, 29)):
             assert torch.equal(packed(x[start:end], out_dtype=torch.float32), found[start:end])
         residual = torch.randn(30, shape[0]).to(dtype)
         finished = linear(x, packed, "silu", residual)
@@ -109,7 +109,7 @@ def test_zero_points_may_be_no_integers(dtype: torch.dtype, layout: str, variant
         expected = F.linear(x.double(), meant(weight))
         found = packed(x, out_dtype=torch.float32)
         assert (found - expected).abs().max() <= 4e-6 * expected.abs().max()
-        for start, end in ((0, 1), (3, 8), (0, 29)):
+        for start, end in ((0, 1), (1, 3), (2, 5), (0, 4), (3, 8), (5, 11), (0, 29)):
             assert torch.equal(packed(x[start:end], out_dtype=torch.float32), found[start:end])
 
 

@@ -65,7 +65,7 @@ void multiply_widened(const LinearCall<T>& call, const typename PlainWeights<T>:
     }
     const WideColumns<T> wide{memory.data()};
     const auto place = panel.place.template part_of_next<kVectors / kTileVectors>(vector / kTileVectors);
-    for_each_pass<kTileRows, kTileVectors, kTileVectors, true>(
+    for_each_pass<kTileRows, PassWidths<kTileVectors, kTileVectors>, kTileVectors, true>(
         place, call.steps, first_row, end, [&](auto rows, auto vectors, int64_t row, int, auto ahead) {
           multiply_tile<rows, vectors>(call, wide, row, first_column + vector * kLanes, 0, ahead);
         });

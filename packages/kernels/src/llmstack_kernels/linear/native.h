@@ -226,6 +226,57 @@ struct Tile {
     }
   }
 
+  // The same where registers are few: GCC stores fewer sums in each step where all indices are constants.
+  template <class Panel, class Ahead>
+  inline void add_in_registers(const Operand<typename Panel::Weight>* x, int64_t row_stride, const Panel& panel,
+                               int first_vector, int64_t begin, int64_t end, Ahead& ahead) {
+    using W = typename Panel::Weight;
+    constexpr int kPartInputs = kStep<W> / kParts<W>, kPanelParts = Panel::kInputs / kPartInputs;
+    Floats own[kRows * kColumnVectors];
+    unrolled<kRows * kColumnVectors>([&](auto i) __attribute__((always_inline)) {
+      own[i] = sums[i / kColumnVectors][i % kColumnVectors];
+    });
+    for (int64_t step = begin; step < end; ++step) {
+      ahead.prefetch();
+      unrolled<kPanelParts>([&](auto part) __attribute__((always_inline)) {
+        const auto column = [&](int v) __attribute__((always_inline)) {
+          return panel.column(step, first_vector + v).part(part);
+        };
+        const auto input = [&](int r) __attribute__((always_inline)) {
+          return input_of(x + r * row_stride + step * Panel::kInputs + part * kPartInputs);
+        };
+        add_products(own, input, column);
+      });
+    }
+    unrolled<kRows * kColumnVectors>([&](auto i) __attribute__((always_inline)) {
+      sums[i / kColumnVectors][i % kColumnVectors] = own[i];
+    });
+  }
+
+  // Adds the products of an input of each row and a weight of each vector, in the order that takes fewer registers.
+  template <class Inputs, class Columns>
+  static inline __attribute__((always_inline)) void add_products(Floats* own, const Inputs& input, const Columns& column) {
+    if constexpr (kRows < kColumnVectors) {
+      Input all[kRows] = {};
+      unrolled<kRows>([&](auto r) __attribute__((always_inline)) { all[r] = input(r); });
+      unrolled<kColumnVectors>([&](auto v) __attribute__((always_inline)) {
+        const auto only = column(v);
+        unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+          own[r * kColumnVectors + v] = add_product(own[r * kColumnVectors + v], all[r], only);
+        });
+      });
+    } else {
+      decltype(column(0)) all[kColumnVectors];
+      unrolled<kColumnVectors>([&](auto v) __attribute__((always_inline)) { all[v] = column(v); });
+      unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+        const auto only = input(r);
+        unrolled<kColumnVectors>([&](auto v) __attribute__((always_inline)) {
+          own[r * kColumnVectors + v] = add_product(own[r * kColumnVectors + v], only, all[v]);
+        });
+      });
+    }
+  }
+
   template <class T>
   void store(const LinearCall<T>& call, int64_t row, int64_t first_column, int first_vector) {
     store_sums(call, row, kRows, first_column + first_vector * kLanes, kColumnVectors, &sums[0][0]);
@@ -266,19 +317,29 @@ inline void with_rows(int64_t rows, const Work& work) {
 }
 
 // Vectors of columns that a pass of so many rows takes.
-template <int kSingle, int kFour, int kOther>
+template <int kSingle, int kOther, int kFour = kOther, int kTwo = kOther, int kThree = kOther>
 struct PassWidths {
-  static constexpr int of(int64_t rows) { return rows == 1 ? kSingle : rows == kFourRows ? kFour : kOther; }
+  static constexpr int of(int64_t rows) {
+    switch (rows) {
+      case 1:
+        return kSingle;
+      case 2:
+        return kTwo;
+      case 3:
+        return kThree;
+      case kFourRows:
+        return kFour;
+      default:
+        return kOther;
+    }
+  }
 };
 
 // Calls `work` for each pass over kAllVectors vectors of a panel, with the tile's rows and vectors as constants, its first
-// row and vector, and what is prefetched. Tiles are as few as possible, and nearly equal. A single row takes
-// kSingleVectors vectors, and four rows kFourVectors.
-template <int kMaxRows, int kSingleVectors, int kAllVectors, bool kPrefetchesNext, int kPassVectors = kTileVectors,
-          int kFourVectors = kPassVectors, class Place, class Work>
+// row and vector, and what is prefetched. Tiles are as few as possible, and nearly equal.
+template <int kMaxRows, class Widths, int kAllVectors, bool kPrefetchesNext, class Place, class Work>
 void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, const Work& work) {
   if (row >= end) return;
-  using Widths = PassWidths<kSingleVectors, kFourVectors, kPassVectors>;
   const auto passes_of = [](int64_t rows) { return (kAllVectors + Widths::of(rows) - 1) / Widths::of(rows); };
   int64_t tiles = (end - row + kMaxRows - 1) / kMaxRows, pass = 0;
   const int64_t least = (end - row) / tiles, with_more = (end - row) % tiles;
@@ -371,14 +432,16 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
   }
   if constexpr (kTallRows > kTileRows && !std::is_same_v<W, Operand<W>>) {
     if (end - row > kTileRows && call.steps * kStep<W> <= kTallInputs) {
-      for_each_pass<kTallRows, kWideVectors, kVectors, true, kTallVectors>(panel.place, call.steps, row, end, work);
+      for_each_pass<kTallRows, PassWidths<kWideVectors, kTallVectors>, kVectors, true>(panel.place, call.steps, row, end,
+                                                                                      work);
       return;
     }
   }
   constexpr int kMaxRows = kParts<W> > 1 ? kPairRows : kTileRows;
   constexpr int kFourVectors = kHasFewRegisters && kParts<W> > 1 ? kFourRowsVectors : kTileVectors;
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
-  for_each_pass<kMaxRows, kWideVectors, kVectors, true, kTileVectors, kFourVectors>(panel.place, steps, row, end, work);
+  using Widths = PassWidths<kWideVectors, kTileVectors, kFourVectors>;
+  for_each_pass<kMaxRows, Widths, kVectors, true>(panel.place, steps, row, end, work);
 }
 
 // Rows whose operands fit into some 512 KiB, and the fewest that repay a pass over the weights.

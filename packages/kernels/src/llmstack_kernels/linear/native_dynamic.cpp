@@ -140,7 +140,7 @@ void multiply_dynamic(const LinearCall<T>& call, int64_t in_features, const Dyna
   });
   for_each_panel(call, steps * kPanel * kInputs, [&](int64_t panel, int64_t row, int64_t end) {
     const auto place = Place<kPanel * kInputs>::of(weight.packed, panel, steps);
-    for_each_pass<kTileRows, kWideVectors, kVectors, true>(
+    for_each_pass<kTileRows, PassWidths<kWideVectors, kTileVectors>, kVectors, true>(
         place, steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
           dynamic_tile<rows, vectors>(call, weight, words, scales, steps, at, panel * kPanel, vector, ahead);
         });

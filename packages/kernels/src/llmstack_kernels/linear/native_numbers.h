@@ -27,10 +27,12 @@ inline Floats signed_number_at(Words words, int input) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// The same of 4 bits, by a shuffle in place of a shift and a mask. Four numbers have the first step in common.
+// The same by a shuffle in place of a shift and a mask. Four numbers of 4 bits have the first step in common.
+template <int kBits>
 inline Floats shuffled_number_at(Words words, int input) {
-  const int shift = shift_of(4, input);
-  words = (shift % 8 ? words : words << 4) & 0xf0f0f0f0u;
+  const int shift = shift_of(kBits, input);
+  if (kBits == 8 && shift % 24 == 0) return signed_number_at<8>(words, input);  // one instruction, too
+  if (kBits == 4) words = (shift % 8 ? words : words << 4) & 0xf0f0f0f0u;
   const Ints order = Ints{0, 4, 8, 12, 0, 4, 8, 12} + shift / 8;  // each word's byte, below which are zeros
   return to_floats(bits_as<Ints>(_mm256_shuffle_epi8(bits_as<__m256i>(words), bits_as<__m256i>(order << 24 | 0x808080))));
 }
@@ -62,8 +64,8 @@ struct Signed {
     Numbers(const void*, int64_t, int) {}
     Floats number(Words words, int input, int) const {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-      // A single row, which has registers for the order of the bytes.
-      if constexpr (kBits == 4 && kColumnVectors > kTileVectors) return shuffled_number_at(words, input);
+      // Few rows, which have registers for the order of the bytes.
+      if constexpr (kColumnVectors > kTileVectors) return shuffled_number_at<kBits>(words, input);
 #endif
       return signed_number_at<kBits>(words, input);
     }
@@ -84,7 +86,12 @@ struct Offset {
       const int8_t* own = static_cast<const int8_t*>(extra) + group * kPanel + first_vector * kLanes;
       for (int v = 0; v < kColumnVectors; ++v) zeros[v] = to_floats(widen(own + v * kLanes)) * kFactor;
     }
-    Floats number(Words words, int input, int v) const { return signed_number_at<kBits>(words, input) - zeros[v]; }
+    Floats number(Words words, int input, int v) const {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      if constexpr (kBits == 8 || kColumnVectors > kTileVectors) return shuffled_number_at<kBits>(words, input) - zeros[v];
+#endif
+      return signed_number_at<kBits>(words, input) - zeros[v];
+    }
   };
 };
 

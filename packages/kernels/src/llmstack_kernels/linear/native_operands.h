@@ -36,6 +36,7 @@ constexpr int kParts = kStep<T>;
 // One part of a step's inputs of a row in every lane, that part of the weights of kLanes columns, and their products.
 struct Input {
   Floats value;
+  Input() = default;
   explicit Input(const float* x) : value(broadcast(*x)) {}
 };
 inline Floats add_product(Floats sum, Input x, Floats w) {

@@ -61,10 +61,28 @@ struct InputRows {
   int64_t stride;
 };
 
+// A function of its own with AVX2, into which all is inlined. Where GCC 12 inlines it, it stores sums in each step.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define LLMSTACK_ALONE __attribute__((noinline, flatten))
+#else
+#define LLMSTACK_ALONE
+#endif
+
+// Adds to a tile's sums. Six rows of 8 bits fill the registers, and GCC then does better with loops (measured).
+template <int kRows, int kColumnVectors, class X, class Panel, class Ahead>
+void add_to(Tile<kRows, kColumnVectors>& tile, const X* x, int64_t stride, const Panel& panel, int first_vector,
+            int64_t begin, int64_t end, Ahead& ahead) {
+  if constexpr (kHasFewRegisters && kRows > 1 && (kRows < kTileRows || Panel::kInputs == 8)) {
+    tile.add_in_registers(x, stride, panel, first_vector, begin, end, ahead);
+  } else {
+    tile.add(x, stride, panel, first_vector, begin, end, ahead);
+  }
+}
+
 // Some rows' sums over a span, added to `sums` [rows, kVectors].
 template <int kRows, int kColumnVectors, class W, class Panel, class Ahead>
-void add_span(const InputRows<W>& rows, const Panel& panel, const Groups& groups, const Span& span, Floats* sums,
-              int first_vector, Ahead ahead) {
+LLMSTACK_ALONE void add_span(const InputRows<W>& rows, const Panel& panel, const Groups& groups, const Span& span,
+                             Floats* sums, int first_vector, Ahead ahead) {
   constexpr int kInputs = Panel::kInputs;
   Tile<kRows, kColumnVectors> tile;
   const auto for_each_sum = [&](const auto& work) {
@@ -75,7 +93,7 @@ void add_span(const InputRows<W>& rows, const Panel& panel, const Groups& groups
   if (span.begin) for_each_sum([&](Floats& sum, int r, int v) { sum = sums[r * kVectors + first_vector + v]; });
   if (groups.num_groups == 1) {
     const auto own = panel.template in_group<kColumnVectors>(0, first_vector);
-    tile.add(rows.x, rows.stride, own, first_vector, span.begin / kInputs, span.end / kInputs, ahead);
+    add_to(tile, rows.x, rows.stride, own, first_vector, span.begin / kInputs, span.end / kInputs, ahead);
     if (span.end == span.num_inputs) {
       for_each_sum([&](Floats& sum, int, int v) { sum = multiply_add(sum, groups.scale(0, first_vector + v), Floats{}); });
     }
@@ -84,8 +102,8 @@ void add_span(const InputRows<W>& rows, const Panel& panel, const Groups& groups
       const int64_t begin = group * groups.group_size, end = begin + groups.group_size;
       const auto own = panel.template in_group<kColumnVectors>(group, first_vector);
       Tile<kRows, kColumnVectors> partial;
-      partial.add(rows.x, rows.stride, own, first_vector, begin / kInputs, (end < span.end ? end : span.end) / kInputs,
-                  ahead);
+      const int64_t stop = end < span.end ? end : span.end;
+      add_to(partial, rows.x, rows.stride, own, first_vector, begin / kInputs, stop / kInputs, ahead);
       for (int v = 0; v < kColumnVectors; ++v) {
         const Floats scale = groups.scale(group, first_vector + v);
         for (int r = 0; r < kRows; ++r) tile.sums[r][v] = multiply_add(partial.sums[r][v], scale, tile.sums[r][v]);
@@ -181,6 +199,11 @@ struct NoPlace {
   }
 };
 
+// Two and three rows need so many vectors with AVX2, since fewer than eight sums wait for their products.
+template <class Format>
+using StoredWidths = PassWidths<kWideVectors, kTileVectors, kTileVectors, kHasFewRegisters ? 4 : kTileVectors,
+                                kHasFewRegisters && !std::is_same_v<Format, Named> ? 3 : kTileVectors>;
+
 constexpr int64_t kSpanInputs = 512;
 constexpr int64_t kSpanRows = 16 * kTileRows;
 
@@ -200,7 +223,7 @@ void add_rows(const InputRows<W>& inputs, int64_t num_rows, const StoredPanel<W,
   const auto row_of = [&](int64_t row) { return InputRows<W>{inputs.x + row * inputs.stride, inputs.stride}; };
   if (num_rows <= kDirectRows<Format>) {
     const Span all{0, num_inputs, num_inputs};
-    return for_each_pass<kTileRows, kWideVectors, kVectors, false>(
+    return for_each_pass<kTileRows, StoredWidths<Format>, kVectors, false>(
         place, num_inputs / panel.kInputs, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
           add_span<rows, vectors>(row_of(row), panel, groups, all, sums + row * kVectors, vector, ahead);
         });
@@ -214,7 +237,7 @@ void add_rows(const InputRows<W>& inputs, int64_t num_rows, const StoredPanel<W,
     const Span span{begin, begin + size < num_inputs ? begin + size : num_inputs, num_inputs};
     widen_span(panel, groups, span, columns.data());
     const WidenedSpan<W> widened{columns.data(), begin};
-    for_each_pass<kTileRows, kWideVectors, kVectors, false>(
+    for_each_pass<kTileRows, StoredWidths<Format>, kVectors, false>(
         NoPlace(), 1, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
           add_span<rows, vectors>(row_of(row), widened, groups, span, sums + row * kVectors, vector, ahead);
         });

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -49,6 +51,14 @@ inline To bits_as(From from) {
 
 inline Floats broadcast(float x) {
   return x - Floats{};  // is x for every x, so that nothing is computed; 0 + x is not, where x is -0
+}
+
+// Calls `work` with the numbers below `kCount` as constants. (The compilers do not unroll loops with bodies as long.)
+template <int kCount, class Work>
+inline __attribute__((always_inline)) void unrolled(const Work& work) {
+  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) __attribute__((always_inline)) {
+    (work(std::integral_constant<int, kIndices>()), ...);
+  }(std::make_integer_sequence<int, kCount>());
 }
 
 // ---- conversions ----

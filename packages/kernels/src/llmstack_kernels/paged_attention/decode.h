@@ -42,14 +42,6 @@ struct Prefetches {
   Fetch keys, values, near_keys, near_values;
 };
 
-// Calls `work` with the numbers below `kCount` as constants. (The compilers do not unroll loops with bodies as long.)
-template <int kCount, class Work>
-inline __attribute__((always_inline)) void unrolled(const Work& work) {
-  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) __attribute__((always_inline)) {
-    (work(std::integral_constant<int, kIndices>()), ...);
-  }(std::make_integer_sequence<int, kCount>());
-}
-
 // scores[row][vector] = x[row] times the keys of the vector's lanes.
 // (Not inlined: the sums then stay in registers.)
 template <int kRows, int kVectors, class T>
