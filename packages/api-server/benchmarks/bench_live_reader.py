@@ -40,7 +40,7 @@ def load_on(target: Target) -> Iterator[None]:
     body = {"prompt": words, "stream": True, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
     what = json.dumps([asdict(target), "/v1/completions", body, NUM_STREAMS, NUM_STREAMS])
     command = [sys.executable, bench_front_end.__file__, "--send"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdin is not None
             process.stdin.write(what)
@@ -119,6 +119,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=NUM_TURNS)
     parser.add_argument("--window-s", type=float, default=WINDOW_S)
     options = parser.parse_args()
+    if options.turns * (2 * options.window_s + 1) > 0.9 * NUM_TOKENS * STEP_S:
+        parser.error(f"the load lasts {NUM_TOKENS * STEP_S:g} s: choose fewer or shorter turns")
     for name, turns in measure(options.turns, options.window_s).items():
         without, beside = (median(values) for values in zip(*turns, strict=True))
         more = [more - less for less, more in turns]
