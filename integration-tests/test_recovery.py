@@ -68,8 +68,15 @@ def read_disturbed(server: Any, model: str, kill: Callable[[], None]) -> tuple[d
 
     They take a fraction of a second. On a busy machine some may have ended before this process has seen them begin.
     """
+
+    def pids() -> list[int]:
+        return [engine["pid"] for engine in server.get_json("/server_info")["engines"]]
+
+    def are_replaced() -> bool:  # with several engine cores, a server is ready when one of them is
+        return len(now := pids()) == len(former) and now != former
+
     for attempt in range(1, 6):
-        num_running = 0
+        num_running, former = 0, pids()
 
         def end_engine_core(streams: list[Stream]) -> None:
             nonlocal num_running
@@ -80,6 +87,7 @@ def read_disturbed(server: Any, model: str, kill: Callable[[], None]) -> tuple[d
         streams = read_all(server, model, end_engine_core)
         if num_running == len(streams):
             return streams, attempt
+        server.wait_for(are_replaced, "new engine core")
         server.wait_for(lambda: server.get_status("/ready") == 200, "recovered server")
     raise AssertionError("the streams ended too early five times")
 
