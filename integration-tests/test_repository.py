@@ -207,6 +207,15 @@ def test_the_workspace_names_every_package_to_its_tools() -> None:
     assert set(tool["mypy"]["mypy_path"]) == {f"packages/{folder.name}/src" for folder in FOLDERS} | {"tools"}
 
 
+def test_no_script_needs_hatch_on_the_path() -> None:
+    """make has a hatch of its own, so a script that ran `hatch` would find none on a fresh machine."""
+    environments = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["envs"]
+    scripts = [script for one in environments.values() for script in one.get("scripts", {}).values()]
+    lines = [line for script in scripts for line in ([script] if isinstance(script, str) else script)]
+    assert lines
+    assert not [line for line in lines if "hatch" in line.split()]
+
+
 def test_every_benchmark_can_be_imported() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=bench_*.py", "--collect-only", "packages"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
