@@ -166,12 +166,6 @@ __attribute__((noinline)) void store_sums(const LinearCall<T>& call, int64_t fir
   call.is_out_float ? store(static_cast<float*>(nullptr)) : store(static_cast<T*>(nullptr));
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr bool kHasFewRegisters = true;
-#else
-constexpr bool kHasFewRegisters = false;
-#endif
-
 // Sums over steps of `Panel::kInputs` inputs. Their parts come one after the other, which takes fewer registers.
 template <int kRows, int kColumnVectors>
 struct Tile {
@@ -245,36 +239,14 @@ struct Tile {
         const auto input = [&](int r) __attribute__((always_inline)) {
           return input_of(x + r * row_stride + step * Panel::kInputs + part * kPartInputs);
         };
-        add_products(own, input, column);
+        add_products<kRows, kColumnVectors>(own, input, column, [](Floats sum, auto x, auto w) __attribute__((always_inline)) {
+          return add_product(sum, x, w);
+        });
       });
     }
     unrolled<kRows * kColumnVectors>([&](auto i) __attribute__((always_inline)) {
       sums[i / kColumnVectors][i % kColumnVectors] = own[i];
     });
-  }
-
-  // Adds the products of an input of each row and a weight of each vector, in the order that takes fewer registers.
-  template <class Inputs, class Columns>
-  static inline __attribute__((always_inline)) void add_products(Floats* own, const Inputs& input, const Columns& column) {
-    if constexpr (kRows < kColumnVectors) {
-      Input all[kRows] = {};
-      unrolled<kRows>([&](auto r) __attribute__((always_inline)) { all[r] = input(r); });
-      unrolled<kColumnVectors>([&](auto v) __attribute__((always_inline)) {
-        const auto only = column(v);
-        unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
-          own[r * kColumnVectors + v] = add_product(own[r * kColumnVectors + v], all[r], only);
-        });
-      });
-    } else {
-      decltype(column(0)) all[kColumnVectors];
-      unrolled<kColumnVectors>([&](auto v) __attribute__((always_inline)) { all[v] = column(v); });
-      unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
-        const auto only = input(r);
-        unrolled<kColumnVectors>([&](auto v) __attribute__((always_inline)) {
-          own[r * kColumnVectors + v] = add_product(own[r * kColumnVectors + v], only, all[v]);
-        });
-      });
-    }
   }
 
   template <class T>

@@ -28,6 +28,12 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr bool kHasFewRegisters = true;
+#else
+constexpr bool kHasFewRegisters = false;
+#endif
+
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
@@ -59,6 +65,32 @@ inline __attribute__((always_inline)) void unrolled(const Work& work) {
   [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) __attribute__((always_inline)) {
     (work(std::integral_constant<int, kIndices>()), ...);
   }(std::make_integer_sequence<int, kCount>());
+}
+
+// sums[row * kVectors + vector] = product(that sum, x(row), w(vector)), in the order that takes fewer registers. (The sums
+// stay in registers where all indices are constants of the language.)
+template <int kRows, int kVectors, class Inputs, class Vectors, class Product>
+inline __attribute__((always_inline)) void add_products(Floats* sums, const Inputs& x, const Vectors& w,
+                                                        const Product& product) {
+  if constexpr (kHasFewRegisters && kRows < kVectors) {
+    decltype(x(0)) all[kRows] = {};
+    unrolled<kRows>([&](auto r) __attribute__((always_inline)) { all[r] = x(r); });
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const auto only = w(v);
+      unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+        sums[r * kVectors + v] = product(sums[r * kVectors + v], all[r], only);
+      });
+    });
+  } else {
+    decltype(w(0)) all[kVectors];
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) { all[v] = w(v); });
+    unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+      const auto only = x(r);
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+        sums[r * kVectors + v] = product(sums[r * kVectors + v], only, all[v]);
+      });
+    });
+  }
 }
 
 // ---- conversions ----

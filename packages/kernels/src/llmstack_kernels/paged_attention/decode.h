@@ -12,12 +12,6 @@
 namespace llmstack {
 namespace {
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr bool kHasFewRegisters = true;
-#else
-constexpr bool kHasFewRegisters = false;
-#endif
-
 // Queries and vectors whose sums, with a part of a tile, fit the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kDecodeSums = 16;
@@ -123,30 +117,7 @@ constexpr int loaded_vectors_beside(int rows) {
   return kHasFewRegisters && rows > 2 ? 12 / rows : vectors_beside(rows);
 }
 
-// sums[row * kVectors + vector] += x(row) * w(vector), in the order that takes fewer registers. (The sums stay in registers
-// where all indices are constants of the language.)
-template <int kRows, int kVectors, class Inputs, class Vectors>
-inline __attribute__((always_inline)) void add_products(Floats* sums, const Inputs& x, const Vectors& w) {
-  if constexpr (kHasFewRegisters && kRows < kVectors) {
-    decltype(x(0)) own[kRows];
-    unrolled<kRows>([&](auto r) __attribute__((always_inline)) { own[r] = x(r); });
-    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-      const Words only = w(v);
-      unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
-        sums[r * kVectors + v] = add_product(sums[r * kVectors + v], own[r], only);
-      });
-    });
-  } else {
-    Words all[kVectors];
-    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) { all[v] = w(v); });
-    unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
-      const auto own = x(r);
-      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-        sums[r * kVectors + v] = add_product(sums[r * kVectors + v], own, all[v]);
-      });
-    });
-  }
-}
+constexpr auto kAddProduct = [](Floats sum, auto x, Words w) __attribute__((always_inline)) { return add_product(sum, x, w); };
 
 // sums[row][vector] = sums[row][vector] * factors[row] + weights[row] times the values, of `kVectors` vectors from dimension
 // `dim` on.
@@ -176,7 +147,7 @@ __attribute__((noinline)) void add_values_block(const typename Operand<T>::Word*
       add_products<kRows, kVectors>(local, input, [&](int v) __attribute__((always_inline)) {
         if constexpr (kHasFewRegisters) pack_row<1>(rows, dim + v * kLanes, packed + v);
         return packed[v];
-      });
+      }, kAddProduct);
     });
     weights += kKeys / kPerWord<T>;
   }
@@ -199,7 +170,7 @@ __attribute__((noinline)) void add_scores_block(const Word* x, int64_t x_stride,
   for (const Word* end = x + steps; x < end; ++x, keys += kTileVectors) {
     add_products<kRows, kVectors>(
         sums, [&](int r) __attribute__((always_inline)) { return x[r * x_stride]; },
-        [&](int v) __attribute__((always_inline)) { return keys[v]; });
+        [&](int v) __attribute__((always_inline)) { return keys[v]; }, kAddProduct);
   }
   unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) { score(i) = sums[i]; });
 }
