@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_engine_core.events import StepRecorder
+from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
 from llmstack_engine_core.row_columns import RowColumns
 from llmstack_types import EngineCoreOutputs, ScheduledRequest, SchedulerStats, StepPhases, StepRecord
@@ -42,6 +43,17 @@ def test_the_rows_of_kept_steps_are_not_made_on_their_way_to_a_page(monkeypatch:
     assert [(row.request_id, row.new_block_ids, list(row.draft_token_ids)) for row in decoded.steps[0].rows] == [
         ("r", [5], [6, 7]), ("s", [], []),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("indexes", [None, False, 0, [], "", {}])
+def test_only_bytes_are_indexes_of_request_ids(indexes: object) -> None:
+    recorder = StepRecorder()
+    recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), []), EngineCoreOutputs([]))
+    now_s, names, (step,), *others = encode_recent_steps(recorder.read(2.0))
+    *times, (_, *columns) = step
+    changed = [now_s, names, [[*times, [indexes, *columns]]], *others]
+    with pytest.raises(CodecError):
+        decode_recent_steps(_as_received(changed))
 
 
 def _as_received(value: object) -> object:

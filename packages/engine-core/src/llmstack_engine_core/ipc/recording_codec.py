@@ -94,7 +94,7 @@ class _GivenNames:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._packed: object = None
+        self._packed: object = b""
         self._last: list[str] = []
 
     def unpack(self, packed: Any) -> list[str]:
