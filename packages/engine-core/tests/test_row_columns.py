@@ -47,13 +47,15 @@ def test_the_rows_of_kept_steps_are_not_made_on_their_way_to_a_page(monkeypatch:
 
 @pytest.mark.parametrize("indexes", [None, False, 0, [], "", {}])
 def test_only_bytes_are_indexes_of_request_ids(indexes: object) -> None:
-    recorder = StepRecorder()
-    recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), []), EngineCoreOutputs([]))
-    now_s, names, (step,), *others = encode_recent_steps(recorder.read(2.0))
-    *times, (_, *columns) = step
-    changed = [now_s, names, [[*times, [indexes, *columns]]], *others]
-    with pytest.raises(CodecError):
-        decode_recent_steps(_as_received(changed))
+    def received(indexes: object) -> object:
+        return _as_received([now_s, names, [[*times, [indexes, b"", b"", [], []]]], *others])
+
+    recorder, rows = StepRecorder(), [ScheduledRequest("r", 3, 4, [5])]
+    recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), rows), EngineCoreOutputs([]))
+    now_s, names, ((*times, _),), *others = encode_recent_steps(recorder.read(2.0))
+    assert not decode_recent_steps(received(b"")).steps[0].rows
+    with pytest.raises(CodecError, match="request_ids"):
+        decode_recent_steps(received(indexes))
 
 
 def _as_received(value: object) -> object:
