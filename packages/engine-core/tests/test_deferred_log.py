@@ -46,15 +46,17 @@ class DiskError(Exception):
 
 
 class HeldSink(RingSink):
-    """Takes no segment before `is_released` is set; raises `error`, if there is one."""
+    """Takes no segment before `is_released` is set; raises `error`, if there is one. Sets `is_held` when it waits."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__(1 << 20)
+        self.is_held = threading.Event()
         self.is_released = threading.Event()
         self._error = error
 
     def write(self, segment: bytes, checkpoint: Checkpoint) -> None:
         if checkpoint.num_steps:
+            self.is_held.set()
             self.is_released.wait(60)
             if self._error is not None:
                 raise self._error
@@ -241,9 +243,8 @@ def test_steps_wait_for_a_thread_that_is_far_behind(monkeypatch: pytest.MonkeyPa
     log = DeferredLog(StepLog(HEADER, sink))
     steps = threading.Thread(target=run, args=(log, 4, 2000))
     steps.start()
-    while log.num_waiting_batches < 4:
-        steps.join(0.01)
-    steps.join(0.2)
+    assert sink.is_held.wait(60)
+    steps.join(2)  # 2,000 steps take a fraction of it where none waits
     assert steps.is_alive()
     assert log.num_waiting_batches <= 4 + 2  # the last one, and what says that it is done
     sink.is_released.set()
