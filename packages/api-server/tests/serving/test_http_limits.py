@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -154,6 +155,7 @@ async def test_small_chunks_are_no_attack(start: Start):
 
 async def test_a_request_that_ends_after_its_answer_is_not_read_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(LimitedProtocol, "linger_s", 0.1)
+    monkeypatch.setattr(uvicorn_protocol, "LINGER_BYTES", 16 << 20)
     running = await start()
     unknown = CHUNKED.replace(b"/v1/completions", b"/unknown")
     reader, writer = await running.send(unknown)
@@ -164,6 +166,37 @@ async def test_a_request_that_ends_after_its_answer_is_not_read_for_ever(start: 
     num_bytes, answer = await send_without_end(running, unknown, b"8000\r\n" + b"a" * 0x8000 + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 404 ") or not answer
     assert num_bytes < 32 << 20
+
+
+def send_all_then_read(port: int, pieces: list[bytes]) -> bytes:
+    """As clients do that read no answer while they send; OSError where the server has closed the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        return connection.recv(1 << 16)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 413), ("/unknown", 404)])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_client_that_reads_after_a_body_of_40_mb_gets_its_refusal(
+    start: Start, path: str, status: int, is_chunked: bool
+):
+    running, piece = await start(), b"a" * (1 << 20)
+    length = f"Content-Length: {40 << 20}"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n" if is_chunked else f"{length}\r\n\r\n"
+    pieces = [b"%x\r\n%b\r\n" % (len(piece), piece)] * 40 + [b"0\r\n\r\n"] if is_chunked else [piece] * 40
+    answer = await asyncio.to_thread(send_all_then_read, running.port, [head.encode(), *pieces])
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert (b"connection: close" in answer.lower()) == (status == 413)
+
+
+@pytest.mark.parametrize("framing", [f"Content-Length: {40 << 20}", "Content-Length: 1" + "0" * 17])
+async def test_a_body_over_the_limit_is_refused_in_place_of_100_continue(start: Start, framing: str):
+    running = await start()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n"
+    status, headers, _ = await running.ask(f"{head}Expect: 100-continue\r\n\r\n".encode())
+    assert (status, headers["connection"]) == (413, "close")
 
 
 async def test_a_body_that_ends_soon_after_its_answer_leaves_the_connection_open(start: Start):

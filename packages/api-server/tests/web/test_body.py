@@ -13,6 +13,7 @@ from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.state.turns import Turns
 from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.web import body as body_module
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, discard_body, read_body, read_json_object
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_pieces import PIECE_BYTES
@@ -82,6 +83,18 @@ async def test_discarding_ends_with_the_body():
     receive, taken = receiver([b"ab", b"c"])
     await discard_body(receive)
     assert taken[0] == 2
+
+
+@pytest.mark.parametrize("limit", ["LINGER_BYTES", "LINGER_S", "_LINGER_SILENT_S"])
+async def test_discarding_ends_where_the_body_does_not(monkeypatch: pytest.MonkeyPatch, limit: str):
+    monkeypatch.setattr(body_module, limit, {"LINGER_BYTES": 8}.get(limit, 0.05))
+    is_silent = limit == "_LINGER_SILENT_S"
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(60 if is_silent else 0)
+        return {"type": "http.request", "body": b"a", "more_body": True}
+
+    await asyncio.wait_for(discard_body(receive), 5)
 
 
 async def test_a_refused_body_is_answered_before_the_rest_is_discarded():

@@ -13,6 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from llmstack_server.options.config import HTTPConfig
+from llmstack_server.web.body import LINGER_BYTES, LINGER_S
 from llmstack_server.web.errors import (
     ErrorAnswer,
     expectation_failed,
@@ -28,8 +29,7 @@ MAX_NUM_HEADERS = 128
 HEADERS_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 60.0
 SEND_TIMEOUT_S = 60.0
-LINGER_S = 1.0
-LINGER_BYTES = 16 << 20
+REFUSAL_LINGER_S = 1.0
 
 MAX_TRAILER_BYTES = 8 << 10
 """Names and values of the trailers of a chunked body. They are dropped; no client of this API sends any."""
@@ -57,6 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
     headers_timeout_s = HEADERS_TIMEOUT_S
     request_timeout_s = REQUEST_TIMEOUT_S
     send_timeout_s = SEND_TIMEOUT_S
+    refusal_linger_s = REFUSAL_LINGER_S
     linger_s = LINGER_S
     max_header_bytes = MAX_HEADER_BYTES
     max_num_headers = MAX_NUM_HEADERS
@@ -258,7 +259,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # An immediate close would reset the connection before the client has read the answer.
         if self.transport.can_write_eof():  # not under TLS
             self.transport.write_eof()
-        self.loop.call_later(self.linger_s, self.transport.close)
+        self.loop.call_later(self.refusal_linger_s, self.transport.close)
 
     def _can_answer(self) -> bool:
         """Whether the next bytes that are sent would be taken for the answer to the request that arrives."""

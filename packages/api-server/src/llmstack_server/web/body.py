@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,11 @@ from llmstack_server.web.json_structure import JSONLimits
 
 Receive = Callable[[], Awaitable[Any]]
 
-# A client that is still sending reads its refusal only if the server reads on for a moment: an immediate close resets
-# the connection and discards the answer.
-_LINGER_S = 1.0
-_LINGER_BYTES = 16 << 20
+# A client that is still sending reads its refusal only if the server reads on: an immediate close resets the connection
+# and discards the answer. Clients that send large bodies read nothing before their end.
+LINGER_BYTES = 64 << 20
+LINGER_S = 10.0
+_LINGER_SILENT_S = 1.0
 
 
 class ClientDisconnected(Exception):
@@ -96,14 +98,13 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limits: BodyLi
 
 
 async def discard_body(receive: Receive) -> None:
-    """Reads and drops what the client still sends, for at most a second and 16 MiB."""
+    """Reads and drops what the client still sends: 64 MiB in 10 s, until it sends nothing for a second."""
     num_bytes = 0
-    try:
-        async with asyncio.timeout(_LINGER_S):
-            while num_bytes < _LINGER_BYTES:
-                message = await receive()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while num_bytes < LINGER_BYTES:
+                async with asyncio.timeout(_LINGER_SILENT_S):
+                    message = await receive()
                 num_bytes += len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
-    except TimeoutError:
-        return
