@@ -199,11 +199,11 @@ def test_an_async_client_made_outside_a_loop_works_under_asyncio_and_uvloop(loop
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_killed_engine_core_is_noticed_by_everyone_who_waits(loop_factory: Any) -> None:
     async def scenario() -> None:
-        client = AsyncMPClient(config("step_delay_s=60"))
+        client = AsyncMPClient(config())
         directory = client._process.directory
         await client.wait_until_ready()
+        os.kill(client.pid, signal.SIGSTOP)  # so that nothing is answered
         await client.add_request(request("r"))
-        await asyncio.sleep(0.1)  # so that the step has begun
         waiting = [
             asyncio.ensure_future(client.get_outputs()),
             asyncio.ensure_future(client.call(Control.RESET_PREFIX_CACHE)),

@@ -106,9 +106,11 @@ async def test_what_does_not_fit_is_refused_in_a_sentence_that_names_both_sides(
 async def test_of_two_machines_with_the_same_engine_core_the_second_is_refused(
     hosts: HostsConfig, key_file: Path
 ) -> None:
+    # The third machine alone is impatient: one that stands still for a moment must not lose its place to it.
     quick = replace(hosts, heartbeat_timeout_s=0.3)
-    async with first_machine(quick, key_file) as first:
-        joining = asyncio.ensure_future(Joining(quick, str(key_file), 60).run(JOIN))
+    hosts = replace(hosts, heartbeat_timeout_s=60.0)
+    async with first_machine(hosts, key_file) as first:
+        joining = asyncio.ensure_future(Joining(hosts, str(key_file), 60).run(JOIN))
         await wait_until(lambda: first.joins)
         third = replace(JOIN, host="third", start_rank=3, addresses=JOIN.addresses[:1])
         assert await refusal(quick, key_file, third) == "engine core 3 is on other already, and on third"

@@ -42,7 +42,7 @@ def test_an_early_process_that_is_not_needed_ends_with_the_block() -> None:
     before = children()
     with early_process("echo"):
         assert len(children() - before) == 1
-    assert children() == before
+    assert children() <= before
 
 
 def test_an_early_process_that_has_ended_is_replaced() -> None:
@@ -54,7 +54,7 @@ def test_an_early_process_that_has_ended_is_replaced() -> None:
         other = start_waiting_process()
     assert other.popen.pid != early
     other.end()
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.parametrize("imported", ["echo", "missing.module:Runner"])
