@@ -62,23 +62,6 @@ async def test_all_keys_together_give_up_the_oldest_finished_answer(monkeypatch:
     assert (len(table), table.num_bytes) == (0, 0)
 
 
-async def test_a_key_with_little_in_a_full_table_loses_nothing_to_keys_with_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream_table, "MAX_BYTES", 8 * RECORD_OVERHEAD)
-    table = StreamTable()
-    oldest = new_record(table, "alice")
-    finish(oldest)
-    others = [new_record(table, owner) for owner in "bbbcccc"]
-    for record in others:
-        finish(record)
-    for _ in range(4):
-        assert table.add("d", "digest", 60.0) is not None
-    assert table.get(oldest.id, "alice") is oldest
-    assert [record.owner for record in others if table.get(record.id, record.owner) is record] in (
-        ["b", "b", "c"],
-        ["b", "c", "c"],
-    )
-
-
 async def test_a_large_answer_reaches_its_reader_but_no_later_one():
     given_up = 0
 

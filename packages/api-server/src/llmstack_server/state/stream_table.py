@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from llmstack_server.state.packed_parts import MAX_FRESH_BYTES
@@ -32,7 +32,6 @@ class StreamObserver(Protocol):
 class StreamTable:
     """Records by id and by key. One leaves when it is too large, unread for too long, or the oldest that is finished.
 
-    Where the table is full, the owner with most bytes loses one first: others need not fear for theirs.
     One that leaves is only read by the reader that it has; without one it is abandoned.
     """
 
@@ -47,11 +46,10 @@ class StreamTable:
         self.observer: StreamObserver | None = None
         self._id_to_record: dict[str, StreamRecord] = {}
         self._key_to_record: dict[str, StreamRecord] = {}
-        self._owner_to_finished: dict[str, dict[str, StreamRecord]] = {}
+        self._finished: dict[str, StreamRecord] = {}
         self._id_to_bytes: dict[str, int] = {}
         self._id_to_timer: dict[str, asyncio.TimerHandle] = {}
         self._num_of_owner: Counter[str] = Counter()
-        self._bytes_of_owner: Counter[str] = Counter()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -75,7 +73,7 @@ class StreamTable:
 
     def _make_room(self, owner: str) -> bool:
         while self._num_of_owner[owner] >= MAX_PER_OWNER:
-            if not self._evict_finished([owner]):
+            if not self._evict_finished(owner):
                 return False
         while self.num_bytes + RECORD_OVERHEAD > MAX_BYTES:
             if not self._evict_finished():
@@ -112,15 +110,11 @@ class StreamTable:
             return
         if record.key is not None and self._key_to_record.get(record.key) is record:
             del self._key_to_record[record.key]
-        finished = self._owner_to_finished.get(record.owner, {})
-        if finished.pop(record.id, None) is not None and not finished:
-            del self._owner_to_finished[record.owner]
-        num_bytes = self._id_to_bytes.pop(record.id)
-        self.num_bytes -= num_bytes
-        self._bytes_of_owner[record.owner] -= num_bytes
+        self._finished.pop(record.id, None)
         self._num_of_owner[record.owner] -= 1
         if not self._num_of_owner[record.owner]:
-            del self._num_of_owner[record.owner], self._bytes_of_owner[record.owner]
+            del self._num_of_owner[record.owner]
+        self.num_bytes -= self._id_to_bytes.pop(record.id)
         self._stop_timer(record)
         record.is_resumable = False
         if self.observer is not None:
@@ -139,7 +133,7 @@ class StreamTable:
         if self.observer is not None:
             self.observer.on_change(record)
         if record.is_over:
-            self._owner_to_finished.setdefault(record.owner, {}).setdefault(record.id, record)
+            self._finished.setdefault(record.id, record)
         if record.has_reader:
             self._stop_timer(record)
         elif record.id not in self._id_to_timer:
@@ -162,20 +156,16 @@ class StreamTable:
 
     def _count_bytes(self, record: StreamRecord) -> int:
         num_bytes = record.num_bytes
-        change = num_bytes + RECORD_OVERHEAD - self._id_to_bytes[record.id]
-        self.num_bytes += change
-        self._bytes_of_owner[record.owner] += change
-        self._id_to_bytes[record.id] += change
+        self.num_bytes += num_bytes + RECORD_OVERHEAD - self._id_to_bytes[record.id]
+        self._id_to_bytes[record.id] = num_bytes + RECORD_OVERHEAD
         return num_bytes
 
-    def _evict_finished(self, owners: Iterable[str] | None = None) -> bool:
-        """Removes the oldest finished record of the owner with most bytes, of all or of some; False without any."""
-        owners = self._owner_to_finished if owners is None else self._owner_to_finished.keys() & owners
-        largest = max(owners, key=self._bytes_of_owner.__getitem__, default=None)
-        if largest is None:
-            return False
-        self.remove(next(iter(self._owner_to_finished[largest].values())))
-        return True
+    def _evict_finished(self, owner: str | None = None) -> bool:
+        """Removes the oldest finished record, of any owner or of one; False where there is none."""
+        found = next((one for one in self._finished.values() if owner in (None, one.owner)), None)
+        if found is not None:
+            self.remove(found)
+        return found is not None
 
     def _abandon_unread(self, record: StreamRecord) -> None:
         if not record.has_reader and not record.abandoned.is_set():
