@@ -159,7 +159,7 @@ def test_a_refused_request_gets_an_error_of_its_own(process: EngineProcess, peer
 
 
 def test_each_client_gets_its_own_outputs_and_cannot_touch_another_ones() -> None:
-    process = launch_engine_process(config("step_delay_s=0.01"))
+    process = launch_engine_process(config("step_delay_s=0.02"))
     peer, other = Peer(process), Peer(process, index=1)
     peer.hello()
     other.hello()

@@ -88,10 +88,10 @@ async def test_requests_finish_in_the_old_engine_core_and_new_ones_go_to_the_nex
         first_pid = (await client.wait_until_ready()).pid
         await client.add_request(request("old", 200))
         await reader.read_until(lambda: reader.tokens.get("old"))
+        os.kill(first_pid, signal.SIGSTOP)  # its requests end after all others
         next_config = config("vocab_size=200", weights_name="next")
         assert (await client.prepare(next_config, no_adapters)).vocab_size == 200
         await client.add_request(request("between", 200))
-        os.kill(first_pid, signal.SIGSTOP)  # its requests end after all others
         client.switch()
         assert client.engines[0].vocab_size == 200
         await client.add_request(request("new", 30))
@@ -142,7 +142,7 @@ async def test_a_crash_of_the_old_engine_core_after_a_reload_loses_no_request() 
 async def test_requests_move_at_a_token_where_the_next_engine_core_computes_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "first").write_text("weights")
     (tmp_path / "other").write_text("other weights")
-    client = reloading(f"step_delay_s=0.01&weights_file={tmp_path / 'first'}")
+    client = reloading(f"step_delay_s=0.05&weights_file={tmp_path / 'first'}")
     reader = Reader(client)
     try:
         first_pid = (await client.wait_until_ready()).pid
@@ -180,7 +180,7 @@ async def test_requests_move_at_a_token_where_the_next_engine_core_computes_the_
 
 
 async def test_without_room_for_two_new_requests_wait_and_a_failure_restores_the_old_weights() -> None:
-    client = reloading("step_delay_s=0.01&vocab_size=100")
+    client = reloading("step_delay_s=0.03&vocab_size=100")
     reader = Reader(client)
     try:
         first_pid = (await client.wait_until_ready()).pid

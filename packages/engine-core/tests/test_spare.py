@@ -40,7 +40,8 @@ def session_priority(pid: int) -> str:
 
 
 async def test_the_spare_goes_on_with_the_requests_and_another_one_is_prepared() -> None:
-    client = make_async_client(config("step_delay_s=0.02"))
+    # Each of the two computes half of the tokens, however late this process looks.
+    client = make_async_client(config("hang_at_step=16"))
     assert isinstance(client, RecoveringClient)
     await client.wait_until_ready()
     client.listen(None)
@@ -49,7 +50,7 @@ async def test_the_spare_goes_on_with_the_requests_and_another_one_is_prepared()
     assert spare_pid is not None
     await client.add_request(EngineCoreRequest("r", [5, 6, 7], SamplingParams(max_tokens=30, seed=0)))
     tokens: list[int] = []
-    while len(tokens) < 5:
+    while len(tokens) < 15:
         tokens += [token for output in (await client.get_outputs()).outputs for token in output.new_token_ids]
     os.kill(first_pid, signal.SIGKILL)
     async with asyncio.timeout(60):
