@@ -8,11 +8,22 @@ from typing import Any
 
 import psutil
 import pytest
-from server_calls import complete, complete_all, open_stream, post
+from server_calls import complete, complete_all, open_stream, post, rest_of
 
 
 def resident_bytes(server: Any) -> int:
     return int(psutil.Process(server.engine_pid()).memory_info().rss)
+
+
+def running_beside_refused_sleep(server: Any) -> Any:
+    """A stream that runs, so that its engine core does not sleep; it takes about a second."""
+    for _ in range(5):
+        stream = open_stream(server)
+        if (status := post(server, "/sleep")) == 503:
+            return stream
+        assert (status, rest_of(stream)) == (200, "length")  # it had ended before: this process stood still
+        assert post(server, "/wake_up") == 200
+    raise AssertionError("the stream ended too early five times")
 
 
 def test_a_sleeping_engine_refuses_in_every_process_and_says_the_same_when_awake(
@@ -20,9 +31,7 @@ def test_a_sleeping_engine_refuses_in_every_process_and_says_the_same_when_awake
 ) -> None:
     server = launch("--api-server-count", "2", "--enable-control-routes", "--enable-sleep-mode")
     server.wait_until_ready()
-    stream = open_stream(server)
-    assert post(server, "/sleep") == 503
-    stream.close()
+    running_beside_refused_sleep(server).close()
     server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 0, "abort")
     for level in (1, 2):
         assert post(server, f"/sleep?level={level}") == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -46,11 +47,10 @@ def echo(num_tokens: int, prompt: tuple[int, ...] = (5, 6, 7)) -> list[int]:
     return [prompt[index % len(prompt)] for index in range(num_tokens)]
 
 
-async def restart(client: RecoveringClient) -> None:
-    """Returns when another process has been started."""
-    before = client.num_restarts
+async def restart(client: RecoveringClient, number: int = 1) -> None:
+    """Returns when another process has been started so often."""
     async with asyncio.timeout(30):
-        while client.num_restarts == before:  # noqa: ASYNC110  # there is no event to wait for
+        while client.num_restarts < number:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -126,7 +126,8 @@ async def test_one_that_stands_still_is_replaced_as_one_that_is_dead() -> None:
     await client.add_request(request("r", max_tokens=30))
     reader = Reader(client)
     await reader.read_tokens(15)
-    os.kill(first_pid, signal.SIGSTOP)  # neither dead nor alive
+    with contextlib.suppress(ProcessLookupError):  # its last step never ends either, and this process may be late
+        os.kill(first_pid, signal.SIGSTOP)  # neither dead nor alive
     await reader.read(1)
     assert reader.tokens == {"r": echo(30)}
     assert client.num_restarts == 1
@@ -337,7 +338,7 @@ async def test_a_beam_search_without_all_of_its_beams_ends_with_an_error() -> No
 
 
 async def test_those_let_go_while_there_is_no_engine_core_are_sent_to_the_next_one() -> None:
-    client = recovering(f"deadly_token_id={DEADLY}&load_delay_s=0.3&step_delay_s=0.1")
+    client = recovering(f"deadly_token_id={DEADLY}&load_delay_s=0.6&step_delay_s=0.1")
     await client.wait_until_ready()
     for name in ("bad0", "bad1"):
         await client.add_request(request(name, prompt=(1, DEADLY)))
@@ -346,8 +347,7 @@ async def test_those_let_go_while_there_is_no_engine_core_are_sent_to_the_next_o
         await client.add_request(request(name))
     reader = Reader(client)
     reading = asyncio.ensure_future(reader.read(6))
-    for _ in range(3):  # all eight, half of them, and then the two alone, while two groups wait for them
-        await restart(client)
+    await restart(client, 3)  # all eight, half of them, and then the two alone, while two groups wait for them
     await client.abort_requests(["bad0", "bad1"])
     await reading
     assert {name: reader.tokens[name] for name in reader.ends} == {name: echo(8) for name in goods}

@@ -113,14 +113,14 @@ def test_a_person_talks_stops_an_answer_and_leaves(server: Any, tmp_path: Path):
         typist.wait_for("Once")
         typist.type("\x03")
         typist.wait_for("> ")
-        assert server.has_lost_reader.wait(10)
+        assert server.has_lost_reader.wait(60)
         server.gate.set()
         typist.type("bye\n")
         typist.wait_for("bye\r\n")
         typist.wait_for("bye")
         typist.wait_for("> ")
         typist.type("\x04")
-        assert typist.process.wait(20) == 0
+        assert typist.process.wait(60) == 0
     finally:
         typist.close()
     said = [(m["role"], m["content"]) for m in server.requests[-1][2]["messages"]]

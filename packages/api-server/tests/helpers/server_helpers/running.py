@@ -50,7 +50,7 @@ class Running:
     async def ask(self, raw: bytes) -> tuple[int, dict[str, str], bytes]:
         """Sends bytes; the answer, which ends with the connection."""
         reader, writer = await self.send(raw)
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 30)
         writer.close()
         head, _, body = answer.partition(b"\r\n\r\n")
         lines = head.decode().split("\r\n")
