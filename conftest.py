@@ -50,6 +50,15 @@ def _restore_logging() -> Iterator[None]:
             root.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def _restore_garbage_collection() -> Iterator[None]:
+    """What tunes it for a process of its own must not change when tests after it collect."""
+    thresholds, was_enabled = gc.get_threshold(), gc.isenabled()
+    yield
+    gc.set_threshold(*thresholds)
+    (gc.enable if was_enabled else gc.disable)()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One worker more than there are cores: a test that starts a server waits for most of its time."""

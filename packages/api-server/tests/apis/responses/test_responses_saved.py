@@ -7,7 +7,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -287,15 +287,19 @@ async def test_a_process_adopts_what_those_kept_that_there_are_no_more(tmp_path:
     assert [path.name for path in (tmp_path / "state").glob("responses-*")] == [database_path("", 0).name]
 
 
+def execute(path: Path, statement: str) -> None:
+    """Leaves no connection: a forgotten one locks the file until garbage is collected."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as table:
+        table.execute(statement)
+
+
 def make_foreign(path: Path) -> None:
-    with sqlite3.connect(path) as table:
-        table.execute("CREATE TABLE recipes (title TEXT)")
+    execute(path, "CREATE TABLE recipes (title TEXT)")
 
 
 def make_newer(path: Path) -> None:
     ResponseTable(path).close()
-    with sqlite3.connect(path) as table:
-        table.execute("PRAGMA user_version = 99")
+    execute(path, "PRAGMA user_version = 99")
 
 
 def make_torn(path: Path) -> None:
@@ -305,8 +309,7 @@ def make_torn(path: Path) -> None:
 
 def make_odd(path: Path) -> None:
     ResponseTable(path).close()
-    with sqlite3.connect(path) as table:
-        table.execute("INSERT INTO responses VALUES (1, '', 0, 0, 1.0, 'text', 'text')")
+    execute(path, "INSERT INTO responses VALUES (1, '', 0, 0, 1.0, 'text', 'text')")
 
 
 FAULTS = [
