@@ -35,6 +35,7 @@ MAX_PARTS = 64
 END_MARGIN_S = 0.01
 # Times of a log are whole microseconds.
 CLOCK_S = 1e-6
+NO_STEPS = "Its steps are no longer kept: a step log may have them (--log)."
 
 __all__ = ["Explanation", "Limits", "UnknownRequestError", "add_parts", "explain"]
 
@@ -93,17 +94,30 @@ def add_parts(made: Explanation, parts: Sequence[str]) -> None:
 def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     status = history.status
     facts["status"] = None if status is None else status.value
+    state = f"It ended ({status.value.replace('_', ' ')})" if status and history.is_over else "It is not over"
+    if history.arrived_s is None and not history.own:
+        yield f"{state}. {NO_STEPS}"
+        return
     if history.arrived_s is None:
         yield "Its beginning is no longer kept: what follows is about its last steps."
     total_s = history.end_s - history.start_s
     facts["total_ms"] = to_ms(total_s)
-    state = f"It ended ({status.value.replace('_', ' ')})" if status and history.is_over else "It is not over"
     came = "came here" if history.num_resumed_tokens or history.earlier_s else "came"
-    yield f"{state}, {to_text(total_s)} after it {came}, with {to_count(len(history.own), 'step')}."
+    yield f"{state}, {to_text(total_s)} after it {came}{_steps(history, facts)}"
     if history.num_beams:
         facts["beams"] = history.num_beams
         yield f"It was a beam search: {to_count(history.num_beams, 'beam')} had a part in these steps."
     yield from _earlier(history, facts)
+
+
+def _steps(history: History, facts: dict[str, Any]) -> str:
+    """The end of a sentence: how many steps it had, or how many of them are left."""
+    if not history.lacks_first_step:
+        return f", with {to_count(len(history.own), 'step')}."
+    facts["kept_steps"] = len(history.own)
+    if not history.own:
+        return f". {NO_STEPS}"
+    return f". Its first steps are no longer kept: what follows is of the last {len(history.own)}."
 
 
 def _earlier(history: History, facts: dict[str, Any]) -> Iterator[str]:
@@ -122,7 +136,7 @@ def _earlier(history: History, facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _prefix_cache(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    if not history.own or history.queued_s is None:
+    if not history.has_beginning:
         return
     num_cached = history.num_cached_tokens
     num_prompt = num_cached + sum(row.num_scheduled_tokens for _, row in history.prefill)
@@ -135,7 +149,7 @@ def _prefix_cache(history: History, limits: Limits, facts: dict[str, Any]) -> It
 
 
 def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    if not history.own or history.queued_s is None:
+    if not history.has_beginning:
         return
     end_s = end_of(history.prefill[-1][0])
     seconds = end_s - history.prefill[0][0].start_s
@@ -196,7 +210,10 @@ def _drafts(history: History, facts: dict[str, Any]) -> str:
 def _preemptions(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     events = [event for event in history.events if event.status in PREEMPTIONS]
     facts["preemptions"] = len(events)
-    for event in events:
+    num_forgotten = sum(event.time_s < history.kept_since_s for event in events)
+    if num_forgotten:
+        yield f"It was preempted {to_count(num_forgotten, 'time')} in steps that are no longer kept."
+    for event in events[num_forgotten:]:
         before = [row for record, row in history.own if record.start_s < event.time_s]
         after = next(((record, row) for record, row in history.own if record.start_s >= event.time_s), None)
         takers = [record for record in history.steps if end_of(record) > event.time_s + CLOCK_S][:1]
@@ -230,7 +247,8 @@ def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:
 
 def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     """The parts of its time, which add up to the whole, and sentences on those that no other one covers."""
-    if not history.own or history.queued_s is None:
+    queued_s = history.queued_s
+    if queued_s is None or not history.has_beginning:
         return
     first_s = history.own[0][0].start_s
     prompt_s = sum(duration_of(record) for record, _ in history.prefill)
@@ -247,8 +265,8 @@ def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     between_s = max(0.0, history.end_s - history.start_s - known_s)
     passed_s = min(passed_s, between_s)
     spans = {
-        "before_queue": history.queued_s - history.start_s,
-        "queue": first_s - history.queued_s,
+        "before_queue": queued_s - history.start_s,
+        "queue": first_s - queued_s,
         "prompt": prompt_s,
         "decodes": decode_s,
         "preempted": preempted_s,
@@ -291,7 +309,7 @@ def _is_worth_a_sentence(seconds: float, of_s: float) -> bool:
 def _deadline(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     """Whether it ended within the time that its client gave it."""
     given_s = history.note_of(history.request_id).given_s
-    if not given_s:
+    if not given_s or history.arrived_s is None:
         return
     facts["deadline_ms"] = to_ms(given_s)
     total_s = history.end_s - history.start_s + history.earlier_s
@@ -315,7 +333,7 @@ def missed_deadline(given_s: float) -> str:
 def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     """An estimate of the same steps without other requests."""
     fitted = _fit(history.steps)
-    if fitted is None or not history.own or history.queued_s is None or history.num_beams:
+    if fitted is None or not history.has_beginning or history.num_beams:
         return
     model, error = fitted
     seconds = sum(model.step_s(step_work([row])) for _, row in history.own)

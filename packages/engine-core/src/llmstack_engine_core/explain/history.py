@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,6 +96,26 @@ class History:
         first = self.events[0] if self.events else None
         return first.time_s if first is not None and first.status.value.startswith("waiting") else None
 
+    @cached_property
+    def begun_s(self) -> float | None:
+        """When it was given its first step; None where it was not, or where that is no longer known."""
+        return next((event.time_s for event in self.events if event.status is RequestStatus.RUNNING), None)
+
+    @property
+    def kept_since_s(self) -> float:
+        """The beginning of the oldest step that is kept."""
+        return self.steps[0].start_s if self.steps else math.inf
+
+    @property
+    def lacks_first_step(self) -> bool:
+        """Whether it began in a step that is no longer kept, though it is known when. States are kept for longer."""
+        return self.begun_s is not None and self.begun_s < self.kept_since_s
+
+    @property
+    def has_beginning(self) -> bool:
+        """Whether it is known when it came, and its first step is kept."""
+        return bool(self.own) and self.queued_s is not None and not self.lacks_first_step
+
     @property
     def status(self) -> RequestStatus | None:
         """The last state that it entered."""
@@ -125,13 +146,13 @@ class History:
 
     @cached_property
     def num_prefill_steps(self) -> int:
-        """Its first steps, up to the one that gave the first token."""
+        """Its first steps, up to the one that gave the first token; of the last ones alone, those with its prompt."""
         chunks = 0
         for _, row in self.own:
             if row.num_scheduled_tokens - len(row.draft_token_ids) == 1:
                 break
             chunks += 1
-        return max(1, chunks)
+        return max(1, chunks) if self.has_beginning else chunks
 
     @property
     def prefill(self) -> Sequence[tuple[StepRecord, ScheduledRequest]]:

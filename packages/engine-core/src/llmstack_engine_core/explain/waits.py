@@ -40,8 +40,12 @@ def queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[s
     queued_s = history.queued_s
     if queued_s is None:
         return
+    if history.lacks_first_step and history.begun_s is not None:
+        facts["queue_ms"] = to_ms(history.begun_s - queued_s)
+        yield f"It was queued for {to_text(history.begun_s - queued_s)}. The cause is no longer known."
+        return
     if not history.own:
-        yield "It has not been in a step yet."
+        yield "It was in no step." if history.is_over else "It has not been in a step yet."
         return
     first, row = history.own[0]
     waited_s = max(0.0, first.start_s - queued_s)

@@ -168,7 +168,7 @@ def _around(
 def workload_of_steps(log: StepRecording, request_id: str) -> Workload | None:
     """The same from steps alone, whose prompts are lengths: each is a text of its own, with what it found cached."""
     arrived = _arrived(log)
-    if request_id not in arrived:
+    if request_id not in arrived or _began_before(log, request_id):
         return None
     rows: dict[str, list[ScheduledRequest]] = {}
     for record in log.steps:
@@ -180,6 +180,13 @@ def workload_of_steps(log: StepRecording, request_id: str) -> Workload | None:
         for number, (name, own) in enumerate(rows.items())
     ]
     return _around(arrivals, log.steps, request_id, has_tokens=False)
+
+
+def _began_before(log: StepRecording, request_id: str) -> bool:
+    """Whether its first step is no longer kept."""
+    start_s = log.steps[0].start_s if log.steps else 0.0
+    states = (event for event in log.events if event.request_id == request_id)
+    return any(event.status is RequestStatus.RUNNING and event.time_s < start_s for event in states)
 
 
 def _arrival_of_rows(
