@@ -108,6 +108,10 @@ async def test_any_change_of_a_receipt_shows(key_file: Path):
         changed["completions"][0][name] = [1] if name.endswith("_ids") else "other"
         with pytest.raises(ReceiptError):
             check_signature(changed)
+    for name, value in (("token_ids", None), ("prompt_token_ids", 5), ("token_ids", "12")):
+        forged = receipt | {"completions": [one | {name: value} for one in receipt["completions"]]}
+        with pytest.raises(ReceiptError, match=f"completion 0: {name} is not a list"):
+            check_signature(forged)
     without_ids = copy.deepcopy(receipt)
     for one in without_ids["completions"]:
         del one["token_ids"], one["prompt_token_ids"]
@@ -255,13 +259,16 @@ async def test_an_answer_with_an_adapter_names_its_content_and_is_computed_with_
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"completions": [], "version": 2}', '{"completions": [], "version": 1}']
+    "text",
+    ["", "[]", "{}", '{"completions": [], "version": 2}', '{"completions": [], "version": 1}', '{"receipts": [{}]}'],
 )
 def test_what_is_no_receipt_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "receipt.json"
     path.write_text(text)
     assert run(VerifyCommand(), path) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert ("it has a list of receipts" in error) == ("receipts" in text)
 
 
 def test_a_new_key_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

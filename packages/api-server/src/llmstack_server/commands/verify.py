@@ -36,6 +36,8 @@ def read_receipt(path: Path) -> dict[str, Any]:
     receipt = document.get("receipt", document) if isinstance(document, dict) else None
     if isinstance(receipt, dict) and isinstance(receipt.get("missing"), str):
         raise ReceiptError(f"{path}: the answer has no receipt. {receipt['missing']}")
+    if isinstance(document, dict) and isinstance(document.get("receipts"), list):
+        raise ReceiptError(f"{path}: it has a list of receipts; give a file with one of them")
     if not isinstance(receipt, dict) or not isinstance(receipt.get("completions"), list):
         raise ReceiptError(f"{path}: it holds no receipt")
     if receipt.get("version") != VERSION:

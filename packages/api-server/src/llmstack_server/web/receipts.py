@@ -131,6 +131,8 @@ def check_signature(receipt: Mapping[str, Any]) -> None:
         raise ReceiptError("it has no valid public key and signature") from None
     for number, one in enumerate(receipt["completions"]):
         for name in TOKEN_FIELDS & set(one):
+            if not isinstance(one[name], list):
+                raise ReceiptError(f"completion {number}: {name} is not a list")
             if digest_of(one[name]) != one.get(name.replace("_ids", "s_sha256")):
                 raise ReceiptError(f"completion {number}: the digest of {name} is another one")
 
