@@ -274,6 +274,28 @@ def test_a_file_is_for_its_owner_alone_and_complete_at_every_checkpoint(tmp_path
     assert RecordedRun(path.read_bytes()).is_closed
 
 
+def test_the_log_of_an_engine_core_that_crashed_is_kept_beside_that_of_the_next_one(tmp_path: Path) -> None:
+    path, target, folder = tmp_path / "run.steps", tmp_path / "disk" / "real.steps", tmp_path / "disk"
+    folder.mkdir()
+    path.symlink_to(target)
+    for num_steps in (10, 20, 30):
+        log = StepLog(HEADER, FileSink(str(path)))
+        for step in range(num_steps):
+            log.schedule(step)
+        log.close()
+    assert sorted(one.name for one in folder.iterdir()) == ["real.steps", "real.steps.before"]
+    kept = [RecordedRun(one.read_bytes()).last.num_steps for one in (path, folder / "real.steps.before")]
+    assert (kept, path.is_symlink()) == ([30, 20], True)
+
+
+def test_an_earlier_log_that_cannot_be_renamed_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "run.steps"
+    path.write_bytes(b"earlier")
+    (tmp_path / "run.steps.before").mkdir()
+    FileSink(str(path)).close()
+    assert path.read_bytes() == b""
+
+
 def test_a_full_disk_ends_the_log_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     log = StepLog(HEADER, FileSink("/dev/full"))
     for step in range(1000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -12,6 +13,8 @@ from llmstack_engine_core.step_log.primitives import put_uint
 from llmstack_engine_core.step_log.records import Checkpoint, Tag
 
 logger = logging.getLogger(__name__)
+
+EARLIER = ".before"
 
 
 class Sink(Protocol):
@@ -83,12 +86,13 @@ class FileSink:
     """
 
     def __init__(self, path: str) -> None:
-        """Creates or empties the file.
+        """Creates the file. One of an earlier run gets the name with `EARLIER` at its end: it may tell of a crash.
 
         Raises:
             OSError: It cannot be written.
         """
         self._path = path
+        _keep_earlier(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         self._file: int | None = os.open(path, flags, 0o600)
 
@@ -113,3 +117,11 @@ class FileSink:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _keep_earlier(path: str) -> None:
+    """Renames a file that has something in it, in place of one that was renamed before."""
+    target = os.path.realpath(path)  # a link goes on leading where it does
+    with contextlib.suppress(OSError):  # a folder that may not be changed: then the file is emptied
+        if os.path.isfile(target) and os.path.getsize(target):
+            os.replace(target, target + EARLIER)
