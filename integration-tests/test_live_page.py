@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from browser_helpers import By, open_browser, set_scheme, text_of, violations, wait
 
+from llmstack_engine_core.timeline import timeline_page
+
 pytestmark = pytest.mark.full  # a browser takes seconds to start
 
 # The file that the page saves, read without a download.
@@ -149,3 +151,23 @@ def test_a_page_of_a_log_shows_its_requests_without_a_server(
     for scheme in ("light", "dark"):
         set_scheme(browser, scheme)
         assert violations(browser) == []
+
+
+def test_a_request_whose_first_steps_are_gone_was_queued_until_its_first_one(browser: Any, tmp_path: Path) -> None:
+    steps = [[number, 100.0 + number / 10, 50.0, 1, 0, 3, 8, 0, 1] for number in range(20, 40)]
+    known = [["whole", 102.0, "waiting"], ["whole", 102.1, "running"], ["whole", 103.9, "finished_stopped"]]
+    cut = [["cut", 90.0, "waiting"], ["cut", 90.25, "running"], ["cut", 103.9, "finished_stopped"]]
+    runs = [
+        ["cut", 20, 39, "d", 20, 0, 40, []], ["whole", 21, 21, "p", 8, 0, 4, []],
+        ["whole", 22, 39, "d", 18, 0, 12, []],
+    ]  # fmt: skip
+    page = tmp_path / "page.html"
+    timeline = {"steps": steps, "runs": runs, "events": cut + known, "predictions": []}
+    page.write_text(timeline_page(timeline).text, encoding="utf-8")
+    browser.get(page.as_uri())
+    cells = {}
+    for row in browser.find_elements(By.CSS_SELECTOR, "#requests tr"):
+        values = [cell.text for cell in row.find_elements(By.TAG_NAME, "td")]
+        cells[row.find_element(By.TAG_NAME, "button").get_attribute("data-id")] = values
+    assert cells["whole"][:5] == ["stopped", "100 ms", "150 ms", "–", "4"]
+    assert cells["cut"][:5] == ["stopped", "250 ms", "–", "–", "–"]

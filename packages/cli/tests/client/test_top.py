@@ -82,6 +82,23 @@ def test_a_request_has_its_waits_and_its_tokens() -> None:
     assert rows[1].split() == ["cmpl-a", "length", "capped", "500", "ms", "520", "ms", "–", "5", "3"]
 
 
+def test_a_request_whose_first_steps_are_no_longer_kept_was_queued_until_the_first_one() -> None:
+    late = board()
+    late.add(
+        {
+            "steps": [],
+            "runs": [["cmpl-b", 2, 3, "d", 2, 0, 40, []]],
+            "events": [
+                ["cmpl-b", 98.0, "waiting"],
+                ["cmpl-b", 98.1, "running"],
+                ["cmpl-b", 100.21, "finished_aborted"],
+            ],
+        }
+    )
+    (row,) = [line for line in lines(late, 80) if line.startswith("cmpl-b")]
+    assert row.split() == ["cmpl-b", "aborted", "100", "ms", "–", "–", "0", "2"]
+
+
 def test_requests_that_are_not_over_stand_first_and_move_no_cursor() -> None:
     rows = lines(board())[3:]
     assert rows[0].startswith("cmpl-\N{REPLACEMENT CHARACTER}[2J")

@@ -23,7 +23,8 @@ class Lane:
 
     Attributes:
         arrived_s: When it began to wait.
-        began_s: When its first step began.
+        began_s: When it was given its first step, which may be one that the server no longer keeps.
+        has_first_step: Whether that is among its runs.
         first_token_s: When the step ended that gave its first token.
         runs: First and last step, and whether it decoded; the last ones.
         waits: When it began to wait, and whether it had run before.
@@ -32,6 +33,7 @@ class Lane:
     state: str = "running"
     arrived_s: float | None = None
     began_s: float | None = None
+    has_first_step: bool = True
     first_token_s: float | None = None
     num_prompt_tokens: int = 0
     num_decoded_tokens: int = 0
@@ -49,6 +51,8 @@ class Lane:
         is_lost = state in ("preempted", "swapped")
         if self.arrived_s is None and state.startswith("waiting"):
             self.arrived_s = time_s
+        if self.began_s is None and state == "running":
+            self.began_s = time_s
         if (is_lost or state.startswith("waiting")) and (not self.waits or time_s > self.waits[-1][0]):
             self.waits.append((time_s, is_lost))
 
@@ -96,14 +100,16 @@ class Board:
         _forget(self.predictions, MAX_REQUESTS)
 
     def _add_run(self, lane: Lane, first: int, last: int, is_decode: bool, num_tokens: int) -> None:
-        if lane.began_s is None and first in self.steps:
-            lane.began_s = self.steps[first][1]
+        if not lane.runs and first in self.steps:
+            first_s = self.steps[first][1]
+            lane.has_first_step = lane.began_s is None or lane.began_s >= first_s
+            lane.began_s = lane.began_s or first_s
         lane.runs.append((first, last, is_decode))
         if is_decode:
             lane.num_decoded_tokens += num_tokens
             # The last chunk of a prompt gives the first token; a prompt of one uncached token looks like a decode.
             at = first if lane.num_prompt_tokens == 0 else first - 1
-            if lane.first_token_s is None and at in self.steps:
+            if lane.has_first_step and lane.first_token_s is None and at in self.steps:
                 lane.first_token_s = self.steps[at][1] + self.steps[at][2] / 1000
         else:
             lane.num_prompt_tokens += num_tokens

@@ -170,7 +170,12 @@ function sharingAt(data, place, lanes) {
 function factsOf(data, lane) {
   const arrival = lane.events.find((event) => event.state.startsWith("waiting"));
   const first = lane.runs[0];
-  const beginning = first && data.steps[search(data, "number", first.from)];
+  const place = first && search(data, "number", first.from);
+  const beginning = first && data.steps[place];
+  // States are kept for longer than steps: its first step may be gone. A step may be scheduled during the one before.
+  const begun = lane.events.find((event) => event.state === "running");
+  const isWhole = beginning && !(begun && begun.time < data.steps[Math.max(0, place - 1)].time);
+  const begunAt = begun ? begun.time : beginning && beginning.time;
   const decode = lane.runs.findIndex((run) => run.kind === "d");
   const firstTokenAt = decode > 0 ? lane.runs[decode - 1].to : decode === 0 ? first.from : null;
   const step = firstTokenAt === null ? undefined : data.steps[search(data, "number", firstTokenAt)];
@@ -179,14 +184,14 @@ function factsOf(data, lane) {
   const end = lane.events[lane.events.length - 1];
   // Several answers of one request have its id after their index, and its prediction.
   const known = data.predictions.get(lane.id) || data.predictions.get(lane.id.replace(/^\d+_/, "")) || {};
-  const steppedMs = arrival && step ? Math.max(0, 1000 * (step.time - arrival.time) + step.ms) : undefined;
+  const steppedMs = arrival && step && isWhole ? Math.max(0, 1000 * (step.time - arrival.time) + step.ms) : undefined;
   return {
     state: end ? end.state.replace("finished_", "").replaceAll("_", " ") : "running",
     isOver: isOver(lane),
-    queueMs: arrival && beginning ? Math.max(0, 1000 * (beginning.time - arrival.time)) : undefined,
+    queueMs: arrival && begunAt ? Math.max(0, 1000 * (begunAt - arrival.time)) : undefined,
     ttftMs: known.real ?? steppedMs,
     predictedMs: known.predicted,
-    cached: arrival && first ? first.computed : undefined,
+    cached: arrival && first && isWhole ? first.computed : undefined,
     chunks: prefills.reduce((total, run) => total + run.to - run.from + 1, 0),
     prefilled: sum(prefills, "tokens"),
     decoded: sum(lane.runs.filter((run) => run.kind === "d"), "tokens"),
