@@ -56,6 +56,15 @@ def test_a_line_that_is_no_request_is_refused(line: str) -> None:
         parse_trace([line], TraceFormat.MOONCAKE)
 
 
+@pytest.mark.parametrize(
+    ("text", "trace_format", "field"),
+    [("a,b\n1,2\n", TraceFormat.AZURE, "TIMESTAMP"), ('{"hash_ids": []}\n', TraceFormat.MOONCAKE, "timestamp")],
+)
+def test_a_field_that_is_missing_is_named(text: str, trace_format: TraceFormat, field: str) -> None:
+    with pytest.raises(ValueError, match=f"request 1 cannot be read: it has no {field}"):
+        parse_trace(io.StringIO(text), trace_format)
+
+
 @pytest.mark.parametrize("trace_format", TraceFormat)
 def test_a_trace_without_requests_is_refused(trace_format: TraceFormat) -> None:
     with pytest.raises(ValueError, match="holds no requests"):

@@ -65,7 +65,9 @@ def _with_number_in_errors(requests: Iterator[TraceRequest]) -> Iterator[TraceRe
             return
         except UnicodeDecodeError:
             raise
-        except (ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:
+        except KeyError as error:
+            raise ValueError(f"request {number} cannot be read: it has no {error.args[0]}") from error
+        except (ValueError, TypeError, OverflowError, csv.Error) as error:
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise ValueError(f"request {number} cannot be read: {reason}") from error
 
