@@ -266,6 +266,17 @@ def test_a_simulation_knows_places_by_the_requests_that_have_them():
     assert predictions.share_met >= 0.8
 
 
+def test_requests_that_a_simulation_refuses_are_no_part_of_its_queue():
+    """Between bursts come requests that are larger than the pool."""
+    burst = [TraceRequest(60.0 * (i // 40), 100, 1 + int(-100 * math.log(1 - (i * 0.618) % 1))) for i in range(400)]
+    refused = [TraceRequest(60.0 * (i // 40) + 30.0, 5000, 50) for i in range(400)]
+    config = SimulationConfig(scheduler=SchedulerConfig(max_num_seqs=4), num_blocks=200, predicts=True)
+    report = simulate(sorted(burst + refused, key=lambda one: one.arrival_s), config)
+    assert report.predictions is not None
+    assert (report.num_refused, report.num_requests) == (400, 400)
+    assert report.predictions.share_met >= 0.8
+
+
 def test_a_load_scales_the_arrivals_to_a_share_of_the_capacity():
     at_once = simulate([replace(one, arrival_s=0.0) for one in trace(200)], SimulationConfig())
     report = simulate(trace(200), SimulationConfig(load=0.5))

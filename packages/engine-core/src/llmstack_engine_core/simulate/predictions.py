@@ -103,8 +103,14 @@ class TracePredictor:
         self._news.append(partial(self._count, outputs))
 
     def note_end(self, request_id: str, num_output_tokens: int) -> None:
-        """A request has ended, or was refused."""
+        """A request has ended."""
         self._news.append(partial(self._end, request_id, num_output_tokens))
+
+    def note_refusal(self, request_id: str) -> None:
+        """A request was refused: from now on it is no part of the queue, and it has no answer."""
+        refused = self._queued.pop(request_id)
+        self._index.settle(0, refused.prompt_number, refused.keys)
+        self._predictor.known_places = None
 
     def report(self, stats: SchedulerStats, began_s: float, end_s: float) -> None:
         """A step has ended; requests that came during it do not know that yet, and none of its results."""

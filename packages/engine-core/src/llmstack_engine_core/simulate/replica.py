@@ -187,7 +187,7 @@ class Replica:
             self._report.num_refused += 1
             self.ended_ids.append(request_id)
             if self._predictor is not None:
-                self._predictor.note_end(request_id, 0)
+                self._predictor.note_refusal(request_id)
             return
         self._cache.num_prompt_tokens[request_id] = request.num_prompt_tokens
         self._progress[request_id] = _Progress(arrival_s, request.num_prompt_tokens)
