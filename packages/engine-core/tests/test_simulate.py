@@ -234,14 +234,14 @@ def test_azure_shares_nothing() -> None:
     [
         ("", "mooncake", "holds no requests"),
         ("{]", "mooncake", "request 1 cannot be read"),
-        ('{"timestamp": 0, "input_length": 5, "output_length": 1}', "mooncake", "'hash_ids'"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 1}', "mooncake", "it has no hash_ids"),
         ('{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}', "mooncake", "input_length"),
         ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "mooncake", "513 tokens"),
         ('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [-1]}', "mooncake", "hash_ids"),
         ('{"timestamp": NaN, "input_length": 9, "output_length": 1, "hash_ids": [1]}', "mooncake", "timestamp"),
         ("[1, 2]", "mooncake", "request 1"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "azure", "request 1"),
-        ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n", "azure", "'GeneratedTokens'"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n", "azure", "it has no GeneratedTokens"),
         ("\x00", "azure", "holds no requests"),
     ],
 )
