@@ -18,7 +18,7 @@ from llmstack_kernels.linear import (
     packing_version,
     reference,
 )
-from llmstack_kernels.native import NativeLibrary
+from llmstack_kernels.native import Int, NativeLibrary
 from llmstack_kernels.testing import native_variants
 
 SHAPES = [(768, 2304), (768, 768), (2048, 96), (64, 172), (3072, 64), (17, 5), (1, 1)]
@@ -119,6 +119,19 @@ def test_rows_whose_inputs_are_widened_in_parts_are_bit_equal_alone(dtype: torch
         for row in (0, 24, 95, 96, 192, 199):
             alone = packed(wide[row : row + 1], "gelu", residual[row : row + 1], out_dtype)
             assert torch.equal(whole[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("backend", native_variants())
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_weights_that_bypass_the_caches_give_the_same_bits(dtype: torch.dtype, backend: str) -> None:
+    x, weight, bias = make(768, 2304, dtype, 1)
+    packed, switch = pack_with(backend, weight, bias), NativeLibrary(backend).function("stream_weights", Int)
+    through_caches = packed(x)
+    switch(1)
+    try:
+        assert torch.equal(packed(x), through_caches)
+    finally:
+        switch(0)
 
 
 def test_leading_dimensions_and_empty_batches_pass_through() -> None:

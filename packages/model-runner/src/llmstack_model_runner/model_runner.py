@@ -21,7 +21,7 @@ from llmstack_model_runner.device.start_checks import (
     architecture,
     check_max_model_len,
     own_device,
-    set_compute_threads,
+    set_up_cpu,
 )
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
 from llmstack_model_runner.layers.packing import packed_linears
@@ -168,7 +168,8 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
         weight_bytes = num_weight_bytes(model, dtype, scheme, checkpoint_format)
         if self._device.type == "cpu":
-            set_compute_threads(weight_bytes, config.num_processes)
+            is_quantized = scheme is not None or checkpoint_format is not None
+            set_up_cpu(weight_bytes, config.num_processes, is_quantized=is_quantized)
         self._quantization = describe_quantization(scheme, dtype, self._device, checkpoint_format)
         if self._quantization:
             logger.info("quantization: %s", self._quantization)

@@ -4,6 +4,9 @@
 #include "native.h"
 
 namespace llmstack {
+
+std::atomic<bool> streams_weights{false};
+
 namespace {
 
 template <class T>
@@ -124,6 +127,10 @@ void multiply(const LinearCall<T>& whole, const T* packed) {
 
 }  // namespace
 }  // namespace llmstack
+
+extern "C" void llmstack_stream_weights(int64_t is_on) {
+  llmstack::streams_weights.store(is_on != 0, std::memory_order_relaxed);
+}
 
 #define LLMSTACK_PACK(suffix, T)                                                                \
   extern "C" void llmstack_linear_pack_##suffix(const llmstack::T* weight, llmstack::T* packed, \

@@ -6,6 +6,7 @@
 // once and stays in the second-level cache while all rows pass over it.
 #pragma once
 
+#include <atomic>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -44,6 +45,11 @@ constexpr int kSingleLevel = 2;
 #else
 constexpr int kSingleLevel = 1;
 #endif
+
+// Set where a model's weights exceed the processor's caches. A single row's then bypass them (level 4: `prefetchnta`), so
+// that what the program needs between two steps stays there.
+extern std::atomic<bool> streams_weights;
+constexpr int kStreamLevel = 4;
 
 // With more passes, reading takes so little of the time that a second panel in the cache costs more.
 constexpr int64_t kManyPasses = 8;
@@ -329,7 +335,12 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
       if constexpr (kShare > 1) {
         pass_with(place.template next<kShare>(pass, passes, steps));
       } else if constexpr (rows == 1) {
-        pass_with(place.template own<1, kSingleLevel>(steps, kPrefetchesNext ? kAheadBytes : small_ahead_bytes()));
+        const int64_t ahead = kPrefetchesNext ? kAheadBytes : small_ahead_bytes();
+        if (streams_weights.load(std::memory_order_relaxed)) {
+          pass_with(place.template own<1, kStreamLevel>(steps, ahead));
+        } else {
+          pass_with(place.template own<1, kSingleLevel>(steps, ahead));
+        }
       } else if (!kPrefetchesNext || passes == 1 || passes > kManyPasses) {
         pass_with(place.template own<1, 1>(steps));
       } else if constexpr (kPrefetchesNext) {

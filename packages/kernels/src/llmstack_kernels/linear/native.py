@@ -34,11 +34,23 @@ __all__ = [
     "packing_version",
     "quantize",
     "quantize_by",
+    "stream_weights",
 ]
 
 _QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
 QUANTIZED_DTYPES = dict.fromkeys((*quantization.QUANTIZATIONS, INT8_DYNAMIC), tuple(DTYPE_TO_SUFFIX))
 STORED_DTYPES = dict.fromkeys(STORED_LAYOUTS, tuple(DTYPE_TO_SUFFIX))
+
+
+def stream_weights(is_on: bool) -> None:
+    """Whether a single row's weights bypass the caches on their way, in this process; off at first.
+
+    That pays for models whose weights exceed the last-level cache: what the program needs between steps stays in it.
+    Results are the same bits.
+    """
+    native = library()
+    if native is not None:
+        native.function("stream_weights", Int)(int(is_on))
 
 
 def pack_linear(

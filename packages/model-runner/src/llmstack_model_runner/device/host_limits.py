@@ -16,6 +16,10 @@ _MAX_ONE_THREAD_BYTES = 32 << 20
 then waits for a thread that is not scheduled (118 instead of 11 ms)."""
 
 
+_MAX_CACHED_BYTES = 64 << 20
+"""Twice the last-level cache that a core of many server processors reaches: of more weights, little is left there."""
+
+
 def num_usable_cpus(root: Path = Path("/")) -> int:
     """Number of processors that the process may use at once, by affinity and CPU quota; at least 1.
 
@@ -37,6 +41,11 @@ def num_compute_threads(
     if num_weight_bytes <= _MAX_ONE_THREAD_BYTES:
         return 1
     return min(max_threads, max(1, num_usable_cpus(root) // num_processes))
+
+
+def exceed_caches(num_weight_bytes: int) -> bool:
+    """Whether each step reads weights of this size from memory."""
+    return num_weight_bytes > _MAX_CACHED_BYTES
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
