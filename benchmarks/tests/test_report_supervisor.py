@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from report import supervisor
 from report.blocks import Block
-from report.journal import Journal
+from report.journal import Journal, Results
 
 
 @pytest.fixture
@@ -32,12 +33,13 @@ def workers(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[list[str]]:
 
 
 START_A = "journal.write('start', block='a', at_s=time.monotonic())\n"
-END_B = "journal.write('start', block='b', at_s=0)\njournal.write('end', block='b', outcome='done', seconds=1)\n"
+END_B = "journal.write('start', block='b', at_s=time.monotonic())\n"
+END_B += "journal.write('end', block='b', outcome='done', seconds=1)\n"
 TWO_BLOCKS = [Block("a", 1, ""), Block("b", 1, "")]
 
 
-def settings(budget_s: float = 60) -> supervisor.Settings:
-    return supervisor.Settings("kernels", is_smoke=False, deadline_s=time.monotonic() + budget_s)
+def settings() -> supervisor.Settings:
+    return supervisor.Settings("kernels", is_smoke=False, deadline_s=time.monotonic() + 60)
 
 
 def test_the_block_a_worker_died_in_has_failed_and_another_worker_does_the_rest(
@@ -61,7 +63,15 @@ def test_a_stuck_block_is_stopped_and_another_worker_does_the_rest(
 
 def test_the_budget_ends_a_block(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     workers(monkeypatch, START_A + "time.sleep(600)", "")
-    outcomes = supervisor.run(settings(budget_s=1), TWO_BLOCKS, journal).outcomes
+    begun: list[bool] = []
+
+    def monotonic() -> float:  # an hour passes once the first block has begun
+        if not begun and Results.read(journal).under_way is not None:
+            begun.append(True)
+        return time.monotonic() + 3600 * len(begun)
+
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    outcomes = supervisor.run(settings(), TWO_BLOCKS, journal).outcomes
     assert outcomes["a"] == "stopped: the budget was spent"
     assert outcomes["b"].startswith("failed: the worker ended")
 
