@@ -60,10 +60,11 @@ def rows(browser: Any) -> list[str]:
 
 
 def open_page(browser: Any, server: Any, count: int) -> None:
-    """The page, with requests in it; of two replicas each gets half of them."""
+    """The page, with requests and all steps in it; of two replicas each gets half of them."""
     browser.get(f"{server.url}/live")
     generate(server, 2 * count)
-    wait(browser, lambda driver: len(rows(driver)) >= count)
+    last = server.get_json("/steps?engine=0")["steps"][-1]["step"]
+    wait(browser, lambda driver: len(rows(driver)) >= count and text_of(driver, "#fact-step") == str(last))
 
 
 def assert_accessible(browser: Any) -> None:

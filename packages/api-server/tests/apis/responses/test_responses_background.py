@@ -16,7 +16,7 @@ from llmstack_types import EngineDeadError, RequestFailedError, ServerOverloaded
 
 
 async def test_a_response_of_the_background_can_be_polled(client: openai.AsyncOpenAI, engine: FakeEngineClient):
-    engine.step_delay_s = 0.001
+    engine.step_delay_s = 0.01  # the answer takes many polls, also on a machine where each turn of the loop is slow
     response = await client.responses.create(model="fake", input="Hello", background=True, max_output_tokens=20)
     assert (response.status, response.background, response.output) == ("queued", True, [])
     seen = {response.status}
