@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from cut_readers import LAST_EVENTS, MAX_BYTES, ROUTES, CutReader, Route
+from engine_core_helpers.ports import free_port
 from other_weights import write_checkpoints
 
 NUM_CUTS = 1000
@@ -242,9 +242,7 @@ def test_cuts_and_api_processes_that_are_killed_change_no_text(serve: Callable[.
 def test_cuts_and_servers_that_are_killed_as_a_whole_change_no_text(
     launch: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
 
     def start() -> Any:
         return launch("--api-server-count", "2", "--state-dir", str(tmp_path / "state"), "--port", port)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_core_helpers.ports import free_port
 from page_commands import options_of
-from ray_cluster import cluster, free_port
+from ray_cluster import cluster
 
 import llmstack_demo_model
 

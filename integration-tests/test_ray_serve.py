@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray_cluster import cluster, free_port
+from engine_core_helpers.ports import free_port
+from ray_cluster import cluster
 
 import llmstack_demo_model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,12 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+from engine_core_helpers.ports import free_port
 
 
 class Cluster:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_core_helpers.ports import free_address
 
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client import (
@@ -219,9 +219,7 @@ async def test_a_port_of_the_loopback_interface_serves_those_with_the_key(tmp_pa
     key_file, other_key_file = tmp_path / "keys", tmp_path / "other keys"
     make_key_file(key_file)
     make_key_file(other_key_file)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     process = launch_engine_process(config(key_file=str(key_file)), address)
     client = AsyncAttachedClient(address, link=Link(str(key_file)))
     await client.wait_until_ready()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from engine_core_helpers.ports import free_address
 from engine_core_helpers.processes import wait_until
 
 from llmstack_engine_core import EngineConfig
@@ -24,12 +24,6 @@ from llmstack_engine_core.hosts.rendezvous import Rendezvous
 from llmstack_engine_core.ipc.keys import make_key_file, read_keys, replace_keys
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_types import EngineStartError, ModelRunnerConfig
-
-
-def free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
 @pytest.fixture

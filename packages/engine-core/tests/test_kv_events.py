@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 import pytest
 import zmq
+from engine_core_helpers.ports import free_address
 from zmq.utils.monitor import parse_monitor_message
 
 from llmstack_core_scheduler.request import prefix_salt
@@ -230,14 +230,12 @@ def test_with_a_key_file_only_who_has_its_keys_is_served(is_known: bool, tmp_pat
     make_key_file(tmp_path / "keys")
     keys = read_keys(tmp_path / "keys")
     own = (keys.public, keys.secret) if is_known else zmq.curve_keypair()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    events = KVEventsConfig(True, endpoint=f"ipc://{tmp_path}/events", replay_endpoint=f"tcp://127.0.0.1:{port}")
+    address = free_address()
+    events = KVEventsConfig(True, endpoint=f"ipc://{tmp_path}/events", replay_endpoint=address)
     publisher = ZmqPublisher(events, str(tmp_path / "keys"))
     try:
         publisher.publish([AllCleared()], is_whole=False)
-        replays = connect(zmq.DEALER, f"tcp://127.0.0.1:{port}", (keys.public, *own))
+        replays = connect(zmq.DEALER, address, (keys.public, *own))
         (monitor,) = connect.monitors  # type: ignore[attr-defined]
         assert monitor.poll(TIMEOUT_MS)
         event = parse_monitor_message(monitor.recv_multipart())["event"]

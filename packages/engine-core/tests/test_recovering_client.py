@@ -140,7 +140,7 @@ async def test_a_step_that_never_ends_is_ended_and_leaves_its_stacks(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     # The first steps may take as long as the start, of which this is a twentieth.
-    client = recovering("hang_at_step=4", hang_timeout_s=0.4, max_restarts=1, start_timeout_s=20.0)
+    client = recovering("hang_at_step=4", hang_timeout_s=2.0, max_restarts=1, start_timeout_s=20.0)
     await client.wait_until_ready()
     await client.add_request(request("r", max_tokens=6))
     reader = Reader(client)

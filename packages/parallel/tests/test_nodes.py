@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from engine_core_helpers.ports import free_address
 from parallel_helpers.families import write_family
 from parallel_helpers.schedules import NUM_BLOCKS, make_config
 
-from llmstack_engine_core.ipc.addresses import free_port
 from llmstack_engine_core.ipc.keys import make_key_file
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver
@@ -68,8 +68,7 @@ def placed(folder: Path, *, silence_s: float = 20.0, **changes: Any) -> ModelRun
     """Two nodes that share a model, as node 0 is configured."""
     key_file = folder / "cluster.key"
     make_key_file(key_file)
-    address = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
-    placement = RankPlacement("external_launcher", 2, 0, address, str(key_file), "lo", silence_s)
+    placement = RankPlacement("external_launcher", 2, 0, free_address(), str(key_file), "lo", silence_s)
     return make_config(folder, placement=placement, **changes)
 
 
