@@ -271,6 +271,13 @@ def test_what_is_no_receipt_is_one_line(text: str, tmp_path: Path, capsys: pytes
     assert ("it has a list of receipts" in error) == ("receipts" in text)
 
 
+def test_texts_of_a_receipt_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "receipt.json"
+    path.write_text(json.dumps({"receipt": {"missing": "No.\x1b[2J\nall tokens are equal"}}))
+    assert run(VerifyCommand(), path) == 1
+    assert capsys.readouterr().err.endswith("the answer has no receipt. No. [2J all tokens are equal\n")
+
+
 def test_a_new_key_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "new.pem"
     assert run(ReceiptKeyCommand(), path) == 0

@@ -36,16 +36,14 @@ class VerifyCommand:
             check_signature(receipt)
             if namespace.public_key not in (None, receipt["public_key"]):
                 raise ReceiptError(f"another key has signed it: {receipt['public_key']}")
-            sys.stdout.write(
-                "".join(f"{line}\n" for line in (f"signed by {receipt['public_key']}", *reloads_of(receipt)))
-            )
+            sys.stdout.write(_shown(f"signed by {receipt['public_key']}", *reloads_of(receipt)))
             if namespace.signature_only:
                 return 0
             differences = verify(receipt, namespace.model or demo_model_path(), namespace.adapter)
         except (ReceiptError, EngineArgsError, ModelFilesError, ServeError, LLMStackError) as error:
-            sys.stderr.write(f"llmstack verify: error: {error}\n")
+            sys.stderr.write(_shown(f"llmstack verify: error: {error}"))
             return 1
-        sys.stdout.write("".join(f"{line}\n" for line in differences) or "all tokens are equal\n")
+        sys.stdout.write(_shown(*differences) or "all tokens are equal\n")
         return 1 if differences else 0
 
 
@@ -71,3 +69,8 @@ class ReceiptKeyCommand:
             return 1
         sys.stdout.write(f"{public_key}\n")
         return 0
+
+
+def _shown(*lines: str) -> str:
+    """Lines as a terminal may show them: texts of a receipt may have control characters."""
+    return "".join("".join(char if char.isprintable() else " " for char in line) + "\n" for line in lines)
