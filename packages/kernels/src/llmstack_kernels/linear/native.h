@@ -55,13 +55,16 @@ constexpr int kStreamLevel = 4;
 constexpr int64_t kManyPasses = 8;
 
 // Steps of a panel that several tiles take one after the other: a stretch, whose weights the first-level cache holds.
-constexpr int64_t kStretchSteps = 64;
+constexpr int64_t kStretchSteps = kHasFewRegisters ? 32 : 64;
 constexpr int64_t kStretchAheadBytes = 16384;
 #if defined(__AVX512F__)
 constexpr int64_t kStretchRows = 15;  // more rows compute so long that whole passes hide the reads, too
 #else
 constexpr int64_t kStretchRows = 0;  // with smaller registers a few rows do
 #endif
+// With AVX2, rows so few that they wait for memory take stretches: a panel is then read in order, as for a single row.
+template <class T>
+constexpr int64_t kMostFewRows = !kHasFewRegisters ? 0 : sizeof(T) == 4 ? 6 : 3;
 
 // The memory of a panel, and the distance to the one that this thread is likely to compute next.
 template <int kStepBytes>
@@ -239,6 +242,8 @@ struct Tile {
     for (int64_t step = begin; step < end; ++step) {
       ahead.prefetch();
       unrolled<kPanelParts>([&](auto part) __attribute__((always_inline)) {
+        // Else GCC loads both halves of pairs at once, which takes registers from the sums.
+        if constexpr (kParts<W> > 1) std::atomic_signal_fence(std::memory_order_seq_cst);
         const auto column = [&](int v) __attribute__((always_inline)) {
           return panel.column(step, first_vector + v).part(part);
         };
@@ -255,6 +260,13 @@ struct Tile {
     });
   }
 
+  // The same as a function of its own. Where GCC inlines it, it stores sums in each step.
+  template <class Panel, class Ahead>
+  __attribute__((noinline, flatten)) void add_alone(const Operand<typename Panel::Weight>* x, int64_t row_stride, Panel panel,
+                                                    int first_vector, int64_t begin, int64_t end, Ahead ahead) {
+    add_in_registers(x, row_stride, panel, first_vector, begin, end, ahead);
+  }
+
   template <class T>
   void store(const LinearCall<T>& call, int64_t row, int64_t first_column, int first_vector) {
     store_sums(call, row, kRows, first_column + first_vector * kLanes, kColumnVectors, &sums[0][0]);
@@ -267,7 +279,11 @@ inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t
   const Operand<T>* x = call.operands + row * call.operand_stride;
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
   Tile<kRows, kColumnVectors> tile;
-  tile.add(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
+  if constexpr (kHasFewRegisters && kParts<typename Panel::Weight> > 1 && kRows > 1 && kRows < kFourRows) {
+    tile.add_alone(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
+  } else {
+    tile.add(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
+  }
   tile.store(call, row, first_column, first_vector);
 }
 
@@ -400,6 +416,28 @@ void multiply_in_stretches(const LinearCall<T>& call, const Panel& panel, int64_
   }
 }
 
+// Few rows, in stretches: tiles of 8 sums or more, since fewer wait for their products.
+template <int kRows, class T, class Panel>
+void multiply_few_rows(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column) {
+  constexpr int kWidth = kRows == 2 ? 4 : kRows == 3 ? 3 : kTileVectors, kGroups = (kVectors + kWidth - 1) / kWidth;
+  constexpr int kLast = kVectors - (kGroups - 1) * kWidth;
+  const auto* x = call.operands + row * call.operand_stride;
+  Tile<kRows, kWidth> tiles[kGroups - 1];
+  Tile<kRows, kLast> last;
+  const auto for_each_tile = [&](const auto& work) {
+    for (int i = 0; i + 1 < kGroups; ++i) work(tiles[i], i);
+    work(last, kGroups - 1);
+  };
+  for (int64_t begin = 0; begin < call.steps; begin += kStretchSteps) {
+    const int64_t end = begin + kStretchSteps < call.steps ? begin + kStretchSteps : call.steps;
+    for_each_tile([&](auto& tile, int i) {
+      const auto ahead = panel.place.part_of_stretch(i, kGroups, begin);
+      tile.add_alone(x, call.operand_stride, panel, i * kWidth, begin, end, ahead);
+    });
+  }
+  for_each_tile([&](auto& tile, int i) { tile.store(call, row, first_column, i * kWidth); });
+}
+
 // Rows [row, end) of one panel's columns. Pairs whose halves come one after the other take registers from the sums. Where
 // registers are many, taller tiles widen a weight half as often.
 template <class T, class Panel>
@@ -408,6 +446,13 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
   const auto work = [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
     multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
   };
+  if constexpr (kMostFewRows<T> > 0 && Panel::kInputs == kStep<T>) {
+    if (end - row > 1 && end - row <= kMostFewRows<T>) {
+      return with_rows<kMostFewRows<T>>(end - row, [&](auto rows) {
+        if constexpr (rows > 1) multiply_few_rows<rows>(call, panel, row, first_column);
+      });
+    }
+  }
   if constexpr (kStretchRows > 0) {
     if (end - row > kTileRows && end - row <= kStretchRows) {
       return multiply_in_stretches(call, panel, row, end, first_column);
@@ -423,7 +468,7 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
   constexpr int kMaxRows = kParts<W> > 1 ? kPairRows : kTileRows;
   constexpr int kFourVectors = kHasFewRegisters && kParts<W> > 1 ? kFourRowsVectors : kTileVectors;
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
-  using Widths = PassWidths<kWideVectors, kTileVectors, kFourVectors>;
+  using Widths = PassWidths<kWideVectors, kTileVectors, kFourVectors, kTileVectors, kFourVectors>;
   for_each_pass<kMaxRows, Widths, kVectors, true>(panel.place, steps, row, end, work);
 }
 
