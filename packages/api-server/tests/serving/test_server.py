@@ -15,6 +15,7 @@ from server_helpers.waiting import wait_until
 
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
+from llmstack_server.serving import server
 from llmstack_server.serving.sockets import bind_socket, url_of
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.testing import FakeEngineClient
@@ -152,6 +153,31 @@ async def test_a_timeout_of_zero_cuts_what_is_running(start: Start):
     body = (await stream)[2]
     assert b"server_shutting_down" in body
     assert b"[DONE]" not in body
+
+
+@pytest.mark.parametrize(("length", "status"), [(4000, 503), (40_000_000, 413)])
+async def test_a_body_that_comes_slowly_is_answered_at_the_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, length: int, status: int
+):
+    monkeypatch.setattr(server, "FLUSH_TIMEOUT_S", 1.0)
+    running = await start(HTTPConfig(uvicorn_log_level="error"))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
+    reader, writer = await running.send(head.encode())
+    begun = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+
+    async def drip() -> None:
+        while True:
+            writer.write(b"a")
+            await asyncio.sleep(0.1)
+
+    dripping = asyncio.create_task(drip())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running.task, 10) == 0
+    assert b"HTTP/1.1 %d " % status in begun + await asyncio.wait_for(reader.read(), 5)
+    dripping.cancel()
+    writer.close()
+    assert "Exception in ASGI application" not in caplog.text
 
 
 @pytest.mark.usefixtures("_hangup_ends")

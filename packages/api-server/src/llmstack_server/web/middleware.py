@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Sequence
@@ -83,6 +84,17 @@ class RequestContextMiddleware:
         current_request_id.set(request_id)
         sender = MarkingSender(send, REQUEST_ID_HEADER, request_id, scope["state"].get(PART_WRITER))
         try:
+            await self._answer(scope, receive, sender, request_id)
+        except asyncio.CancelledError:
+            if not self._state.lifecycle.is_stopping:
+                raise
+            if not sender.has_started:  # its body still comes, and the server waits for it no longer
+                await send_error(server_shutting_down(), receive, sender)
+        finally:
+            self._count(scope, sender.status, start_s)
+
+    async def _answer(self, scope: Scope, receive: Receive, sender: MarkingSender, request_id: str) -> None:
+        try:
             await self._app(scope, receive, sender)
         except ClientDisconnected:
             sender.status = CLIENT_CLOSED_REQUEST
@@ -90,8 +102,6 @@ class RequestContextMiddleware:
             answer = answer_to(error, request_id)
             if not sender.has_started:
                 await send_error(answer, receive, sender)
-        finally:
-            self._count(scope, sender.status, start_s)
 
     def _count(self, scope: Scope, status: int, start_s: float) -> None:
         # The pattern of the route, not the path: clients must not be able to add series.
@@ -128,8 +138,10 @@ async def send_error(answer: ErrorAnswer, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": is_unread})
     if is_unread:
-        await discard_body(receive)
-        await send({"type": "http.response.body", "body": b""})
+        try:
+            await discard_body(receive)
+        finally:
+            await send({"type": "http.response.body", "body": b""})
 
 
 class ErrorMiddleware:
