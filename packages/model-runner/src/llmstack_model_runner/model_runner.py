@@ -292,7 +292,6 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._steps = self._make_steps(self._batch)
         return self._steps
 
-    @torch.inference_mode()
     def execute_model(
         self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
     ) -> PendingOutput:
@@ -311,7 +310,8 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         with self.timing.prepare:
             step = batch.update(scheduled)
             if scheduled.swap_outs or scheduled.swap_ins or scheduled.block_copies:
-                self._copies.apply(scheduled)
+                with torch.inference_mode():
+                    self._copies.apply(scheduled)
             self._recovery.unwritten.follow(scheduled)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:

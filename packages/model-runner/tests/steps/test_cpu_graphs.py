@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
+from llmstack_kernels.native.capture import CapturedCalls
 from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
@@ -52,6 +55,40 @@ def test_captured_and_eager_steps_give_the_same_tokens(tmp_path: Path, dtype: st
         assert ("decode" in runner.backends()) is not enforce_eager
     assert outputs[0] == outputs[1]
     assert not driver.errors
+
+
+class _Calls(TorchFunctionMode):
+    """Takes down what is called of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's own
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(func, "__name__", repr(func)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_replayed_step_of_greedy_rows_calls_nothing_of_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gpt2_checkpoint(tmp_path, n_head=2)
+    _, driver = make_driver(tmp_path)
+    for index in range(2):
+        driver.add(f"r{index}", [index, 2, 3], SamplingParams(temperature=0.0))
+    driver.run(3)
+    modes: list[bool] = []
+    replay = CapturedCalls.replay
+
+    def watched(self: CapturedCalls) -> None:
+        modes.append(torch.is_inference_mode_enabled())
+        replay(self)
+
+    monkeypatch.setattr(CapturedCalls, "replay", watched)
+    with _Calls() as calls:
+        driver.run(2)
+    assert modes == [False, False]  # entering the mode takes as long as some operations
+    assert calls.names == []
 
 
 def test_logits_of_captured_steps_are_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,19 @@ def test_a_step_that_contradicts_the_rows_is_refused_by_name(row: ScheduledReque
         batch.update(SchedulerOutput(1, [], [row]))
 
 
+def test_a_step_knows_how_many_tokens_of_a_row_are_left() -> None:
+    batch = make_batch()
+    batch.update(SchedulerOutput(1, [new("a"), new("b"), new("c")]))
+    rows = [
+        ScheduledRequest("a", 0, 2, [0, 1]),
+        ScheduledRequest("b", 0, 5, [2, 3]),
+        ScheduledRequest("c", 0, 7, [4, 5], [8, 9]),
+    ]
+    step = batch.update(SchedulerOutput(2, scheduled_requests=rows))
+    assert step.num_left.tolist() == [3, 0, 0]
+    assert step.num_tokens == 14
+
+
 def test_removing_an_unknown_request_is_refused_by_name() -> None:
     with pytest.raises(InputBatchError, match="'gone'"):
         make_batch().remove("gone")

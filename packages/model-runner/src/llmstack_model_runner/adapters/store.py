@@ -86,6 +86,7 @@ class AdapterStore:
         """
         return NO_ADAPTER if identity is None else self._identity_to_number[identity]
 
+    @torch.inference_mode()
     def begin_step(self, row_numbers: npt.NDArray[Any], num_row_tokens: npt.NDArray[Any]) -> int:
         """Places the adapters of a step's rows; how many layers are updated, 0 if no row has an adapter.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmstack_model_runner.sampling.draws import draw, probabilities
@@ -12,6 +13,20 @@ from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logp
 from llmstack_model_runner.sampling.metadata import SamplingMetadata
 from llmstack_model_runner.sampling.processing import GreedyChoice, ProcessedLogits, process_logits
 from llmstack_types.vocabulary import LogprobsMode, words_of
+
+
+@dataclass(frozen=True, slots=True)
+class HostTokens:
+    """The chosen tokens as arrays of the host; for the attributes see `SamplerOutput`."""
+
+    token_ids: npt.NDArray[np.int64]  # [num_rows]
+    is_good: npt.NDArray[np.bool_]  # [num_rows]
+    logprob_rows: tuple[int, ...] = ()
+    logprobs: LogprobsTensors | None = None
+
+    def on_host(self) -> HostTokens:
+        """Itself: a sampled output whose tokens are there already."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +44,9 @@ class SamplerOutput:
     logprob_rows: tuple[int, ...] = ()
     logprobs: LogprobsTensors | None = None
 
-    def on_host(self) -> SamplerOutput:
+    def on_host(self) -> HostTokens:
         """The tokens in host memory; blocks until the device is done."""
-        if self.token_ids.device.type == "cpu":
-            return self
-        return replace(self, token_ids=self.token_ids.cpu(), is_good=self.is_good.cpu())
+        return HostTokens(self.token_ids.cpu().numpy(), self.is_good.cpu().numpy(), self.logprob_rows, self.logprobs)
 
 
 class Sampler:

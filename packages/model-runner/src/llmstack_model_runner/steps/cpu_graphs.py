@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmstack_kernels.argmax import argmax
@@ -13,7 +14,8 @@ from llmstack_kernels.native import library
 from llmstack_kernels.native.capture import Arena, CapturedCalls, CaptureError, capture
 from llmstack_model_runner.layers.sharding import StageLinks
 from llmstack_model_runner.models.base import CausalLM, KVCaches
-from llmstack_model_runner.sampling import SamplerOutput
+from llmstack_model_runner.ragged import IntArray
+from llmstack_model_runner.sampling import GreedyChoice, HostTokens
 from llmstack_model_runner.steps.decode_buffers import DecodeBuffers
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 
@@ -28,15 +30,19 @@ class DecodeOutput:
     """Results of a decode step, which the next one overwrites."""
 
     logits: torch.Tensor  # [num_rows, vocab_size] float32
-    best: torch.Tensor  # [num_rows] float32: the largest of each row
-    best_token_ids: torch.Tensor  # [num_rows] int64: the first that has it
+    greedy: GreedyChoice | None = None  # None without a head
+    greedy_arrays: tuple[npt.NDArray[np.float32], IntArray] | None = None  # the same memory
 
-    def greedy_choice(self) -> SamplerOutput:
-        """The sampler's output for greedy rows whose logits are not changed.
+    def greedy_tokens(self) -> HostTokens | None:
+        """The sampled tokens of greedy rows whose logits are not changed; None without a head.
 
-        It saves operations of PyTorch, which take some 50 µs each after the weights have passed through the caches.
+        It calls nothing of PyTorch, whose operations take some 50 µs each after the weights have passed through the
+        caches.
         """
-        return SamplerOutput(self.best_token_ids, torch.from_numpy(np.isfinite(self.best.numpy())))
+        if self.greedy_arrays is None:
+            return None
+        best, token_ids = self.greedy_arrays
+        return HostTokens(token_ids, np.isfinite(best))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,7 @@ class GraphRunner:
             return f"not captured: {self._reason_for_none}"
         return f"captured and replayed natively up to {_MAX_NUM_ROWS} rows"
 
+    @torch.inference_mode()
     def _capture(self, batch: InputBatch, step: StepRows) -> _Graph:
         buffers = DecodeBuffers(batch, len(step.rows), self._max_num_blocks)
         buffers.fill(batch, step)
@@ -119,5 +126,6 @@ class GraphRunner:
         with capture(self._arena) as calls:
             hidden = self._model.forward(own.token_ids, own.positions, own.attention_metadata, self._kv_caches)
             logits = self._model.compute_logits(hidden) if self._has_head else hidden
-            output = DecodeOutput(logits, *argmax(logits)) if self._has_head else DecodeOutput(logits, logits, logits)
-        return _Graph(buffers, output, calls)
+            greedy = argmax(logits) if self._has_head else None
+        arrays = None if greedy is None else (greedy[0].numpy(), greedy[1].numpy())
+        return _Graph(buffers, DecodeOutput(logits, greedy, arrays), calls)

@@ -16,7 +16,7 @@ from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.ragged import IntArray
-from llmstack_model_runner.sampling import Sampler, SamplerOutput
+from llmstack_model_runner.sampling import GreedyChoice, Sampler, SamplerOutput
 from llmstack_model_runner.steps.computation import (
     Computed,
     MakeTokenMasks,
@@ -27,8 +27,8 @@ from llmstack_model_runner.steps.computation import (
 )
 from llmstack_model_runner.steps.cpu_graphs import DecodeOutput, GraphRunner
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
-from llmstack_model_runner.steps.output import PendingOutput, PendingStep
-from llmstack_model_runner.steps.prepare_inputs import ModelInputs, all_sample, prepare_inputs
+from llmstack_model_runner.steps.output import PendingOutput, PendingStep, Sampled
+from llmstack_model_runner.steps.prepare_inputs import ModelInputs, prepare_inputs
 from llmstack_model_runner.steps.prompt_embeds import Replaced, find_vectors, replacing
 from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_types import SchedulerOutput
@@ -108,13 +108,12 @@ class HostSteps:
             sampling_indices = np.arange(len(step.rows))
             computed = Computed(decoded.logits if self._has_head else None)
         with timing.sample:
-            sampled: SamplerOutput | None = None
-            if decoded is not None and self._has_head and token_masks is None and batch.sampling.is_all_greedy:
-                sampled = decoded.greedy_choice()
+            sampled: Sampled | None = None
+            if decoded is not None and token_masks is None and batch.sampling.is_all_greedy:
+                sampled = decoded.greedy_tokens()
             elif computed.logits is not None:
-                bitmask = None if token_masks is None else make_bitmask(step, sampling_indices, token_masks)
-                greedy = None if decoded is None else (decoded.best, decoded.best_token_ids)
-                sampled = sample_on_host(self._sampler, batch, step, sampling_indices, computed.logits, bitmask, greedy)
+                greedy = None if decoded is None else decoded.greedy
+                sampled = self._sample(step, sampling_indices, computed.logits, token_masks, greedy)
         timing.note_step(step.num_tokens)
         if not self._has_head:
             self._unsampled.append(_UnsampledStep(step.rows, batch.generations[step.rows], sampling_indices))
@@ -132,11 +131,24 @@ class HostSteps:
             return None
         if batch.prompt_embeds and (step.num_computed_tokens < batch.num_prompt_tokens[step.rows]).any():
             return None  # a row may have a vector in place of its token
+        if step.num_left.any():
+            return None  # a chunk of a prefill
         decodes = step if step.num_tokens == len(step.rows) else step.split_drafts()
-        if decodes is None or not all_sample(batch, decodes):
-            return None
-        return graphs.run(batch, decodes, num_adapted)
+        return None if decodes is None else graphs.run(batch, decodes, num_adapted)
 
+    @torch.inference_mode()
+    def _sample(
+        self,
+        step: StepRows,
+        sampling_indices: IntArray,
+        logits: torch.Tensor,
+        token_masks: MakeTokenMasks | None,
+        greedy: GreedyChoice | None,
+    ) -> SamplerOutput:
+        bitmask = None if token_masks is None else make_bitmask(step, sampling_indices, token_masks)
+        return sample_on_host(self._sampler, self._batch, step, sampling_indices, logits, bitmask, greedy)
+
+    @torch.inference_mode()
     def _compute(self, step: StepRows, num_adapted: int) -> tuple[IntArray, Computed]:
         """The rows of the step that sample, and the results of its forward pass."""
         batch, timing, adapters = self._batch, self._timing, self._adapters

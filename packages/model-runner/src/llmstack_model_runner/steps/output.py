@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
-from llmstack_model_runner.sampling import LogprobsTensors, SamplerOutput
+from llmstack_model_runner.sampling import HostTokens, LogprobsTensors
 from llmstack_model_runner.sampling.rejection import NO_DRAFT, count_kept
 from llmstack_model_runner.steps.input_batch import InputBatch, Reservation, StepRows
 from llmstack_model_runner.steps.pooling import PooledRows
@@ -29,7 +29,7 @@ class PendingOutput(Protocol):
 class Sampled(Protocol):
     """Sampled tokens, on the device or on the host."""
 
-    def on_host(self) -> SamplerOutput:
+    def on_host(self) -> HostTokens:
         """Blocks until the tokens are on the host and returns them."""
         ...
 
@@ -84,11 +84,11 @@ class PendingStep:
         )
 
     def _collect_tokens(
-        self, sampled: SamplerOutput, sampled_token_ids: list[list[int]], errors: dict[str, str]
+        self, sampled: HostTokens, sampled_token_ids: list[list[int]], errors: dict[str, str]
     ) -> IntArray:
         """Adds the tokens to the batch; returns the row of the step for each token, -1 for dropped ones."""
-        token_ids, is_good = sampled.token_ids.numpy(), sampled.is_good.numpy()
-        if self.reservation is None and not self.step.num_drafts.any() and is_good.all():
+        token_ids, is_good = sampled.token_ids, sampled.is_good
+        if self.reservation is None and not self.step.has_drafts and is_good.all():
             return self._append_all(token_ids, sampled_token_ids)
         # A failed row gets a token too, since the next step may be scheduled for it already.
         good_token_ids = np.where(is_good, token_ids, 0)
@@ -130,7 +130,7 @@ class PendingStep:
         return count_kept(token_ids, is_good, draft_token_ids, num_places)
 
     def _collect_logprobs(
-        self, sampled: SamplerOutput, tensors: LogprobsTensors, indices: IntArray, errors: dict[str, str]
+        self, sampled: HostTokens, tensors: LogprobsTensors, indices: IntArray, errors: dict[str, str]
     ) -> dict[str, list[TokenLogprobs]]:
         """`indices` is what `_collect_tokens` returns."""
         logprobs: dict[str, list[TokenLogprobs]] = {}

@@ -80,15 +80,7 @@ def lay_out(batch: InputBatch, step: StepRows) -> StepLayout:
 
 def find_sampling_rows(batch: InputBatch, step: StepRows) -> IntArray:
     """Rows of the step, ascending, that reach their last known token and sample the next one."""
-    ends = step.num_computed_tokens + step.num_scheduled_tokens
-    is_sampling = (ends == batch.num_tokens[step.rows] + step.num_drafts) & ~batch.pooling.is_pooling[step.rows]
-    return np.flatnonzero(is_sampling)
-
-
-def all_sample(batch: InputBatch, step: StepRows) -> bool:
-    """Whether each row of the step reaches its last known token, in a batch without rows that are pooled."""
-    ends = step.num_computed_tokens + step.num_scheduled_tokens
-    return bool((ends == batch.num_tokens[step.rows] + step.num_drafts).all())
+    return np.flatnonzero((step.num_left == 0) & ~batch.pooling.is_pooling[step.rows])
 
 
 def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> ModelInputs:

@@ -129,6 +129,7 @@ def _take(step: StepRows, indices: IntArray | list[int]) -> StepRows:
         num_computed_tokens=step.num_computed_tokens[chosen],
         num_scheduled_tokens=step.num_scheduled_tokens[chosen],
         num_drafts=step.num_drafts[chosen],
+        num_left=step.num_left[chosen],
         num_tokens=int(step.num_scheduled_tokens[chosen].sum()),
     )
 

@@ -15,7 +15,7 @@ from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.models import CausalLM
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.ragged import IntArray
-from llmstack_model_runner.sampling import LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
+from llmstack_model_runner.sampling import HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
 from llmstack_model_runner.steps.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
 from llmstack_model_runner.steps.gpu.decode_graphs import DecodeGraphs, decode_sizes
 from llmstack_model_runner.steps.gpu.inputs import prepare_device_inputs
@@ -41,12 +41,13 @@ class FetchedSample:
     logprob_rows: tuple[int, ...] = ()
     logprobs: LogprobsTensors | None = None  # on the device
 
-    def on_host(self) -> SamplerOutput:
+    def on_host(self) -> HostTokens:
         """Blocks until this step's results are on the host; later work continues."""
         with self.timing.wait:
             results, *tensors = self.fetched.wait()
         logprobs = None if self.logprobs is None else self.logprobs.elsewhere(tensors)
-        return SamplerOutput(results.long(), results >= 0, self.logprob_rows, logprobs)
+        token_ids = results.numpy()
+        return HostTokens(token_ids.astype(np.int64), token_ids >= 0, self.logprob_rows, logprobs)
 
 
 class DeviceSteps:
@@ -118,6 +119,7 @@ class DeviceSteps:
         """Notes a started step whose results are not read yet."""
         self._unread.append(pending)
 
+    @torch.inference_mode()
     def run(self, step: StepRows, token_masks: MakeTokenMasks | None = None) -> PendingStep:
         """Starts rows that the batch contains.
 
