@@ -84,24 +84,21 @@ class RequestContextMiddleware:
         current_request_id.set(request_id)
         sender = MarkingSender(send, REQUEST_ID_HEADER, request_id, scope["state"].get(PART_WRITER))
         try:
-            await self._answer(scope, receive, sender, request_id)
-        except asyncio.CancelledError:
+            try:
+                await self._app(scope, receive, sender)
+            except ClientDisconnected:
+                sender.status = CLIENT_CLOSED_REQUEST
+            except Exception as error:  # noqa: BLE001 (unexpected errors become an answer here)
+                answer = answer_to(error, request_id)
+                if not sender.has_started:
+                    await send_error(answer, receive, sender)
+        except asyncio.CancelledError:  # also of what sends an error
             if not self._state.lifecycle.is_stopping:
                 raise
             if not sender.has_started:  # its body still comes, and the server waits for it no longer
                 await send_error(server_shutting_down(), receive, sender)
         finally:
             self._count(scope, sender.status, start_s)
-
-    async def _answer(self, scope: Scope, receive: Receive, sender: MarkingSender, request_id: str) -> None:
-        try:
-            await self._app(scope, receive, sender)
-        except ClientDisconnected:
-            sender.status = CLIENT_CLOSED_REQUEST
-        except Exception as error:  # noqa: BLE001 (unexpected errors become an answer here)
-            answer = answer_to(error, request_id)
-            if not sender.has_started:
-                await send_error(answer, receive, sender)
 
     def _count(self, scope: Scope, status: int, start_s: float) -> None:
         # The pattern of the route, not the path: clients must not be able to add series.
