@@ -219,13 +219,14 @@ async def test_another_model_ends_a_stream_with_an_error_after_what_was_seen(tmp
         assert (await third.rest(killed.stream_id, number)).status == 404
 
 
-async def test_another_text_ends_a_stream_with_an_error(tmp_path: Path):
+async def test_another_text_ends_a_stream_with_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     killed = await killed_midway(tmp_path)
     engine = FakeEngineClient()
     engine.script = "Another text than before."
     async with server(killed.folder, engine) as after:
         rest = await after.rest(killed.stream_id, events_of(killed.received)[-1][0])
     assert restarts.OTHER_TEXT.encode() in rest.body
+    assert f"a saved stream cannot go on: {restarts.OTHER_TEXT}" in caplog.text
 
 
 async def test_a_stream_of_another_key_is_unknown_after_a_restart_too(tmp_path: Path):

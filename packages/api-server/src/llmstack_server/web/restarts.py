@@ -148,12 +148,14 @@ class SavedStreams:
         if recorder.status in RETRIED_STATUSES or await recorder.leave():
             return True
         if recorder.status >= 400:
+            logger.error("the second run of a saved stream was answered with %d", recorder.status)
             self._end(record, engine_unavailable(OTHER_TEXT))
         recorder.finish()
         return False
 
     def _end(self, record: StreamRecord, answer: ErrorAnswer) -> None:
         """Ends an answer with an error, after what its readers may have seen; nothing else is remembered."""
+        logger.error("a saved stream cannot go on: %s", answer.message)
         self._saver.forget(record)
         if not record.num_parts:
             self._state.streams.table.remove(record)
