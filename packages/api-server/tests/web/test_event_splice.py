@@ -16,6 +16,7 @@ DONE = b"data: [DONE]\n\n"
 def chunk(run: str, index: int, delta: dict[str, Any], finish: str | None = None, **fields: Any) -> bytes:
     choice = {"index": index, "delta": delta, "finish_reason": finish, **fields}
     event = {"id": run, "object": "chat.completion.chunk", "created": len(run), "choices": [choice]}
+    event |= {} if finish is None else {"system_fingerprint": "the same in both runs"}
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
@@ -25,7 +26,10 @@ def pieces(text: str, rng: random.Random) -> list[str]:
 
 
 def run_of(run: str, texts: tuple[str, ...], rng: random.Random) -> list[bytes]:
-    """One run: each choice reasons, answers and ends; those of several choices are mixed, differently in each run."""
+    """One run: each choice reasons, answers and ends; those of several choices are mixed, differently in each run.
+
+    What comes at a boundary is in one event or in two: the end of the reasoning, and the end of the answer.
+    """
     queues = []
     for index, text in enumerate(texts):
         half = len(text) // 2
@@ -36,11 +40,27 @@ def run_of(run: str, texts: tuple[str, ...], rng: random.Random) -> list[bytes]:
             chunk(run, index, {"content": piece}, logprobs={"content": [{"token": char} for char in piece]})
             for piece in parts
         ]
-        queues.append([*events, chunk(run, index, {}, "stop")])
+        queues.append(merged([*events, chunk(run, index, {}, "stop")], rng))
     mixed = []
     while any(queues):
         mixed.append(rng.choice([queue for queue in queues if queue]).pop(0))
     return [*mixed, DONE]
+
+
+def merged(events: list[bytes], rng: random.Random) -> list[bytes]:
+    """Some neighbours without fields in common as one event, as where several outputs come at once."""
+    found: list[dict[str, Any]] = []
+    for raw in events:
+        event = json.loads(raw.removeprefix(b"data: "))
+        (choice,) = event["choices"]
+        last = found[-1]["choices"][0] if found else choice
+        is_open = "role" not in last["delta"] and last["delta"].keys().isdisjoint(choice["delta"])
+        if found and is_open and rng.random() < 0.5:
+            choice["delta"] = last["delta"] | choice["delta"]
+            found[-1] |= event | {"choices": [last | choice]}
+        else:
+            found.append(event)
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in found]
 
 
 def read(events: list[bytes]) -> dict[int, tuple[str, str, int, int]]:
@@ -61,7 +81,7 @@ def read(events: list[bytes]) -> dict[int, tuple[str, str, int, int]]:
 @pytest.mark.parametrize("texts", [("a story of a fox",), ("one answer", "another one", "a third")])
 def test_two_runs_are_one_stream_wherever_the_first_one_was_cut(texts: tuple[str, ...]):
     rng = random.Random(7)
-    for _ in range(60):
+    for _ in range(200):
         first, second = run_of("first", texts, rng), run_of("another", texts, rng)
         seen = first[: rng.randrange(1, len(first))]
         earlier = EarlierStream(seen)
@@ -86,6 +106,16 @@ def test_another_text_is_never_passed_on(second: list[bytes]):
     assert [earlier.rest_of(event) for event in same] == [None] * len(same)
     with pytest.raises(OtherTextError):
         earlier.rest_of(other)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_end_that_came_alone_may_come_with_the_last_piece_and_the_other_way_round(is_whole: bool):
+    pieces = [chunk("a", 0, {"content": "a c"}), chunk("a", 0, {"content": "at"})]
+    alone, together = chunk("a", 0, {}, "stop"), chunk("a", 0, {"content": "a cat" if is_whole else "at"}, "stop")
+    runs = [*pieces, alone], [together] if is_whole else [pieces[0], together]
+    for first, second in (runs, runs[::-1]):
+        earlier = EarlierStream(first)
+        assert [earlier.rest_of(event) for event in second] == [None] * len(second)
 
 
 def test_a_last_piece_may_come_with_the_end():

@@ -11,8 +11,10 @@ from llmstack_server.web.sse import encode_json
 
 _DATA: Final = b"data: "
 _END: Final = b"\n\n"
-# What two runs of one request do not have in common, and what the readers of the first one have of it.
-_OWN_FIELDS: Final = frozenset({"id", "created", "usage", "metrics", "receipt", "timings"})
+# What two runs of one request do not have in common, or only in events that are cut at the same places.
+_OWN_FIELDS: Final = frozenset({
+    "id", "created", "usage", "metrics", "receipt", "timings", "system_fingerprint", "service_tier",
+})  # fmt: skip
 _LASTING_FIELDS: Final = ("id", "created")
 # What each event has a piece of.
 _TEXT_FIELDS: Final = frozenset({
@@ -102,9 +104,10 @@ class EarlierStream:
         if form != place.current and is_known:
             del place.forms[: place.forms.index(form) + 1]
             place.current = form
-        has_rest = False
+        has_text = has_rest = False
         for path, holder, name in _leaves(event):
             value = holder[name]
+            has_text = has_text or bool(value)
             if isinstance(value, str):
                 seen = place.texts.get(path, "")
                 num_common = min(len(seen), len(value))
@@ -116,7 +119,8 @@ class EarlierStream:
                 place.counts[path] = place.counts.get(path, 0) - num_common
                 holder[name] = value[num_common:]
             has_rest = has_rest or bool(holder[name])
-        if is_known and not has_rest:
+        # The first run may have sent a text together with what came before or after it.
+        if not has_rest and (is_known or (has_text and not _has_end(form))):
             return False
         is_repeated = not place.forms or (len(place.forms) == 1 and place.forms[0][0] == form[0])
         if any(place.texts.values()) or not is_repeated:
@@ -146,7 +150,10 @@ def _place_of(event: dict[str, Any]) -> str:
 
 
 def _form_of(event: dict[str, Any]) -> _Form:
-    """The event without texts, and without what is another one in each run; and what it says of the end."""
+    """The event without texts and without what is another one in each run, and what it says of the end.
+
+    Which texts it has depends on where the run is cut: one event may have the last text and the end, or two events.
+    """
     ends: list[Any] = []
     return encode_json(_formed(event, ends)), encode_json(ends)
 
@@ -158,10 +165,17 @@ def _formed(value: Any, ends: list[Any]) -> Any:
         return value
     ends += [value[name] for name in value if name in _END_FIELDS]
     return {
-        name: None if (name in _TEXT_FIELDS and isinstance(part, str)) or name in _LIST_FIELDS else _formed(part, ends)
+        name: _formed(part, ends)
         for name, part in value.items()
-        if name not in _OWN_FIELDS and name not in _END_FIELDS
+        if name not in _OWN_FIELDS
+        and name not in _END_FIELDS
+        and name not in _LIST_FIELDS
+        and not (name in _TEXT_FIELDS and isinstance(part, str))
     }
+
+
+def _has_end(form: _Form) -> bool:
+    return any(end is not None for end in json.loads(form[1]))
 
 
 def _leaves(value: Any, path: _Path = (), *, in_list_field: bool = False) -> list[tuple[_Path, dict[str, Any], str]]:
