@@ -351,12 +351,7 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
       if constexpr (kShare > 1) {
         pass_with(place.template next<kShare>(pass, passes, steps));
       } else if constexpr (rows == 1) {
-        const int64_t ahead = kPrefetchesNext ? kAheadBytes : small_ahead_bytes();
-        if (streams_weights.load(std::memory_order_relaxed)) {
-          pass_with(place.template own<1, kStreamLevel>(steps, ahead));
-        } else {
-          pass_with(place.template own<1, kSingleLevel>(steps, ahead));
-        }
+        pass_with(place.template own<1, kSingleLevel>(steps, kPrefetchesNext ? kAheadBytes : small_ahead_bytes()));
       } else if (!kPrefetchesNext || passes == 1 || passes > kManyPasses) {
         pass_with(place.template own<1, 1>(steps));
       } else if constexpr (kPrefetchesNext) {
@@ -438,6 +433,17 @@ void multiply_few_rows(const LinearCall<T>& call, const Panel& panel, int64_t ro
   for_each_tile([&](auto& tile, int i) { tile.store(call, row, first_column, i * kWidth); });
 }
 
+// A single row that reads its panel past the caches. (Not inlined: beside it GCC would inline no tile of many rows.)
+template <class T, class Panel>
+__attribute__((noinline)) void multiply_streamed_row(const LinearCall<T>& call, const Panel& panel, int64_t row,
+                                                     int64_t first_column) {
+  const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
+  const auto ahead = panel.place.template own<1, kStreamLevel>(steps, kAheadBytes);
+  for (int vector = 0; vector < kVectors; vector += kWideVectors) {
+    multiply_tile<1, kWideVectors>(call, panel, row, first_column, vector, ahead);
+  }
+}
+
 // Rows [row, end) of one panel's columns. Pairs whose halves come one after the other take registers from the sums. Where
 // registers are many, taller tiles widen a weight half as often.
 template <class T, class Panel>
@@ -446,6 +452,9 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
   const auto work = [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
     multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
   };
+  if (end - row == 1 && streams_weights.load(std::memory_order_relaxed)) {
+    return multiply_streamed_row(call, panel, row, first_column);
+  }
   if constexpr (kMostFewRows<T> > 0 && Panel::kInputs == kStep<T>) {
     if (end - row > 1 && end - row <= kMostFewRows<T>) {
       return with_rows<kMostFewRows<T>>(end - row, [&](auto rows) {
