@@ -185,13 +185,6 @@ struct Tile {
                   int64_t begin, int64_t end, Ahead& ahead) {
     using W = typename Panel::Weight;
     constexpr int kPartInputs = kStep<W> / kParts<W>, kPanelParts = Panel::kInputs / kPartInputs;
-    // GCC 12 stores float16's sums in every step, unless they are variables of this function (1.9 times the speed).
-    constexpr bool kIsLocal = kHasFewRegisters && std::is_same_v<W, Float16>;
-    Floats local[kRows][kColumnVectors];
-    for (int r = 0; kIsLocal && r < kRows; ++r) {
-      for (int v = 0; v < kColumnVectors; ++v) local[r][v] = sums[r][v];
-    }
-    auto& into = kIsLocal ? local : sums;
     // Pairs of bfloat16 with AVX2: no other tile has this shape. In an array of their own, sums stay in registers.
     if constexpr (kRows == kFourRows && kColumnVectors == kFourRowsVectors) {
       Floats own[kFourRows][kFourRowsVectors];
@@ -213,19 +206,16 @@ struct Tile {
         };
         if constexpr (kRows == 1) {  // the order that takes fewer registers
           const auto only = input(0);
-          for (int v = 0; v < kColumnVectors; ++v) into[0][v] = add_product(into[0][v], only, column(v));
+          for (int v = 0; v < kColumnVectors; ++v) sums[0][v] = add_product(sums[0][v], only, column(v));
         } else {
           decltype(column(0)) columns[kColumnVectors];
           for (int v = 0; v < kColumnVectors; ++v) columns[v] = column(v);
           for (int r = 0; r < kRows; ++r) {
             const auto own = input(r);
-            for (int v = 0; v < kColumnVectors; ++v) into[r][v] = add_product(into[r][v], own, columns[v]);
+            for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_product(sums[r][v], own, columns[v]);
           }
         }
       }
-    }
-    for (int r = 0; kIsLocal && r < kRows; ++r) {
-      for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = local[r][v];
     }
   }
 
@@ -273,9 +263,11 @@ struct Tile {
   }
 };
 
+// (With all that it calls: GCC decides what it inlines by the size of the whole file, and a tile takes up to 2.8 times the
+// time where it stores its sums in each step.)
 template <int kRows, int kColumnVectors, class T, class Panel, class Ahead>
-inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column,
-                          int first_vector, Ahead ahead) {
+__attribute__((noinline, flatten)) void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t row,
+                                                      int64_t first_column, int first_vector, Ahead ahead) {
   const Operand<T>* x = call.operands + row * call.operand_stride;
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
   Tile<kRows, kColumnVectors> tile;
@@ -284,7 +276,9 @@ inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t
   } else {
     tile.add(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
   }
-  tile.store(call, row, first_column, first_vector);
+  // A copy: no other function has the address of the sums, so they stay in registers.
+  Tile<kRows, kColumnVectors> whole = tile;
+  whole.store(call, row, first_column, first_vector);
 }
 
 #if defined(__AVX512F__)
@@ -368,8 +362,8 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
 
 // Adds the products of a stretch to `sums` [kRows, kColumnVectors]. (Not inlined: the sums then stay in registers.)
 template <int kRows, int kColumnVectors, class T, class Panel, class Ahead>
-__attribute__((noinline)) void add_stretch(const LinearCall<T>& call, const Panel& panel, int64_t row, int first_vector,
-                                           int64_t begin, int64_t end, Floats* sums, Ahead ahead) {
+__attribute__((noinline, flatten)) void add_stretch(const LinearCall<T>& call, const Panel& panel, int64_t row,
+                                                    int first_vector, int64_t begin, int64_t end, Floats* sums, Ahead ahead) {
   Tile<kRows, kColumnVectors> tile;
   std::memcpy(tile.sums, sums, sizeof(tile.sums));
   tile.add(call.operands + row * call.operand_stride, call.operand_stride, panel, first_vector, begin, end, ahead);
@@ -433,10 +427,9 @@ void multiply_few_rows(const LinearCall<T>& call, const Panel& panel, int64_t ro
   for_each_tile([&](auto& tile, int i) { tile.store(call, row, first_column, i * kWidth); });
 }
 
-// A single row that reads its panel past the caches. (Not inlined: beside it GCC would inline no tile of many rows.)
+// A single row that reads its panel past the caches.
 template <class T, class Panel>
-__attribute__((noinline)) void multiply_streamed_row(const LinearCall<T>& call, const Panel& panel, int64_t row,
-                                                     int64_t first_column) {
+void multiply_streamed_row(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column) {
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
   const auto ahead = panel.place.template own<1, kStreamLevel>(steps, kAheadBytes);
   for (int vector = 0; vector < kVectors; vector += kWideVectors) {
