@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -154,26 +154,37 @@ async def test_a_reader_that_was_slow_misses_nothing() -> None:
     assert slow.found.gap is None
 
 
-async def no_events() -> AsyncIterator[bytes]:
-    yield b""
-
-
-async def test_readers_of_one_key_take_no_place_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_of_one_key_take_no_place_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     readers = live_page._Readers()
     mine, other, operator = Client("mine"), Client("other"), Client("operator", is_operator=True)
-    streams = [readers.counted(mine, no_events()) for _ in range(live_page.MAX_PER_KEY)]
-    for stream in streams:
-        await anext(stream)
-    with pytest.raises(HTTPError):
-        readers.check_room(mine)
-    readers.check_room(other)
-    readers.check_room(operator)
-    monkeypatch.setattr(live_page, "MAX_OTHERS", live_page.MAX_PER_KEY)
-    with pytest.raises(HTTPError):
-        readers.check_room(other)
-    readers.check_room(operator)
-    await streams[0].aclose()  # type: ignore[attr-defined]
-    readers.check_room(mine)
+
+    def has_room(client: Client) -> bool:
+        with suppress(HTTPError), readers.counted(client):
+            return True
+        return False
+
+    with ExitStack() as streams:
+        for _ in range(live_page.MAX_PER_KEY - 1):
+            streams.enter_context(readers.counted(mine))
+        with readers.counted(mine):
+            assert not has_room(mine)
+            assert has_room(other)
+            assert has_room(operator)
+            monkeypatch.setattr(live_page, "MAX_OTHERS", live_page.MAX_PER_KEY)
+            assert not has_room(other)
+            assert has_room(operator)
+        assert has_room(mine)
+
+
+async def test_readers_that_come_at_once_are_no_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "MAX_OPERATORS", 2)
+    state = ready_state(engine := FakeEngineClient())
+    engine.last_steps = kept_steps(state)
+    app = build_app(state)
+    calls = asyncio.gather(*(call(app, "GET", "/live/events") for _ in range(5)))
+    await asyncio.sleep(0.1)
+    state.lifecycle.advance(LifecycleState.DRAINING)
+    assert sorted(answer.status for answer in await calls) == [200, 200, 503, 503, 503]
 
 
 async def test_one_reader_too_many_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:

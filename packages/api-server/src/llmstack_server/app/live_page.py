@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from llmstack_engine_core.timeline import timeline_page
 from llmstack_llm import request_errors
@@ -51,10 +53,23 @@ def add_live_page(router: APIRouter, state: ServerState) -> None:
         """
         positions = _positions(request.query_params, len(state.engine.engines))
         client = current_client.get()
-        readers.check_room(client)
         chosen = {feeds.setdefault(index, LiveFeed(state, index)): position for index, position in positions.items()}
         events = _events(state, chosen, None if client.is_operator else client.tenant)
-        return StreamingResponse(readers.counted(client, events), headers=STREAM_HEADERS)
+        return _LiveResponse(readers, client, events)
+
+
+class _LiveResponse(StreamingResponse):
+    """Counts as a reader from its first message to its last one."""
+
+    def __init__(self, readers: _Readers, client: Client, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, headers=STREAM_HEADERS)
+        self._readers = readers
+        self._client = client
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises HTTPError where the client is one reader too many."""
+        with self._readers.counted(self._client):
+            await super().__call__(scope, receive, send)
 
 
 class _Readers:
@@ -63,27 +78,23 @@ class _Readers:
     def __init__(self) -> None:
         self._tenant_to_num: Counter[str | None] = Counter()
 
-    def check_room(self, client: Client) -> None:
-        """Raises HTTPError where the client is one too many."""
-        counts = self._tenant_to_num
+    @contextmanager
+    def counted(self, client: Client) -> Iterator[None]:
+        """The client is a reader within the context. Raises HTTPError where it is one too many."""
+        counts, tenant = self._tenant_to_num, None if client.is_operator else client.tenant
         if client.is_operator:
             has_room = counts[None] < MAX_OPERATORS
         else:
-            has_room = counts[client.tenant] < MAX_PER_KEY and counts.total() - counts[None] < MAX_OTHERS
+            has_room = counts[tenant] < MAX_PER_KEY and counts.total() - counts[None] < MAX_OTHERS
         if not has_room:
             raise HTTPError(server_is_overloaded())
-
-    async def counted(self, client: Client, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The events; the client is a reader while they are read."""
-        tenant = None if client.is_operator else client.tenant
-        self._tenant_to_num[tenant] += 1
+        counts[tenant] += 1
         try:
-            async for event in events:
-                yield event
+            yield
         finally:
-            self._tenant_to_num[tenant] -= 1
-            if not self._tenant_to_num[tenant]:
-                del self._tenant_to_num[tenant]
+            counts[tenant] -= 1
+            if not counts[tenant]:
+                del counts[tenant]
 
 
 def _positions(params: Mapping[str, str], num_engines: int) -> dict[int, Position]:
