@@ -25,6 +25,8 @@ NUM_CUTS = 1000
 NUM_READERS = 4
 NUM_TEXTS = 3
 NUM_FAULTS = 3
+# Twelve reloads load weights fourteen times, which takes a busy machine more than the usual limit.
+MANY = (pytest.mark.full, pytest.mark.timeout(360))
 NUMBERS = itertools.count()  # of streams; their keys must not be those of another test
 
 # Reads streams as a page does, over connections that it gives up after random bytes. The results: texts, and cuts.
@@ -182,8 +184,8 @@ def test_cuts_and_engine_cores_that_are_killed_change_no_text(serve: Callable[..
     ("name", "num_cuts", "num_reloads"),
     [
         pytest.param("completions", 60, 2, id="few"),
-        pytest.param("completions", 1000, 12, id="many-of-completions", marks=pytest.mark.full),
-        pytest.param("chat", 1000, 12, id="many-of-chats", marks=pytest.mark.full),
+        pytest.param("completions", 1000, 12, id="many-of-completions", marks=MANY),
+        pytest.param("chat", 1000, 12, id="many-of-chats", marks=MANY),
     ],
 )
 def test_cuts_and_reloads_change_no_text(

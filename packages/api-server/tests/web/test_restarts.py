@@ -20,7 +20,7 @@ from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.secret import Secret
-from llmstack_server.state import stream_rows
+from llmstack_server.state import stream_rows, stream_table
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
@@ -206,6 +206,20 @@ async def test_a_stream_that_a_drain_cuts_goes_on_in_the_next_server(tmp_path: P
     text = text_of([event for _, event in events_of(received, rest)], CHATS)
     assert text == "Hello" * 4
     assert b"error" not in rest.body
+
+
+async def test_a_finished_answer_leaves_for_a_stream_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    engine = HeldEngine(num_free_tokens=9)
+    async with server(tmp_path / "state", engine) as before:
+        finished = await before.post(CHAT | {"max_tokens": 2}, headers={"Idempotency-Key": "finished"})
+        sending = asyncio.create_task(before.post(CHAT, disconnect_after_bytes=700))
+        await wait_until(lambda: engine.num_held)
+        received = await sending
+    monkeypatch.setattr(stream_table, "MAX_PER_OWNER", 1)
+    async with server(tmp_path / "state") as after:
+        last = events_of(received)[-1][0]
+        assert events_of(await after.rest(received.headers["x-llmstack-stream-id"], last))[-1][1] == b"[DONE]"
+        assert (await after.rest(finished.headers["x-llmstack-stream-id"])).status == 404
 
 
 async def test_another_model_ends_a_stream_with_an_error_after_what_was_seen(tmp_path: Path):

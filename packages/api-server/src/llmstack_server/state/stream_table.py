@@ -125,6 +125,10 @@ class StreamTable:
         """Begins the time without a reader, and counts the bytes, of a record that was restored."""
         self._on_change(record)
 
+    def note_finished(self, record: StreamRecord) -> None:
+        """Lets a newer record take the place of this one, which is complete. Idempotent."""
+        self._finished.setdefault(record.id, record)
+
     def _on_change(self, record: StreamRecord) -> None:
         """The state, the readers or the parts of a record have changed."""
         if record.id not in self._id_to_record:
@@ -133,7 +137,7 @@ class StreamTable:
         if self.observer is not None:
             self.observer.on_change(record)
         if record.is_over:
-            self._finished.setdefault(record.id, record)
+            self.note_finished(record)
         if record.has_reader:
             self._stop_timer(record)
         elif record.id not in self._id_to_timer:

@@ -70,6 +70,7 @@ class SavedStreams:
             self._saver.restore(record, row)
             if row.is_over:
                 record.is_over = True
+                table.note_finished(record)
             else:
                 self._unfinished.append((record, row))
             self._restored.append(record)
@@ -77,9 +78,11 @@ class SavedStreams:
     def begin(self) -> None:
         """Begins to resume them; the engine is ready."""
         self.restore()
-        restored, self._restored = self._restored, []
+        table = self._state.streams.table
+        restored = [record for record in self._restored if table.get(record.id, record.owner) is record]
+        self._restored.clear()
         for record in restored:
-            self._state.streams.table.note(record)
+            table.note(record)
         self._start(self._state.streams.claim_restored([record.key for record in restored if record.key]))
         unfinished, self._unfinished = self._unfinished, []
         if unfinished:
