@@ -183,7 +183,8 @@ struct Weights<Signed<4>, BFloat16, kColumnVectors> {
   __m512i part(Words words, int index, int) const { return table.look_up((__m512i)(words >> (4 * index))); }
 };
 
-// The table has the numbers from -16 to 15, which a number less its zero point is one of.
+// The table has the numbers from -16 to 15, which a number less its zero point is one of. The indices of two parts are
+// computed together, in the bytes of a word: a shift is all that the second one takes.
 template <int kColumnVectors>
 struct Weights<Offset<4>, BFloat16, kColumnVectors> {
   __m512i offsets[kColumnVectors];
@@ -192,16 +193,14 @@ struct Weights<Offset<4>, BFloat16, kColumnVectors> {
   Weights(const void* extra, int64_t group, int first_vector)
       : table([](int i) { return Offset<4>::kFactor * static_cast<float>(i - 16); }) {
     const int8_t* own = static_cast<const int8_t*>(extra) + group * kPanel + first_vector * kLanes;
-    for (int v = 0; v < kColumnVectors; ++v) {
-      const Words offset = (Words)(8 - widen(own + v * kLanes));
-      offsets[v] = (__m512i)(offset | offset << 16);
-    }
+    for (int v = 0; v < kColumnVectors; ++v) offsets[v] = (__m512i)((Words)(8 - widen(own + v * kLanes)) * 0x01010101u);
   }
   __m512i part(Words words, int index, int v) const {
     constexpr int kAndXor = 0x6a;  // (first & second) ^ third
-    const __m512i numbers = _mm512_ternarylogic_epi32((__m512i)(words >> (4 * index)), _mm512_set1_epi16(15),
-                                                      _mm512_set1_epi16(8), kAndXor);
-    return table.look_up(_mm512_add_epi16(numbers, offsets[v]));
+    const __m512i numbers = _mm512_ternarylogic_epi32((__m512i)(words >> (4 * (index % 2))), _mm512_set1_epi8(15),
+                                                      _mm512_set1_epi8(8), kAndXor);
+    const __m512i indices = _mm512_add_epi8(numbers, offsets[v]);
+    return table.look_up(index < 2 ? indices : _mm512_srli_epi32(indices, 8));
   }
 };
 
