@@ -144,8 +144,8 @@ struct Named {
 
 // ---- weights ----
 
-// The weights of a part of a step as products of W take them: one input's, or those of a pair.
-template <class Format, class W, int kColumnVectors>
+// The weights of a part of a step as products of W take them: one input's, or those of a pair. For tiles of kRows rows.
+template <class Format, class W, int kColumnVectors, int kRows>
 struct Weights : Format::template Numbers<kColumnVectors> {
   using Format::template Numbers<kColumnVectors>::Numbers;
 
@@ -158,6 +158,34 @@ struct Weights : Format::template Numbers<kColumnVectors> {
     return this->number(words, index, v);
   }
 };
+
+#if defined(__AVX512F__)
+// A number less its zero point is one of those from -16 to 15, which a table has. The indices of four inputs are computed
+// together, in the bytes of a word. More rows have no registers for the table.
+template <int kColumnVectors, int kRows>
+  requires(kRows <= 3)
+struct Weights<Offset<4>, float, kColumnVectors, kRows> {
+  __m512i offsets[kColumnVectors];
+  __m512 low, high;
+
+  Weights(const void* extra, int64_t group, int first_vector) {
+    const int8_t* own = static_cast<const int8_t*>(extra) + group * kPanel + first_vector * kLanes;
+    for (int v = 0; v < kColumnVectors; ++v) offsets[v] = (__m512i)((Words)(8 - widen(own + v * kLanes)) * 0x01010101u);
+    Ints lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+    low = (__m512)(to_floats(lanes - 16) * Offset<4>::kFactor);
+    high = (__m512)(to_floats(lanes) * Offset<4>::kFactor);
+  }
+  Floats part(Words words, int index, int v) const {
+    constexpr int kAndXor = 0x6a;  // (first & second) ^ third
+    const int shift = shift_of(4, index);
+    const __m512i numbers = _mm512_ternarylogic_epi32((__m512i)(words >> (shift % 8)), _mm512_set1_epi8(15),
+                                                      _mm512_set1_epi8(8), kAndXor);
+    const Words indices = (Words)_mm512_add_epi8(numbers, offsets[v]);
+    return (Floats)_mm512_permutex2var_ps(low, (__m512i)(indices >> (shift / 8 * 8)), high);
+  }
+};
+#endif
 
 #if defined(__AVX512BF16__)
 // 32 numbers of bfloat16, named by the lowest five bits of each half of a word.
@@ -174,8 +202,8 @@ struct PairTable {
 };
 
 // The fifth bit belongs to the next number, so the halves of the table are alike.
-template <int kColumnVectors>
-struct Weights<Signed<4>, BFloat16, kColumnVectors> {
+template <int kColumnVectors, int kRows>
+struct Weights<Signed<4>, BFloat16, kColumnVectors, kRows> {
   PairTable table;
 
   Weights(const void*, int64_t, int)
@@ -185,8 +213,8 @@ struct Weights<Signed<4>, BFloat16, kColumnVectors> {
 
 // The table has the numbers from -16 to 15, which a number less its zero point is one of. The indices of two parts are
 // computed together, in the bytes of a word: a shift is all that the second one takes.
-template <int kColumnVectors>
-struct Weights<Offset<4>, BFloat16, kColumnVectors> {
+template <int kColumnVectors, int kRows>
+struct Weights<Offset<4>, BFloat16, kColumnVectors, kRows> {
   __m512i offsets[kColumnVectors];
   PairTable table;
 
@@ -205,8 +233,8 @@ struct Weights<Offset<4>, BFloat16, kColumnVectors> {
 };
 
 // bfloat16 has the same bits, too. Subnormal numbers are looked up, since products take them for zeros.
-template <int kColumnVectors>
-struct Weights<Float8, BFloat16, kColumnVectors> {
+template <int kColumnVectors, int kRows>
+struct Weights<Float8, BFloat16, kColumnVectors, kRows> {
   PairTable subnormals;
 
   Weights(const void*, int64_t, int) : subnormals([](int i) { return static_cast<float>(i & 7) * 0x1p-9f; }) {}

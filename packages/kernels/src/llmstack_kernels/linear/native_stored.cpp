@@ -61,18 +61,20 @@ struct InputRows {
   int64_t stride;
 };
 
-// A function of its own with AVX2, into which all is inlined. Where GCC 12 inlines it, it stores sums in each step.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+// A function of its own with AVX2 or AVX-512, into which all is inlined. Where GCC 12 inlines it, it stores sums in each step.
+#if defined(__AVX2__)
 #define LLMSTACK_ALONE __attribute__((noinline, flatten))
+constexpr bool kIsAlone = true;
 #else
 #define LLMSTACK_ALONE
+constexpr bool kIsAlone = false;
 #endif
 
-// Adds to a tile's sums. Six rows of 8 bits fill the registers, and GCC then does better with loops (measured).
+// Adds to a tile's sums. With AVX2 six rows of 8 bits fill the registers, and GCC then does better with loops (measured).
 template <int kRows, int kColumnVectors, class X, class Panel, class Ahead>
 void add_to(Tile<kRows, kColumnVectors>& tile, const X* x, int64_t stride, const Panel& panel, int first_vector,
             int64_t begin, int64_t end, Ahead& ahead) {
-  if constexpr (kHasFewRegisters && kRows > 1 && (kRows < kTileRows || Panel::kInputs == 8)) {
+  if constexpr (kIsAlone && kRows > 1 && (!kHasFewRegisters || kRows < kTileRows || Panel::kInputs == 8)) {
     tile.add_in_registers(x, stride, panel, first_vector, begin, end, ahead);
   } else {
     tile.add(x, stride, panel, first_vector, begin, end, ahead);
@@ -92,7 +94,7 @@ LLMSTACK_ALONE void add_span(const InputRows<W>& rows, const Panel& panel, const
   };
   if (span.begin) for_each_sum([&](Floats& sum, int r, int v) { sum = sums[r * kVectors + first_vector + v]; });
   if (groups.num_groups == 1) {
-    const auto own = panel.template in_group<kColumnVectors>(0, first_vector);
+    const auto own = panel.template in_group<kColumnVectors, kRows>(0, first_vector);
     add_to(tile, rows.x, rows.stride, own, first_vector, span.begin / kInputs, span.end / kInputs, ahead);
     if (span.end == span.num_inputs) {
       for_each_sum([&](Floats& sum, int, int v) { sum = multiply_add(sum, groups.scale(0, first_vector + v), Floats{}); });
@@ -100,7 +102,7 @@ LLMSTACK_ALONE void add_span(const InputRows<W>& rows, const Panel& panel, const
   } else {
     for (int64_t group = span.begin / groups.group_size; group * groups.group_size < span.end; ++group) {
       const int64_t begin = group * groups.group_size, end = begin + groups.group_size;
-      const auto own = panel.template in_group<kColumnVectors>(group, first_vector);
+      const auto own = panel.template in_group<kColumnVectors, kRows>(group, first_vector);
       Tile<kRows, kColumnVectors> partial;
       const int64_t stop = end < span.end ? end : span.end;
       add_to(partial, rows.x, rows.stride, own, first_vector, begin / kInputs, stop / kInputs, ahead);
@@ -121,13 +123,13 @@ struct StoredPanel {
   const uint32_t* packed;
   const void* extra;
 
-  template <int kColumnVectors>
+  template <int kColumnVectors, int kRows>
   struct Group {
     using Weight = StoredPanel::Weight;
     static constexpr int kInputs = StoredPanel::kInputs;
     const uint32_t* packed;
     int first_vector;
-    Weights<Format, W, kColumnVectors> weights;
+    Weights<Format, W, kColumnVectors, kRows> weights;
 
     struct WordColumn {
       const Group& group;
@@ -141,8 +143,8 @@ struct StoredPanel {
       return {*this, words, vector - first_vector};
     }
   };
-  template <int kColumnVectors>
-  Group<kColumnVectors> in_group(int64_t group, int first_vector) const {
+  template <int kColumnVectors, int kRows>
+  Group<kColumnVectors, kRows> in_group(int64_t group, int first_vector) const {
     return {packed, first_vector, {extra, group, first_vector}};
   }
 };
@@ -155,7 +157,7 @@ struct WidenedSpan {
   const Column<W>* columns;
   int64_t begin;
 
-  template <int kColumnVectors>
+  template <int, int>
   const WidenedSpan& in_group(int64_t, int) const {
     return *this;
   }
@@ -170,7 +172,7 @@ void widen_span(const StoredPanel<W, Format>& panel, const Groups& groups, const
   for (int64_t begin = span.begin, end; begin < span.end; begin = end) {
     const int64_t group = begin / groups.group_size, group_end = (group + 1) * groups.group_size;
     end = group_end < span.end ? group_end : span.end;
-    const auto own = panel.template in_group<kVectors>(group, 0);
+    const auto own = panel.template in_group<kVectors, kTileRows>(group, 0);
     for (int64_t step = begin / kInputs; step < end / kInputs; ++step, columns += kParts * kVectors) {
       for (int line = 0; line < 4; ++line) {
         __builtin_prefetch(reinterpret_cast<const char*>(panel.packed + step * kPanel) + kAheadBytes + 64 * line);
@@ -200,19 +202,54 @@ struct NoPlace {
 };
 
 // Two and three rows need so many vectors with AVX2, since fewer than eight sums wait for their products.
-template <class Format>
-using StoredWidths = PassWidths<kWideVectors, kTileVectors, kTileVectors, kHasFewRegisters ? 4 : kTileVectors,
-                                kHasFewRegisters && !std::is_same_v<Format, Named> ? 3 : kTileVectors>;
+template <class Format, class W>
+struct StoredTiles {
+  static constexpr int kMaxRows = kTileRows;
+  using Widths = PassWidths<kWideVectors, kTileVectors, kTileVectors, kHasFewRegisters ? 4 : kTileVectors,
+                            kHasFewRegisters && !std::is_same_v<Format, Named> ? 3 : kTileVectors>;
+};
+
+// Where numbers take longer to widen than a few rows to multiply, taller tiles widen them half as often.
+struct TallTiles {
+  static constexpr int kMaxRows = 12;
+  struct Widths {
+    static constexpr int of(int64_t rows) { return rows == 1 ? kWideVectors : rows <= kTileRows ? kTileVectors : 2; }
+  };
+};
+#if defined(__AVX512BF16__)
+template <>
+struct StoredTiles<Float8, BFloat16> : TallTiles {};
+template <>
+struct StoredTiles<Signed<8>, BFloat16> : TallTiles {};
+template <>
+struct StoredTiles<Offset<8>, BFloat16> : TallTiles {};
+
+// Zero points and constants take registers.
+template <>
+struct StoredTiles<Offset<4>, BFloat16> {
+  static constexpr int kMaxRows = 5;
+  using Widths = PassWidths<kWideVectors, kTileVectors>;
+};
+#endif
 
 constexpr int64_t kSpanInputs = 512;
 constexpr int64_t kSpanRows = 16 * kTileRows;
 
 // Up to here, widening again for each tile is cheaper than going through memory.
+#if defined(__AVX512F__)
+template <class Format>
+constexpr int64_t kDirectRows = kSpanRows;  // always
+template <>
+constexpr int64_t kDirectRows<Float8> = 4 * kTileRows;
+#else
 template <class Format>
 constexpr int64_t kDirectRows = 2 * kTileRows;
+#endif
 #if defined(__AVX2__) && !defined(__AVX512F__)
 template <int kBits>
-constexpr int64_t kDirectRows<Signed<kBits>> = kSpanRows;  // always
+constexpr int64_t kDirectRows<Signed<kBits>> = kSpanRows;
+template <int kBits>
+constexpr int64_t kDirectRows<Offset<kBits>> = 4 * kTileRows;
 #endif
 
 // Sums of up to kSpanRows rows over all inputs: [rows, kVectors].
@@ -223,7 +260,8 @@ void add_rows(const InputRows<W>& inputs, int64_t num_rows, const StoredPanel<W,
   const auto row_of = [&](int64_t row) { return InputRows<W>{inputs.x + row * inputs.stride, inputs.stride}; };
   if (num_rows <= kDirectRows<Format>) {
     const Span all{0, num_inputs, num_inputs};
-    return for_each_pass<kTileRows, StoredWidths<Format>, kVectors, false>(
+    using Tiles = StoredTiles<Format, W>;
+    return for_each_pass<Tiles::kMaxRows, typename Tiles::Widths, kVectors, false>(
         place, num_inputs / panel.kInputs, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
           add_span<rows, vectors>(row_of(row), panel, groups, all, sums + row * kVectors, vector, ahead);
         });
@@ -237,7 +275,7 @@ void add_rows(const InputRows<W>& inputs, int64_t num_rows, const StoredPanel<W,
     const Span span{begin, begin + size < num_inputs ? begin + size : num_inputs, num_inputs};
     widen_span(panel, groups, span, columns.data());
     const WidenedSpan<W> widened{columns.data(), begin};
-    for_each_pass<kTileRows, StoredWidths<Format>, kVectors, false>(
+    for_each_pass<kTileRows, PassWidths<kWideVectors, kTileVectors>, kVectors, false>(
         NoPlace(), 1, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
           add_span<rows, vectors>(row_of(row), widened, groups, span, sums + row * kVectors, vector, ahead);
         });
