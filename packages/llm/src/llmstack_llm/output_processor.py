@@ -351,17 +351,8 @@ def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: flo
 
 
 def _count_finished(completion: CompletionState, timestamp_s: float, stats: IterationStats) -> None:
-    parent = completion.parent
-    stats.finished_requests.append(_finished_stats(completion, timestamp_s))
-    parent.max_num_generation_tokens = max(parent.max_num_generation_tokens, len(completion.token_ids))
-    if not parent.num_unfinished:
-        stats.whole_requests.append((parent.sampling_params.n, parent.max_num_generation_tokens))
-
-
-def _finished_stats(completion: CompletionState, timestamp_s: float) -> FinishedRequestStats:
-    parent, num_tokens = completion.parent, len(completion.token_ids)
-    first_s = completion.first_token_time_s
-    return FinishedRequestStats(
+    parent, num_tokens, first_s = completion.parent, len(completion.token_ids), completion.first_token_time_s
+    finished = FinishedRequestStats(
         finish_reason=completion.finish_reason or "",
         e2e_latency_s=timestamp_s - parent.metrics.arrival_time_s,
         num_prompt_tokens=len(parent.prompt_token_ids),
@@ -378,6 +369,10 @@ def _finished_stats(completion: CompletionState, timestamp_s: float) -> Finished
         inference_time_s=_between(completion.scheduled_time_s, completion.last_token_time_s),
         num_preemptions=completion.num_preemptions,
     )
+    stats.finished_requests.append(finished)
+    parent.max_num_generation_tokens = max(parent.max_num_generation_tokens, num_tokens)
+    if not parent.num_unfinished:
+        stats.whole_requests.append((parent.sampling_params.n, parent.max_num_generation_tokens))
 
 
 def _between(start_s: float | None, end_s: float | None) -> float | None:

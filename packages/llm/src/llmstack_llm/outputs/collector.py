@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
-from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
+from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_types import RequestOutputKind
 
 
@@ -119,7 +119,12 @@ class RequestOutputCollector(OutputCollector[RequestOutput]):
         by_index = {completion.index: completion for completion in old.outputs}
         for completion in new.outputs:
             before = by_index.get(completion.index)
-            by_index[completion.index] = _concatenated(before, completion) if self._is_delta and before else completion
+            by_index[completion.index] = completion
+            if self._is_delta and before is not None:
+                completion.text = before.text + completion.text
+                completion.token_ids = before.token_ids + completion.token_ids
+                if before.logprobs is not None:
+                    completion.logprobs = before.logprobs + (completion.logprobs or [])
         new.outputs = [by_index[index] for index in sorted(by_index)]
         if new.prompt_logprobs is None:
             new.prompt_logprobs = old.prompt_logprobs
@@ -164,11 +169,3 @@ class ObservedCollector(RequestOutputCollector):
         if request_id in self._open_ids:
             del self._open_ids[request_id]
             notify(self._observers, RequestObserver.on_finished, request_id, error)
-
-
-def _concatenated(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
-    new.text = old.text + new.text
-    new.token_ids = old.token_ids + new.token_ids
-    if old.logprobs is not None:
-        new.logprobs = old.logprobs + (new.logprobs or [])
-    return new
