@@ -1,9 +1,9 @@
 // Linear layers over small numbers with a scale per group of inputs and column: weight = (number - zero point) * scale, or
 // table[number] * scale.
 //
-// Numbers are widened exactly: scales keep their type, and zero points are subtracted from the numbers. For a single row
-// that happens in registers. For more rows a span of a panel's inputs is widened into the first-level cache, all rows pass
-// over it, and their sums wait in memory for the next span; they are the same bit for bit.
+// Numbers are widened exactly: scales keep their type, and zero points are subtracted from the numbers. Up to `kDirectRows`
+// rows that happens in registers, again for each tile. For more rows a span of a panel's inputs is widened into memory that
+// the caches hold, all rows pass over it, and their sums wait for the next span; they are the same bit for bit.
 
 #include <vector>
 
@@ -224,7 +224,7 @@ struct StoredTiles<Signed<8>, BFloat16> : TallTiles {};
 template <>
 struct StoredTiles<Offset<8>, BFloat16> : TallTiles {};
 
-// Zero points and constants take registers.
+// Beside zero points and masks, the registers have room for the sums of five rows.
 template <>
 struct StoredTiles<Offset<4>, BFloat16> {
   static constexpr int kMaxRows = 5;
@@ -235,7 +235,7 @@ struct StoredTiles<Offset<4>, BFloat16> {
 constexpr int64_t kSpanInputs = 512;
 constexpr int64_t kSpanRows = 16 * kTileRows;
 
-// Up to here, widening again for each tile is cheaper than going through memory.
+// Rows up to which widening again for each tile is cheaper than widening once into memory (measured).
 #if defined(__AVX512F__)
 template <class Format>
 constexpr int64_t kDirectRows = kSpanRows;  // always
