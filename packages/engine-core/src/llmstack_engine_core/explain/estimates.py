@@ -9,7 +9,7 @@ from typing import Any
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.explain.explanation import MAX_ERROR, Explanation
-from llmstack_engine_core.explain.history import duration_of, end_of
+from llmstack_engine_core.explain.history import History, duration_of, end_of
 from llmstack_engine_core.explain.what_if import Change, Times, TooMuchError, Work, changes_to_try, run_again
 from llmstack_engine_core.explain.wording import to_ms, to_text
 from llmstack_engine_core.explain.workload import Workload
@@ -163,10 +163,10 @@ def _gain(times: Times, unchanged: Times) -> float:
 
 
 def _measured(log: StepRecording, workload: Workload) -> Times:
-    own = workload.own
+    own, over_s = workload.own, History.of(log, workload.request_id, str).end_s
     num_prompt = len(own.request.prompt_token_ids) + len(own.request.output_token_ids)
     ends = [
-        (end_of(record), row.num_computed_tokens + row.num_scheduled_tokens - len(row.draft_token_ids))
+        (min(end_of(record), over_s), row.num_computed_tokens + row.num_scheduled_tokens - len(row.draft_token_ids))
         for record in log.steps
         if duration_of(record) > 0
         for row in record.rows

@@ -151,7 +151,7 @@ def _prefix_cache(history: History, limits: Limits, facts: dict[str, Any]) -> It
 def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     if not history.has_beginning:
         return
-    end_s = end_of(history.prefill[-1][0])
+    end_s = min(end_of(history.prefill[-1][0]), history.end_s)
     seconds = end_s - history.prefill[0][0].start_s
     facts["prefill_steps"], facts["prefill_ms"] = len(history.prefill), to_ms(seconds)
     facts["ttft_ms"] = to_ms(end_s - history.start_s)
@@ -172,7 +172,7 @@ def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
         return
     alone = [duration_of(record) for record, _ in decodes if not num_prefill_tokens(history.others(record))]
     longer = [(record, duration_of(record)) for record, _ in decodes if num_prefill_tokens(history.others(record))]
-    total_s = sum(duration_of(record) for record, _ in decodes)
+    total_s = sum(history.seconds_of(record) for record, _ in decodes)
     facts["decode_steps"], facts["decode_ms"] = len(decodes), to_ms(total_s)
     drafted = _drafts(history, facts)
     together = " together" if len(decodes) > 1 else ""
@@ -250,14 +250,14 @@ def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     queued_s = history.queued_s
     if queued_s is None or not history.has_beginning:
         return
-    first_s = history.own[0][0].start_s
-    prompt_s = sum(duration_of(record) for record, _ in history.prefill)
-    decode_s = sum(duration_of(record) for record, _ in history.decodes)
+    first_s = history.first_s
+    prompt_s = sum(history.seconds_of(record) for record, _ in history.prefill)
+    decode_s = sum(history.seconds_of(record) for record, _ in history.decodes)
     pauses = _pauses(history)
     preempted_s = sum(max(0.0, until_s - since_s) for since_s, until_s in pauses)
     own = {id(record) for record, _ in history.own}
     passed_s = sum(
-        duration_of(record)
+        history.seconds_of(record)
         for record in history.steps_between(first_s, history.end_s)
         if id(record) not in own and not any(since_s <= record.start_s < until_s for since_s, until_s in pauses)
     )

@@ -123,9 +123,20 @@ class History:
 
     @property
     def end_s(self) -> float:
-        """When it ended, or its last step did."""
-        last_s = end_of(self.own[-1][0]) if self.own else self.events[-1].time_s
-        return max(last_s, self.events[-1].time_s) if self.is_over else last_s
+        """When it ended, or of one that runs, when its last step did.
+
+        A request ends within its last step, with the state that says so. States are kept for longer than steps.
+        """
+        return end_of(self.own[-1][0]) if self.own and not self.is_over else self.events[-1].time_s
+
+    @property
+    def first_s(self) -> float:
+        """When it was given the first of its kept steps. The state that says so is kept for longer than the step."""
+        return self.own[0][0].start_s if self.begun_s is None or not self.has_beginning else self.begun_s
+
+    def seconds_of(self, record: StepRecord) -> float:
+        """Seconds of a step between its first step and its end."""
+        return max(0.0, min(end_of(record), self.end_s) - max(record.start_s, self.first_s))
 
     @property
     def start_s(self) -> float:

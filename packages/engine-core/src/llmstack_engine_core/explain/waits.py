@@ -48,7 +48,7 @@ def queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[s
         yield "It was in no step." if history.is_over else "It has not been in a step yet."
         return
     first, row = history.own[0]
-    waited_s = max(0.0, first.start_s - queued_s)
+    waited_s = max(0.0, history.first_s - queued_s)
     facts["queue_ms"] = to_ms(waited_s)
     steps = history.steps_between(queued_s, first.start_s)
     if not steps:
