@@ -75,7 +75,7 @@ def test_the_parts_of_a_request_are_no_longer_than_the_whole(max_tokens: int) ->
     add(core, "r", 10, max_tokens=max_tokens)
     run(core)
     log = core.recent_steps(0)
-    log = log._replace(steps=[slower(step, 0.01) for step in log.steps])  # as if each had its tokens long before its end
+    log = log._replace(steps=[slower(step, 0.01) for step in log.steps])
     found = explain(log, "r")
     add_estimates(found, log, workload_of_steps(log, "r"), SchedulerConfig(**LIMITS), CacheConfig(64, 4))
     facts = found.facts

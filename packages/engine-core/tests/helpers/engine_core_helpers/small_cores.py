@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,25 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, RequestStatus, SamplingParams, StepRecord
 
+TICK_S = 0.000432
 LIMITS: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+
+
+class Ticks:
+    """A clock that goes on by the same time with each look: a busy machine makes no step longer than others."""
+
+    def __init__(self) -> None:
+        self.now_s = time.monotonic()
+
+    def __call__(self) -> float:
+        self.now_s += TICK_S
+        return self.now_s
+
+
+def ticking(core: EngineCore) -> EngineCore:
+    core._clock = core._events._clock = Ticks()
+    core._events.received_s = core.now_s()
+    return core
 
 
 def build(num_blocks: int = 64, *, max_prefill_tokens: int = 0, **changes: int) -> EngineCore:
@@ -19,7 +38,7 @@ def build(num_blocks: int = 64, *, max_prefill_tokens: int = 0, **changes: int) 
         ModelRunnerConfig("echo", block_size=4, **limits), runner="echo",
         scheduler=SchedulerConfig(**limits, max_prefill_tokens=max_prefill_tokens), num_blocks=num_blocks,
     )  # fmt: skip
-    return build_engine_core(config)
+    return ticking(build_engine_core(config))
 
 
 def add(core: EngineCore, name: str, num_tokens: int, max_tokens: int = 4, first: int = 1, **values: Any) -> None:
@@ -32,7 +51,7 @@ def logged_core(path: Path) -> EngineCore:
         ModelRunnerConfig("echo", block_size=4, **LIMITS), runner="echo", scheduler=SchedulerConfig(**LIMITS),
         num_blocks=64, record_steps=str(path),
     )  # fmt: skip
-    return build_engine_core(config)
+    return ticking(build_engine_core(config))
 
 
 def run(core: EngineCore) -> None:
