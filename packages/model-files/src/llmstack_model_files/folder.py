@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, overload
 
+from llmstack_model_files.config_defaults import with_defaults
+
 MAX_JSON_BYTES = 64 << 20
 _QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 # Descriptions that older tools write beside config.json: the file, what it has in any case, and its method.
@@ -98,7 +100,7 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
 
 
 def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`config.json` of a model folder with the values of `overrides`.
+    """`config.json` of a model folder with the values of `overrides`, and the defaults of what it leaves out.
 
     Wherever a checkpoint describes its quantization, it is `quantization_config` of the whole here. Some have it in
     `text_config`, and older ones of ModelOpt, AutoGPTQ and AutoAWQ in a file of its own.
@@ -112,7 +114,7 @@ def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, A
         nested = text_config.get("quantization_config") if isinstance(text_config, Mapping) else None
         if (found := nested or _separate_quantization(folder)) is not None:
             config["quantization_config"] = found
-    return config
+    return with_defaults(config)
 
 
 def _separate_quantization(folder: Path) -> dict[str, Any] | None:

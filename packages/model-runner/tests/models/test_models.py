@@ -135,8 +135,8 @@ def test_the_old_entry_point_group_is_read_with_a_deprecation_line(
         ),
         ("LlamaForCausalLM", {"rope_scaling": LONG_ROPE | {"short_factor": [1.0]}}, "short_factor must have 4 numbers"),
         ("LlamaForCausalLM", {"rope_scaling": LONG_ROPE | {"long_factor": [1, 1, 1, 0]}}, "positive numbers"),
-        ("LlamaForCausalLM", {"partial_rotary_factor": 0.4}, "3 of a head's 8 dimensions"),
-        ("LlamaForCausalLM", {"partial_rotary_factor": 2.0}, "16 of a head's 8 dimensions"),
+        ("PhiForCausalLM", {"partial_rotary_factor": 0.4}, "3 of a head's 8 dimensions"),
+        ("PhiForCausalLM", {"partial_rotary_factor": 2.0}, "16 of a head's 8 dimensions"),
         ("LlamaForCausalLM", {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2}}, "no finite angles"),
         (
             "LlamaForCausalLM",

@@ -281,7 +281,10 @@ def test_older_configurations_mean_the_same(checkpoint: tuple[Path, torch.Tensor
     if "full_attention" in rope:
         older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
-    older |= {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    names = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
+    if config["model_type"] == "gpt_neox":
+        names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    older |= {own: rope.pop(name) for name, own in names.items() if name in rope}
     if "original_max_position_embeddings" in config:  # as Phi-3's do
         rope.pop("original_max_position_embeddings", None)
     if rope["rope_type"] != "default":

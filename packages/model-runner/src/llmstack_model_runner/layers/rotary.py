@@ -82,8 +82,13 @@ def _cos_sin_table(parameters: RopeParameters, num_rows: int) -> torch.Tensor:  
     return table
 
 
-def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeParameters:
+def parse_rope(
+    config: Mapping[str, Any], head_dim: int, max_positions: int, *, is_partial: bool = False
+) -> RopeParameters:
     """The rotary embedding of a configuration: `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+
+    `is_partial`: Whether the family reads `partial_rotary_factor`. The classes of transformers for Llama, Mistral,
+    Mixtral, Qwen, Gemma, Falcon and gpt-oss ignore it.
 
     Raises:
         ValueError: The kind is not supported. `dynamic` is not, since its angles depend on a request's length.
@@ -102,6 +107,13 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
         _positive(name, next((given[name] for given in (found, config) if given.get(name) is not None), default))
         for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0))
     )
+    if not is_partial:
+        if kind != "default" and share != 1:  # transformers cannot compute it either
+            raise ValueError(
+                f"config.json: partial_rotary_factor {share} with a rotary embedding of type {kind} is not supported "
+                "for this architecture."
+            )
+        share = 1.0
     rotary_dim = int(head_dim * share)
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
         raise ValueError(

@@ -28,7 +28,7 @@ class Bloom(LayerNormDecoder):
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
         refuse(config, "apply_residual_connection_post_layernorm", False)
-        size = read_int(config, "hidden_size", read_int(config, "n_embed", 64))
+        size = read_int(config, "n_embed", read_int(config, "hidden_size", 64))
         num_heads = read_int(config, "n_head", read_int(config, "num_attention_heads", 8))
         head_dim = read_head_dim(size, num_heads)
         return DecoderSettings(

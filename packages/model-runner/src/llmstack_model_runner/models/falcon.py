@@ -36,7 +36,8 @@ class Falcon(LayerNormDecoder):
 
 
 def _block(config: Mapping[str, Any], is_alibi: bool) -> BlockSettings:
-    size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
+    size = read_int(config, "n_embed" if config.get("n_embed") is not None else "hidden_size")
+    num_heads = read_int(config, "num_attention_heads")
     head_dim = read_head_dim(size, num_heads)
     num_kv_heads = _num_kv_heads(config, num_heads)
     has_bias = read_bool(config, "bias", False)

@@ -43,7 +43,7 @@ class GPTNeoX(LayerNormDecoder):
             vocab_size=read_int(config, "vocab_size"),
             max_model_len=extended_positions(config, max_model_len),
             num_layers=read_int(config, "num_hidden_layers"),
-            rope=parse_rope({**older, **config}, head_dim, max_model_len),
+            rope=parse_rope({**config, **older}, head_dim, max_model_len, is_partial=True),
             is_tied=read_bool(config, "tie_word_embeddings", False),
             block=BlockSettings(
                 names=_NAMES,

@@ -223,7 +223,9 @@ def read_rotary_decoder(
         vocab_size=read_int(config, "vocab_size"),
         max_model_len=extended_positions(config, max_model_len),
         num_layers=read_int(config, "num_hidden_layers"),
-        rope=parse_rope({"partial_rotary_factor": partial_rotary_factor, **config}, head_dim, max_model_len),
+        rope=parse_rope(
+            {"partial_rotary_factor": partial_rotary_factor, **config}, head_dim, max_model_len, is_partial=True
+        ),
         is_tied=read_bool(config, "tie_word_embeddings", False),
         has_head_bias=has_head_bias,
         block=BlockSettings(

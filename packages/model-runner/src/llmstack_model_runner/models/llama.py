@@ -195,11 +195,13 @@ class Qwen3(Llama):
         )
 
 
-def read_llama(config: Mapping[str, Any], sliding_window: int | None = None, **variants: Any) -> Settings:
+def read_llama(
+    config: Mapping[str, Any], sliding_window: int | None = None, *, is_partly_rotated: bool = False, **variants: Any
+) -> Settings:
     """Reads the fields that all configurations of the family have.
 
-    `sliding_window` applies to the layers that the configuration names, or to all; `variants` are further fields of
-    every layer's settings.
+    `sliding_window` applies to the layers that the configuration names, or to all; `is_partly_rotated`: see
+    `parse_rope`; `variants` are further fields of every layer's settings.
     """
     refuse(config, "pretraining_tp", 1)
     hidden_size = read_int(config, "hidden_size")
@@ -216,7 +218,7 @@ def read_llama(config: Mapping[str, Any], sliding_window: int | None = None, **v
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "eps": read_float(config, "rms_norm_eps", 1e-6),
-        "rope": parse_rope(config, head_dim, max_model_len),
+        "rope": parse_rope(config, head_dim, max_model_len, is_partial=is_partly_rotated),
         "activation": str(config.get("hidden_act") or "silu"),
         **variants,
     }

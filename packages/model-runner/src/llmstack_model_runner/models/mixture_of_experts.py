@@ -34,7 +34,8 @@ class Qwen3Moe(Qwen3):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        settings = super().read_settings({**config, "layer_types": None, "max_window_layers": 0})
+        # Without a head size it is that of the heads, not Qwen 3's.
+        settings = super().read_settings({"head_dim": None, **config, "layer_types": None, "max_window_layers": 0})
         experts = ExpertSettings(
             *read_expert_numbers(config, 128, 8),
             inner_size=read_int(config, "moe_intermediate_size", 768),

@@ -49,7 +49,7 @@ class OPT(LayerNormDecoder):
             block=BlockSettings(
                 names=_NAMES,
                 hidden_size=size,
-                inner_size=read_int(config, "ffn_dim", 4 * size),
+                inner_size=read_int(config, "ffn_dim", 3072),
                 num_heads=num_heads,
                 num_kv_heads=num_heads,
                 head_dim=read_head_dim(size, num_heads),

@@ -49,4 +49,4 @@ class Phi3(Llama):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         window = None if config.get("sliding_window") is None else read_int(config, "sliding_window")
         complete = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, **config, "layer_types": None}
-        return read_llama(complete, window, has_fused_projections=True)
+        return read_llama(complete, window, is_partly_rotated=True, has_fused_projections=True)

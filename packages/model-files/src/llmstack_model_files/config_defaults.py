@@ -1,0 +1,111 @@
+"""Values that a configuration leaves out, as in transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_LLAMA: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_MISTRAL: Mapping[str, Any] = {
+    **_LLAMA,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+_QWEN: Mapping[str, Any] = {
+    **_LLAMA,
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+}
+_GEMMA: Mapping[str, Any] = {"vocab_size": 256_000, "max_position_embeddings": 8192}
+_ROBERTA: Mapping[str, Any] = {"vocab_size": 50_265, "max_position_embeddings": 512}
+
+# What the models' own code completes is left out, except what requests depend on.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "bert": {"vocab_size": 30_522, "max_position_embeddings": 512},
+    "bloom": {"vocab_size": 250_880},
+    "distilbert": {"vocab_size": 30_522, "max_position_embeddings": 512},
+    "falcon": {
+        "vocab_size": 65_024,
+        "hidden_size": 4544,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 71,
+        "max_position_embeddings": 2048,
+    },
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA,
+    "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "gpt2": {"vocab_size": 50_257, "n_positions": 1024},
+    "gpt_neox": {
+        "vocab_size": 50_432,
+        "hidden_size": 6144,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 2048,
+    },
+    "gpt_oss": {"vocab_size": 201_088, "max_position_embeddings": 131_072},
+    "gptj": {"vocab_size": 50_400, "n_positions": 2048},
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "mixtral": {**_MISTRAL, "sliding_window": None, "rope_theta": 1e6},
+    "opt": {"vocab_size": 50_272, "max_position_embeddings": 2048},
+    "phi": {
+        **_LLAMA,
+        "vocab_size": 51_200,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+    },
+    "phi3": {
+        **_LLAMA,
+        "vocab_size": 32_064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+    },
+    "qwen2": {**_QWEN, "max_window_layers": 28},
+    "qwen3": {**_QWEN, "max_window_layers": 28, "head_dim": 128},
+    "qwen3_moe": {
+        **_QWEN,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+    },
+    "roberta": _ROBERTA,
+    "stablelm": {
+        **_LLAMA,
+        "vocab_size": 50_304,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+    },
+    "xlm-roberta": {"vocab_size": 30_522, "max_position_embeddings": 512},
+}
+"""`model_type` to the values of fields that are absent; a field that is null is given."""
+# Names under which transformers' classes take a field too, of other fields.
+_ALIASES: Mapping[str, tuple[str, ...]] = {"hidden_size": ("n_embed",), "n_positions": ("max_position_embeddings",)}
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with what it leaves out. Configurations of other types are as they were."""
+    defaults = DEFAULTS.get(str(config.get("model_type")), {})
+    missing = {
+        name: value
+        for name, value in defaults.items()
+        if name not in config and not any(alias in config for alias in _ALIASES.get(name, ()))
+    }
+    return {**missing, **config}
