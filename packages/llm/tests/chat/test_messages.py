@@ -108,11 +108,7 @@ def test_the_length_of_the_rendered_text_is_checked_before_it_is_tokenized(conte
 @pytest.mark.parametrize(
     ("message", "param", "code"),
     [
-        (call("{"), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
-        (call("[1]"), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
         (call(5), "messages[0].tool_calls[0].function.arguments", "invalid_type"),
-        (call('{"a":' * 64 + "{}" + "}" * 64), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
-        (call('{"a":' * 9999 + "{}" + "}" * 9999), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
         (call("{}", name=5), "messages[0].tool_calls[0].function.name", "invalid_type"),
         ({"role": "assistant", "tool_calls": "x"}, "messages[0].tool_calls", "invalid_type"),
         ({"role": "assistant", "tool_calls": ["x"]}, "messages[0].tool_calls[0]", "invalid_type"),

@@ -73,7 +73,9 @@ def test_hidden_thoughts_are_an_empty_block():
     assert as_the_client_reads(events) == blocks
 
 
-@pytest.mark.parametrize("arguments", ['{"a":', "[1]", "7", "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments", ['{"a":', "[1]", "7", "[" * 100_000, '{"a":"\\ud800"}', '{"a":' * 60 + "{}" + "}" * 60]
+)
 def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str):
     _events, blocks = build([call(0, "find", arguments)])
     assert blocks[0]["input"] == {"INVALID_JSON": arguments}
@@ -86,7 +88,7 @@ def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str):
 def test_arguments_that_are_costly_to_decode_are_shown_as_they_are(arguments: str, monkeypatch: pytest.MonkeyPatch):
     json.loads(arguments)  # they are JSON
     sizes: list[int] = []
-    monkeypatch.setattr(content.json, "loads", lambda text: sizes.append(len(text)) or {})
+    monkeypatch.setattr(content, "argument_object", lambda text: sizes.append(len(text)) or {})
     _events, blocks = build([call(0, "find", arguments)])
     assert blocks[0]["input"] == {"INVALID_JSON": arguments}
     assert sizes == [], "it is refused before it is decoded"

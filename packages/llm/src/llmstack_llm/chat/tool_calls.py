@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_types import InvalidRequestError
 
 MAX_TOOL_CALLS = 128
 MAX_DEPTH = 64
+INVALID_JSON = "INVALID_JSON"
+"""Key of arguments that are not the JSON text of an object, such as those cut by `max_tokens`."""
 
 
 def normal_tool_calls(param: str, calls: object) -> list[dict[str, Any]]:
-    """Copies with the arguments of each function parsed.
+    """Copies with the arguments of each function parsed; a text that is no object is kept under `INVALID_JSON`.
 
     Raises:
         InvalidRequestError: Names the call and the field.
@@ -40,20 +41,34 @@ def _normal_call(param: str, call: object) -> dict[str, Any]:
 
 
 def _arguments(param: str, arguments: object) -> dict[str, Any]:
-    if arguments is None or arguments == "":
+    if arguments is None:
         return {}
     if isinstance(arguments, Mapping):
         return dict(arguments)
     if not isinstance(arguments, str):
         raise request_errors.invalid_type(param, "a string", arguments)
+    return argument_object(arguments)
+
+
+def argument_object(text: str) -> dict[str, Any]:
+    """The object that a model has written as arguments; text that is none under `INVALID_JSON`.
+
+    Clients send such text back with each later turn, so it is no error.
+    """
+    if not text:
+        return {}
+    parsed = _parsed(text)
+    return parsed if isinstance(parsed, dict) and not _is_deep(parsed) else {INVALID_JSON: text}
+
+
+def _parsed(text: str) -> object:
+    """The value of a JSON text; None for what is no JSON, or spells half a surrogate pair."""
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads(text)
+        if "\\u" in text:
+            json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        raise _no_object(param) from None
-    if not isinstance(parsed, dict):
-        raise _no_object(param)
-    if _is_deep(parsed):
-        raise request_errors.invalid_value(param, f"it is nested deeper than {MAX_DEPTH} levels")
+        return None
     return parsed
 
 
@@ -66,7 +81,3 @@ def _is_deep(value: object) -> bool:
         if not level:
             return False
     return True
-
-
-def _no_object(param: str) -> InvalidRequestError:
-    return request_errors.invalid_value(param, "expected the JSON text of an object")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from llmstack_llm.chat.tool_calls import INVALID_JSON, argument_object
 from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.web.errors import HTTPError
@@ -14,8 +14,8 @@ from llmstack_server.web.json_structure import JSONLimits, check_structure, with
 Block = dict[str, Any]
 Event = dict[str, Any]
 
-# Key of arguments that are not a JSON object, such as those cut by `max_tokens`.
-INVALID_JSON = "INVALID_JSON"
+# Levels around the object in a request that sends the block back: body, messages, message, content and block.
+_OUTER_LEVELS = b"[" * 5
 
 
 class ContentBuilder:
@@ -90,11 +90,8 @@ class ContentBuilder:
 
 def _arguments(text: str) -> dict[str, Any]:
     """The object that a model has written; text that is none, or that is costly to decode, under a key of its own."""
-    if not text:
-        return {}
     try:
-        check_structure(without_escapes(text.encode("utf-8", "replace")), JSONLimits())
-        found = json.loads(text)
-    except (HTTPError, ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {INVALID_JSON: text}
+        check_structure(_OUTER_LEVELS + without_escapes(text.encode("utf-8", "replace")), JSONLimits())
+    except HTTPError:
+        return {INVALID_JSON: text}
+    return argument_object(text)
