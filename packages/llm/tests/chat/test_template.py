@@ -189,7 +189,38 @@ def test_unusual_roles_go_to_the_template_and_only_it_refuses_them():
     with pytest.raises(InvalidRequestError) as caught:
         rendered(renderer(MISTRAL), messages)
     assert (caught.value.param, caught.value.code) == ("messages[1].role", "invalid_value")
-    assert "unknown role" not in caught.value.message
+    assert caught.value.message.endswith("does not accept this conversation: unknown role.")
+
+
+REFUSING = "{{ raise_exception(messages[0].content) }}"
+
+
+def test_the_sentence_with_which_a_template_refuses_reaches_the_client_and_the_log(caplog):
+    with pytest.raises(InvalidRequestError) as caught:
+        rendered(
+            renderer(REFUSING), [{"role": "user", "content": "After the optional system message, users\nalternate."}]
+        )
+    sentence = "After the optional system message, users alternate."
+    assert caught.value.message == (
+        f"Invalid 'messages': the model's chat template does not accept this conversation: {sentence}"
+    )
+    assert sentence in caplog.text
+
+
+def test_the_sentence_of_a_template_is_short_and_spells_no_control_token():
+    with pytest.raises(InvalidRequestError) as caught:
+        rendered(renderer(REFUSING), [{"role": "user", "content": "😀 <s>\x00" + 9999 * "a"}])
+    message = caught.value.message
+    assert "conversation: 😀 ... aaa" in message
+    assert len(message) < 400
+    assert message.isprintable()
+
+
+def test_what_a_template_runs_into_is_in_the_log_alone(caplog):
+    with pytest.raises(InvalidRequestError) as caught:
+        rendered(renderer("{{ messages[0].missing.deeper }}"), [{"role": "user", "content": "x"}])
+    assert caught.value.message.endswith("does not accept this conversation.")
+    assert "'missing'" in caplog.text
 
 
 @pytest.mark.parametrize("kwargs", [{"messages": 1}, {"bos_token": "x"}, {"_x": 1}, {"a b": 1}, {"x": [1]}, {"x": {}}])

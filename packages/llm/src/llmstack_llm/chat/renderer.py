@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -9,10 +10,14 @@ from typing import Any, Protocol
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_llm.chat.instructions import InstructionPlaces
 from llmstack_llm.chat.messages import check_template_kwargs, normal_documents, normal_messages
-from llmstack_llm.chat.template import ChatTemplate
+from llmstack_llm.chat.template import ChatTemplate, on_one_line
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.tokenizer import Tokenizer
+from llmstack_types import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 
@@ -48,6 +53,7 @@ class ChatRenderer:
         self.template = template
         self.content_format = template.content_format(content_format)
         self.tokenizer = tokenizer
+        self._instructions = InstructionPlaces(template, self.content_format)
         longest_first = sorted(filter(None, tokenizer.special_tokens), key=len, reverse=True)
         # The model's tokens, escaped: no pattern comes from a user.
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -60,15 +66,20 @@ class ChatRenderer:
         """
         kwargs = check_template_kwargs(chat.template_kwargs) if chat.template_kwargs else {}
         guard = _Guard(self._special)
-        messages = guard.hide(normal_messages(chat.messages, self.content_format))
-        text = self.template.render(
-            messages,
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            tools=guard.hide(list(chat.tools)) if chat.tools else None,
-            documents=None if chat.documents is None else guard.hide(normal_documents(chat.documents)),
-            template_kwargs=guard.hide(kwargs) if kwargs else kwargs,
-        )
+        messages = guard.hide(self._instructions.fit(normal_messages(chat.messages, self.content_format)))
+        try:
+            text = self.template.render(
+                messages,
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+                tools=guard.hide(list(chat.tools)) if chat.tools else None,
+                documents=None if chat.documents is None else guard.hide(normal_documents(chat.documents)),
+                template_kwargs=guard.hide(kwargs) if kwargs else kwargs,
+            )
+        except InvalidRequestError as error:
+            if error.__cause__ is not None:
+                logger.warning("the chat template fails on a conversation: %s", on_one_line(str(error.__cause__)))
+            raise
         check_text("messages", text)  # tools and names have not been looked at
         shown = guard.show(text) if guard.hidden else text
         self._check_length(len(shown), "messages", is_cut=chat.is_cut)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,11 +13,13 @@ import jinja2
 from llmstack_llm import request_errors
 from llmstack_llm.chat.messages import PARTS_JOINT, first_unusual_role
 from llmstack_llm.chat.template_files import MAX_TEMPLATE_CHARS, ChatTemplateError
-from llmstack_llm.chat.template_sandbox import TemplateEnvironment, TemplateTimeoutError
+from llmstack_llm.chat.template_sandbox import TemplateEnvironment, TemplateRefusalError, TemplateTimeoutError
 from llmstack_llm.chat.template_traits import ContentFormat, content_format
 from llmstack_types import InvalidRequestError
 
 MAX_RENDERED_CHARS = 32 * 2**20
+MAX_REFUSAL_CHARS = 256
+_PLACEHOLDER = re.compile("\ue000[0-9]+\ue001")
 
 
 class ChatTemplate:
@@ -92,6 +95,8 @@ class ChatTemplate:
         except TemplateTimeoutError:
             reason = "the model's chat template takes too long over this conversation"
             raise request_errors.invalid_value("messages", reason) from None
+        except TemplateRefusalError as error:
+            raise _rejected(messages, on_one_line(str(error))) from error
         # A template is a program of the model's author: whatever it runs into is about these messages.
         except (
             jinja2.TemplateError,
@@ -139,10 +144,21 @@ def _cut_at(text: str, tag: str, messages: Sequence[Mapping[str, Any]]) -> str:
     return text[:position].rstrip() if is_trimmed else text[:position]
 
 
-def _rejected(messages: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
+def _rejected(messages: Sequence[Mapping[str, Any]], refusal: str = "") -> InvalidRequestError:
+    """The error of a conversation that the template does not take; `refusal` is the template's own sentence."""
     index = first_unusual_role(messages)
     param = "messages" if index is None else f"messages[{index}].role"
-    return request_errors.invalid_value(param, "the model's chat template does not accept this conversation")
+    reason = "the model's chat template does not accept this conversation"
+    if not refusal:
+        return request_errors.invalid_value(param, reason)
+    return request_errors.invalid_value(param, f"{reason}: {refusal.rstrip('.')}")
+
+
+def on_one_line(text: str) -> str:
+    """A template's text for a message of ours: it may quote the conversation, so it is short."""
+    shown = _PLACEHOLDER.sub("...", text[: 2 * MAX_REFUSAL_CHARS])[:MAX_REFUSAL_CHARS]
+    clean = "".join(char if char.isprintable() else " " for char in shown.encode("utf-8", "replace").decode())
+    return " ".join(clean.split())
 
 
 def _compile(environment: TemplateEnvironment, source: str) -> jinja2.Template:

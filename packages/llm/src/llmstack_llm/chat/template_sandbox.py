@@ -34,6 +34,10 @@ class TemplateTimeoutError(Exception):
     """The rendering took too long."""
 
 
+class TemplateRefusalError(Exception):
+    """The template itself refuses the conversation: it has called `raise_exception` with this text."""
+
+
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Compiles templates; `limited_time` says how long a rendering may take.
 
@@ -156,7 +160,7 @@ def _to_json(
 
 
 def _raise_exception(message: object) -> None:
-    raise jinja2.TemplateError(str(message))
+    raise TemplateRefusalError(str(message))
 
 
 def _strftime_now(format_: str) -> str:
