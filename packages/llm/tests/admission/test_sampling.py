@@ -153,6 +153,15 @@ def test_the_ends_of_every_range_are_allowed(field: str, value: object):
     checked(SamplingParams(**{field: value}), LIMITS)
 
 
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_the_whole_vocabulary_is_asked_for_by_minus_one(field: str):
+    limits = dataclasses.replace(LIMITS, max_logprobs=LIMITS.vocab_size)
+    assert getattr(checked(SamplingParams(**{field: -1}), limits), field) == LIMITS.vocab_size
+    for value, allowed in ((-1, LIMITS), (-2, limits), (-1.0, limits)):
+        with pytest.raises(InvalidRequestError):
+            checked(SamplingParams(**{field: value}), allowed)
+
+
 def test_tokens_that_are_named_take_the_place_of_the_most_likely_ones():
     params = checked(SamplingParams(logprobs=5, logprob_token_ids=[3, 999]))
     assert (params.logprobs, params.logprob_token_ids) == (0, (3, 999))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,9 +104,32 @@ def test_a_token_has_bytes_even_where_it_is_half_a_character():
     halves = tokenizer.encode("é")
     assert [tokenizer.bytes_of(token_id) for token_id in halves] == [b"\xc3", b"\xa9"]
     assert tokenizer.text_of(halves[0]) == "\ufffd"
+    assert "".join(map(tokenizer.name_of, tokenizer.encode(" é😀", add_special_tokens=False))) == "ĠÃ©ðŁĺĢ"
+    assert tokenizer.name_of(99_999) == ""
     assert (tokenizer.bytes_of(99_999), tokenizer.text_of(256)) == (b"", END_OF_TEXT)
 
 
 def test_a_word_of_a_sentencepiece_vocabulary_keeps_its_space():
     tokenizer = load_tokenizer(stored("stories260k"))
     assert "".join(map(tokenizer.text_of, tokenizer.encode("Once upon", add_special_tokens=False))) == " Once upon"
+
+
+STARVED = """
+import os, resource, sys
+from llmstack_llm.testing import byte_tokenizer
+from llmstack_llm.text.tokenizer import Tokenizer
+tokenizer = Tokenizer(byte_tokenizer(()))
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+if not os.getuid():
+    os.setuid(65534)  # the limit does not bind the administrator
+print(tokenizer.encode("hi"), tokenizer.encode("hi"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts processes as Linux does")
+def test_texts_are_tokenized_where_the_process_may_start_no_thread():
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    environment["RUST_BACKTRACE"] = "0"
+    ran = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, check=True, env=environment)
+    assert ran.stdout == "[71, 72] [71, 72]\n"
+    assert "cannot start its threads" in ran.stderr

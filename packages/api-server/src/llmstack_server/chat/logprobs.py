@@ -17,7 +17,8 @@ Position = Mapping[int, TokenLogprob]
 class CompletionLogprobs:
     """Builds the `logprobs` objects of one choice of a completion; keeps the text offset between chunks.
 
-    With `shows_ids`, tokens are `token_id:N` rather than their texts, which need not be unique.
+    With `shows_ids`, tokens are `token_id:N` rather than their texts, which need not be unique. A negative `num_top`
+    shows every token that the engine reports.
     """
 
     def __init__(self, num_top: int, *, shows_ids: bool = False) -> None:
@@ -53,7 +54,7 @@ class CompletionLogprobs:
 
     def _top(self, position: Position) -> dict[str, float]:
         # The chosen token is first in `position`, so with `num_top` 0 it is the only entry.
-        entries = islice(position.items(), self._num_top + 1)
+        entries = position.items() if self._num_top < 0 else islice(position.items(), self._num_top + 1)
         return {
             token_name(token_id) if self._shows_ids else _text(entry, token_id): floor(entry.logprob)
             for token_id, entry in entries
@@ -66,28 +67,17 @@ def chat_logprobs(
     num_top: int,
     *,
     shows_ids: bool = False,
-    wanted: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The `logprobs` object of one choice of a chat; `shows_ids` as in `CompletionLogprobs`.
-
-    `wanted`: Tokens that are shown in place of the `num_top` most likely ones.
-    """
-    if wanted:
-        kept, num_top = frozenset(wanted), len(wanted)
-    else:
-        kept = None
+    """The `logprobs` object of one choice of a chat; `num_top` and `shows_ids` as in `CompletionLogprobs`."""
     content = [
-        _chat_entry(token_id, position, num_top, shows_ids, kept)
+        _chat_entry(token_id, position, num_top, shows_ids)
         for token_id, position in zip(token_ids, positions, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(
-    token_id: int, position: Position, num_top: int, shows_ids: bool, kept: frozenset[int] | None
-) -> dict[str, Any]:
-    shown = position.items() if kept is None else [item for item in position.items() if item[0] in kept]
-    best = sorted(shown, key=lambda item: -item[1].logprob)[:num_top]
+def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> dict[str, Any]:
+    best = sorted(position.items(), key=lambda item: -item[1].logprob)[: num_top if num_top >= 0 else None]
     entry = _chat_token(token_id, position[token_id], shows_ids)
     entry["top_logprobs"] = [_chat_token(other_id, other, shows_ids) for other_id, other in best]
     return entry

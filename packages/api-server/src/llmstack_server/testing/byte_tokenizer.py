@@ -19,6 +19,10 @@ class ByteTokenizer:
         """The text of the bytes."""
         return bytes(token_ids).decode("utf-8", "replace")
 
+    def name_of(self, token_id: int) -> str:
+        """The vocabulary's string of a token."""
+        return chr(token_id)
+
     def text_of(self, token_id: int) -> str:
         """One byte as text."""
         return self.decode([token_id])

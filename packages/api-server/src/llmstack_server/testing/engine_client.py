@@ -146,7 +146,7 @@ class FakeEngineClient(FakeAdapters):
         self, given: Mapping[str, Any], names: Mapping[str, str] | None = None, *, is_echo: bool = False
     ) -> CheckedSampling:
         """Runs the real checks, with vLLM's defaults."""
-        return check_sampling(given, LIMITS, names or {}, is_echo=is_echo)
+        return check_sampling(given, self.limits, names or {}, is_echo=is_echo)
 
     def _checked(self, sampling: GivenSampling | CheckedSampling) -> CheckedSampling:
         if isinstance(sampling, CheckedSampling):
@@ -186,7 +186,7 @@ class FakeEngineClient(FakeAdapters):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends nothing, since it knows no ids."""
 
-    def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
+    def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "", param: str = "n") -> None:
         """Has room for any number of prompts."""
 
     async def encode(
@@ -303,12 +303,13 @@ class FakeEngineClient(FakeAdapters):
         self, request_id: str, prompt: AdmittedRequest, token_ids: list[int], is_first: bool, is_finished: bool
     ) -> RequestOutput:
         params = prompt.sampling_params
+        shown, named = params.logprobs, params.logprob_token_ids or ()
         completions = [
             CompletionOutput(
                 index=index,
                 text=ByteTokenizer().decode(token_ids),
                 token_ids=token_ids,
-                logprobs=None if params.logprobs is None else [_position(t, params.logprobs) for t in token_ids],
+                logprobs=None if shown is None else [_position(one, shown, named) for one in token_ids],
                 finish_reason=self._finish_reason(params) if is_finished else None,
             )
             for index in range(params.n)
@@ -374,9 +375,8 @@ class FakeEngineClient(FakeAdapters):
         self.is_shut_down = True
 
 
-def _position(token_id: int, num_top: int) -> dict[int, Logprob]:
-    """The chosen token with -0.5, then the lowest ids with less."""
-    others = [other for other in range(65, 65 + num_top + 1) if other != token_id][:num_top]
+def _position(token_id: int, num_top: int, named: Sequence[int] = ()) -> dict[int, Logprob]:
+    others = [other for other in named or (*range(65, 256), *range(65)) if other != token_id][: len(named) or num_top]
     found = {token_id: Logprob(-0.5, 1, ByteTokenizer().text_of(token_id), bytes([token_id]))}
     return found | {other: Logprob(-1.5 - k, k + 2, ByteTokenizer().text_of(other)) for k, other in enumerate(others)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -144,14 +145,38 @@ async def test_named_tokens_are_shown_in_place_of_the_most_likely_ones():
     fields = {"logprob_token_ids": [72, 65, 72], "max_tokens": 1}
     chat = {"messages": HELLO, **fields, "logprobs": True, "top_logprobs": 5}
     entry = (await call(app, "POST", CHAT, chat)).json()["choices"][0]["logprobs"]["content"][0]
-    assert [other["token"] for other in entry["top_logprobs"]] == ["H"]  # this engine reports no others
+    assert [other["token"] for other in entry["top_logprobs"]] == ["H", "A"]
     params = engine.admitted[-1].sampling_params
     assert (params.logprobs, params.logprob_token_ids) == (0, (72, 65))
     answer = await call(app, "POST", COMPLETIONS, {"prompt": "Hi", "logprobs": 4, **fields})
-    assert set(answer.json()["choices"][0]["logprobs"]["top_logprobs"][0]) == {"H"}
+    assert set(answer.json()["choices"][0]["logprobs"]["top_logprobs"][0]) == {"H", "A"}
     for path, body in ((COMPLETIONS, {"prompt": "Hi", **fields}), (CHAT, {"messages": HELLO, **fields})):
         error = (await call(app, "POST", path, body)).json()["error"]
         assert (error["param"], "together with 'logprobs'" in error["message"]) == ("logprob_token_ids", True)
+
+
+async def test_the_sampled_token_stands_beside_those_that_are_named():
+    app = build_app(ready_state(FakeEngineClient()))
+    fields = {"logprob_token_ids": [65, 66], "max_tokens": 1, "return_tokens_as_token_ids": True}
+    chat = {"messages": HELLO, **fields, "logprobs": True, "top_logprobs": 1}
+    entry = (await call(app, "POST", CHAT, chat)).json()["choices"][0]["logprobs"]["content"][0]
+    assert {other["token"] for other in entry["top_logprobs"]} == {"token_id:72", "token_id:65", "token_id:66"}
+    answer = await call(app, "POST", COMPLETIONS, {"prompt": "Hi", "logprobs": 1, **fields})
+    shown = answer.json()["choices"][0]["logprobs"]["top_logprobs"][0]
+    assert set(shown) == {"token_id:72", "token_id:65", "token_id:66"}
+
+
+async def test_log_probabilities_of_the_whole_vocabulary_are_asked_for_by_minus_one():
+    engine = FakeEngineClient()
+    engine.limits = dataclasses.replace(engine.limits, max_logprobs=engine.limits.vocab_size)
+    app, one = build_app(ready_state(engine)), {"max_tokens": 1}
+    asked = {"prompt": "Hi", "logprobs": -1, "prompt_logprobs": -1, "return_tokens_as_token_ids": True, **one}
+    choice = (await call(app, "POST", COMPLETIONS, asked)).json()["choices"][0]
+    assert len(choice["logprobs"]["top_logprobs"][0]) == len(choice["prompt_logprobs"][1]) == 256
+    chat = {"messages": HELLO, "logprobs": True, "top_logprobs": -1, "prompt_logprobs": -1, **one}
+    answer = (await call(app, "POST", CHAT, chat)).json()
+    assert len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 256
+    assert len(answer["prompt_logprobs"][1]) == 256
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,9 @@ def _seed(param: str, value: Any, limits: AdmissionLimits) -> int | None:
 
 
 def _num_logprobs(param: str, value: Any, limits: AdmissionLimits) -> Any:
+    """The number; -1 is the whole vocabulary, where the server allows so many."""
+    if value == -1 and type(value) is int and limits.max_logprobs >= limits.vocab_size:
+        return limits.vocab_size
     return IntegerRule(0, limits.max_logprobs, is_optional=True).check(param, value)
 
 

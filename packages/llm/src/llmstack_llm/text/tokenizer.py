@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_CHARS_ON_LOOP = 8192
 """Longer texts are tokenized in a thread, so that other streams continue; this many take about 2 ms."""
 
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -138,6 +140,10 @@ class Tokenizer:
         """One token alone as text; a part of a character shows as U+FFFD."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
 
+    def name_of(self, token_id: int) -> str:
+        """The vocabulary's string of a token, in which bytes may be spelled as other characters; empty without one."""
+        return self.backend.id_to_token(token_id) or ""
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a token by its content."""
         return self.backend.token_to_id(token)
@@ -179,6 +185,11 @@ def _encode(backend: tokenizers.Tokenizer, texts: list[str], *, add_special_toke
     except BaseException as error:  # the library's panic is no Exception, and it exports no class for it
         if type(error).__name__ != "PanicException":
             raise
+        if "thread pool" in str(error) and os.environ.get(_PARALLELISM) != "false":
+            # The process may start no more threads. The library tries once, and would give up on every later text.
+            os.environ[_PARALLELISM] = "false"
+            logger.warning("the tokenizers library cannot start its threads; texts are tokenized without them")
+            return _encode(backend, texts, add_special_tokens=add_special_tokens)
         message = "The tokenizer gives up on this text: an expression of it needs too many steps."
         raise InvalidRequestError(message, code="invalid_value") from error
 

@@ -211,9 +211,9 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         return extras
 
     def _logprobs(self, new: ChatDelta | ChatMessage) -> dict[str, Any]:
-        num_top, shows_ids = self._fields.top_logprobs or 0, self.shows_tokens_as_ids
-        wanted = self._fields.logprob_token_ids
-        return chat_logprobs(new.token_ids, new.logprobs or (), num_top, shows_ids=shows_ids, wanted=wanted)
+        # With `logprob_token_ids` the engine reports these and the chosen token.
+        num_top = -1 if self._fields.logprob_token_ids else self._fields.top_logprobs or 0
+        return chat_logprobs(new.token_ids, new.logprobs or (), num_top, shows_ids=self.shows_tokens_as_ids)
 
 
 def _end_of(delta: ChatDelta) -> ChatDelta:

@@ -147,7 +147,7 @@ class _ChoiceBuilder:
         self._is_first = True
         self._logprobs: CompletionLogprobs | None = None
         if fields.logprobs is not None:
-            num_shown = len(fields.logprob_token_ids or ()) or fields.logprobs
+            num_shown = -1 if fields.logprob_token_ids else fields.logprobs
             self._logprobs = CompletionLogprobs(num_shown, shows_ids=shows_ids)
 
     def build(self, index: int, output: PromptOutput, new: Completion) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.admission.rules import check_token_ids
+from llmstack_llm.text.gate import in_thread
 from llmstack_server.apis.openai.protocol import TOKENIZE, TOKENIZE_CHAT, DetokenizeRequest, TokenizeRequest
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import render_conversation
@@ -51,9 +51,12 @@ async def tokenize(state: ServerState, body: dict[str, Any]) -> Tokens:
 
 
 async def _token_texts(state: ServerState, token_ids: list[int]) -> list[str]:
-    """The text of each token; in a thread, since there may be a million."""
+    """The vocabulary's string of each token, as transformers' `convert_ids_to_tokens` has it.
+
+    In a thread, since there may be a million.
+    """
     tokenizer = await state.engine.get_tokenizer("return_token_strs")
-    return await asyncio.to_thread(lambda: [tokenizer.text_of(token_id) for token_id in token_ids])
+    return await in_thread(lambda: [tokenizer.name_of(token_id) for token_id in token_ids])
 
 
 async def detokenize(state: ServerState, body: dict[str, Any]) -> Detokenized:
