@@ -8,7 +8,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry, OnChange
+from llmstack_llm.admission.limits import exceeds_share
 from llmstack_llm.admission.rules import check_sleep_level
 from llmstack_llm.engine_clients import check_model
 from llmstack_llm.input_processor import InputProcessor
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
 logger = logging.getLogger(__name__)
-
-# What one tenant may use of a bounded queue, in terms of what is free: alone four fifths of it.
-MAX_SHARE_OF_FREE = 4
 
 
 class EngineFrontEnd:
@@ -266,17 +265,20 @@ class EngineFrontEnd:
         """The step log of that engine core, for `llmstack replay`; empty where it keeps none in memory."""
         return await self._client.call(Control.STEP_LOG, engine_index=engine_index)
 
-    def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
-        """Checks that so many completions, or prompts to pool, may join the queue.
+    def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "", param: str = "n") -> None:
+        """Checks that so many completions, or prompts to pool, may join the queue; `param` asks for so many.
 
         Raises:
+            InvalidRequestError: No queue has room for so many.
             ServerOverloadedError: The queue is full, or the tenant's share of it is.
         """
         outputs, limit = self.output_processor, self._max_num_queued_reqs
         if limit is not None:
+            if num_completions > limit:
+                raise request_errors.queue_too_short(param, num_completions, limit)
             num_free = limit - outputs.num_unfinished_completions
             if num_completions > num_free or (
-                tenant and _exceeds_share(num_completions, num_free, outputs.num_unfinished_of(tenant))
+                tenant and exceeds_share(num_completions, num_free, outputs.num_unfinished_of(tenant))
             ):
                 raise ServerOverloadedError("too many requests are in flight")
         limit = self._max_num_queued_tokens
@@ -285,7 +287,7 @@ class EngineFrontEnd:
         if limit is not None and num_waiting:
             num_free = limit - num_waiting
             if num_prompt_tokens > num_free or (
-                tenant and _exceeds_share(num_prompt_tokens, num_free, outputs.num_waiting_prompt_tokens(tenant))
+                tenant and exceeds_share(num_prompt_tokens, num_free, outputs.num_waiting_prompt_tokens(tenant))
             ):
                 raise ServerOverloadedError("too many prompt tokens are waiting", reason="max_num_queued_tokens")
 
@@ -391,8 +393,3 @@ class EngineFrontEnd:
         task = asyncio.create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _exceeds_share(num_new: int, num_free: int, num_used: int) -> bool:
-    """Whether a tenant would use more than its share of a queue, so that too little is left to the others."""
-    return num_used > 0 and num_used + num_new > MAX_SHARE_OF_FREE * num_free

@@ -203,6 +203,16 @@ def request_budget_exceeded(param: str, num_prompts: int, n: int, maximum: int) 
     return InvalidRequestError(message, param=param, code="request_budget_exceeded")
 
 
+def queue_too_short(param: str, count: int, maximum: int) -> InvalidRequestError:
+    """Code `request_budget_exceeded`, about the queue: no wait would help."""
+    advice = "fewer prompts or a lower 'n'" if param == "n" else "fewer prompts"
+    message = (
+        f"This request asks for {count} answers; this server works on at most {maximum} at one time "
+        f"(--max-num-queued-reqs). Please send {advice}."
+    )
+    return InvalidRequestError(message, param=param, code="request_budget_exceeded")
+
+
 def failure_of(error: str | None) -> RequestFailedError:
     """The typed error where the text is one of those that are agreed upon; `error` is `EngineCoreOutput.error`."""
     if error == NumericalError.TEXT:

@@ -195,6 +195,16 @@ async def test_a_bounded_front_end_refuses_what_is_too_much(folder: Path, client
     await llm.shutdown()
 
 
+async def test_what_no_queue_has_room_for_is_the_callers_mistake(folder: Path, client: FakeEngineCoreClient):
+    llm = make(folder, client, max_num_queued_reqs=2)
+    assert (await collect(llm, "ab", "a", n=2, max_tokens=1))[-1].finished
+    with pytest.raises(InvalidRequestError) as caught:
+        await collect(llm, "ab", "b", n=3)
+    assert (caught.value.param, caught.value.code) == ("n", "request_budget_exceeded")
+    assert "at most 2" in caught.value.message
+    await llm.shutdown()
+
+
 async def test_prompt_tokens_that_wait_may_be_bounded(folder: Path, client: FakeEngineCoreClient):
     client.step_delay_s = 0.05
     llm = make(folder, client, max_num_queued_tokens=8)

@@ -44,6 +44,28 @@ class Work:
             self.end_of(name).set()
 
 
+async def test_a_text_without_a_thread_is_refused_and_a_later_one_is_not(monkeypatch: pytest.MonkeyPatch):
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    texts = TextGate()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for num_chars in (SMALL, LARGE):
+            with pytest.raises(ServerOverloadedError) as caught:
+                await texts.run(num_chars, str, "x")
+            assert caught.value.reason == "tokenization"
+    assert await texts.run(LARGE, str, "y") == "y"
+
+
+async def test_an_error_of_the_work_itself_is_not_one_of_threads():
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        await TextGate().run(SMALL, fail)
+
+
 async def wait_for(condition: Callable[[], bool]) -> None:
     for _ in range(2000):
         if condition():

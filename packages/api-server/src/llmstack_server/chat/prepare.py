@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from llmstack_llm import (
     RenderedPrompt,
     request_errors,
 )
+from llmstack_llm.text.gate import in_thread
 from llmstack_output_parsers import TOOL_PARSERS
 from llmstack_server.chat.constraints import after_reasoning, constraint_name, with_tool_constraint
 from llmstack_server.chat.conversation import Conversation
@@ -142,7 +142,7 @@ async def _with_tools(
     tool_use = _tool_use(state, conversation)
     if tool_use.mode in FORCED_MODES or tool_use.strict_names:
         # In a thread: schemas may have megabytes.
-        sampling = await asyncio.to_thread(with_tool_constraint, sampling, tool_use, state.chat_parsers.tool)
+        sampling = await in_thread(with_tool_constraint, sampling, tool_use, state.chat_parsers.tool)
     return tool_use, sampling
 
 
@@ -163,7 +163,7 @@ async def _plan(
     """The plan to parse calls and reasoning, and the sampling fields that it requires."""
     sampling, plan = prompt.sampling, await _reading_plan(state, conversation, tool_use, prompt.text)
     if plan.reasoning is not None and "structured_outputs" in sampling.values:
-        sampling, plan = await asyncio.to_thread(_fit_together, sampling, plan, plan.reasoning)
+        sampling, plan = await in_thread(_fit_together, sampling, plan, plan.reasoning)
     if state.chat_parsers.reasoning is not None and sampling.values.get("thinking_token_budget") is not None:
         tokenizer, reasoning = await state.engine.get_tokenizer(), plan.reasoning
         sampling = sampling.with_thinking_tags(

@@ -16,6 +16,9 @@ ASSUMED_CHARS_PER_TOKEN = 128
 MIN_ASSUMED_CHARS = 1 << 18
 """The bound where none is known is at least this; so many characters take 0.2 s."""
 
+MAX_SHARE_OF_FREE = 4
+"""What one tenant may use of a bounded queue, in terms of what is free: alone four fifths of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
@@ -99,3 +102,8 @@ def check_prompt_chars(
     """
     if num_chars > max_prompt_chars(limits, max_chars_per_token, is_cut=is_cut):
         raise request_errors.context_length_exceeded(param, limits.max_request_tokens, None)
+
+
+def exceeds_share(num_new: int, num_free: int, num_used: int) -> bool:
+    """Whether a tenant would use more than its share of a queue, so that too little is left to the others."""
+    return num_used > 0 and num_used + num_new > MAX_SHARE_OF_FREE * num_free

@@ -31,6 +31,7 @@ MAX_LOOP_S = 0.25
 """A short text takes a hundredth of this. After one that takes longer, no text is tokenized on the event loop."""
 MAX_FREE_HEAP_BYTES = 1 << 20
 """Free memory at the end of a thread's heap that stays there, once a large text has been worked on."""
+_NO_THREAD = "can't start new thread"  # the words of CPython's RuntimeError
 _M_TRIM_THRESHOLD = -1  # of <malloc.h>
 
 
@@ -58,9 +59,7 @@ class TextGate:
         lane = self._small if is_small else self._large
         await lane.enter(num_chars)
         call: Callable[[], ResultT] = functools.partial(function, *arguments)
-        working = asyncio.ensure_future(
-            asyncio.to_thread(call if is_small else functools.partial(_call_and_trim, call))
-        )
+        working = asyncio.ensure_future(in_thread(call if is_small else functools.partial(_call_and_trim, call)))
         working.add_done_callback(lambda _: lane.leave(num_chars))
         return await asyncio.shield(working)
 
@@ -80,6 +79,20 @@ class TextGate:
     def num_waiting(self) -> int:
         """Texts that wait for others."""
         return len(self._small.waiters) + len(self._large.waiters)
+
+
+async def in_thread(function: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs) -> ResultT:
+    """The function's result, computed in a thread beside the event loop.
+
+    Raises:
+        ServerOverloadedError: The process may start no more threads.
+    """
+    try:
+        return await asyncio.to_thread(function, *arguments)
+    except RuntimeError as error:
+        if _NO_THREAD not in str(error):
+            raise
+        raise ServerOverloadedError("no further thread can be started", reason="tokenization") from error
 
 
 def _call_and_trim(call: Callable[[], ResultT]) -> ResultT:

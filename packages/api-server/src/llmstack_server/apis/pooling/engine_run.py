@@ -62,7 +62,7 @@ async def run_all(
     tenant, cache_salt = client.tenant, client.salt + (fields.cache_salt or "")
     first = inputs[:MAX_NUM_IN_FLIGHT]
     # Once for all: a request must not be refused by its own inputs.
-    state.engine.check_room(len(first), count_tokens(first), tenant)
+    state.engine.check_room(len(first), count_tokens(first), tenant, "input")
     state.queue.note_submitted(count_tokens(inputs), 0)
     request = current_request.get()
     if request is not None:
