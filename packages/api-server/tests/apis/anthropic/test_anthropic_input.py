@@ -80,6 +80,31 @@ def test_a_result_may_be_empty_or_a_string():
     assert [message["content"] for message in read_messages(None, [user(*results)])] == ["", "x"]
 
 
+def document(**source: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source, "citations": {"enabled": False}}
+
+
+PLAIN = document(type="text", media_type="text/plain", data="The sky is blue.")
+RESULT = {"type": "search_result", "title": "Sky", "source": "https://a.example", "content": [text("Blue.")]}
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (PLAIN, "The sky is blue."),
+        (PLAIN | {"title": "Sky", "context": None}, "Sky\nThe sky is blue."),
+        (PLAIN | {"title": "Sky", "context": "From a book."}, "Sky\nFrom a book.\nThe sky is blue."),
+        (document(type="content", content="a"), "a"),
+        (document(type="content", content=[text("a"), text("b")]), "a\nb"),
+        (RESULT, "Sky\nhttps://a.example\nBlue."),
+    ],
+)
+def test_a_document_in_plain_text_is_text(block: dict[str, Any], expected: str):
+    assert read_messages(None, [user(block, text("?"))]) == [{"role": "user", "content": f"{expected}\n?"}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block, text("!")]}
+    assert read_messages(None, [user(result)])[0]["content"] == f"{expected}\n!"
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "code"),
     [
@@ -92,6 +117,16 @@ def test_a_result_may_be_empty_or_a_string():
         ([user("a")], "messages[0].content[0]", "invalid_type"),
         ([user({})], "messages[0].content[0].type", "missing_required_parameter"),
         ([user({"type": "image", "source": {}})], "messages[0].content[0].type", "unsupported_parameter"),
+        ([user(document(type="base64", media_type="application/pdf", data=""))],
+         "messages[0].content[0].source.type", "unsupported_parameter"),
+        ([user(document(type="text"))], "messages[0].content[0].source.data", "missing_required_parameter"),
+        ([user({"type": "document"})], "messages[0].content[0].source", "missing_required_parameter"),
+        ([user({"type": "document", "source": "a"})], "messages[0].content[0].source", "invalid_type"),
+        ([user(PLAIN | {"title": 5})], "messages[0].content[0].title", "invalid_type"),
+        ([user(document(type="content", content=[{"type": "image"}]))],
+         "messages[0].content[0].source.content[0].type", "unsupported_parameter"),
+        ([user(RESULT | {"content": None})], "messages[0].content[0].content", "missing_required_parameter"),
+        ([{"role": "assistant", "content": [PLAIN]}], "messages[0].content[0].type", "invalid_value"),
         ([user(text("a"), {"type": "tool_use"})], "messages[0].content[1].type", "invalid_value"),
         ([user({"type": "text"})], "messages[0].content[0].text", "missing_required_parameter"),
         ([user({"type": "tool_result"})], "messages[0].content[0].tool_use_id", "missing_required_parameter"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_server.apis.anthropic.quotes import QUOTES
 from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.sse import encode_json
@@ -14,7 +15,7 @@ from llmstack_server.web.sse import encode_json
 Block = dict[str, Any]
 
 ROLES = ("user", "assistant", "system")
-_MEDIA_BLOCKS = ("image", "document", "container_upload", "search_result")
+_MEDIA_BLOCKS = ("image", "container_upload")
 
 
 def read_messages(system: Any, messages: Sequence[Block] | None) -> list[dict[str, Any]]:
@@ -67,8 +68,9 @@ def _read_blocks(turns: TurnBuilder, param: str, role: str, blocks: Sequence[Any
     texts: list[str] = []
     for index, block in enumerate(blocks):
         place = f"{param}[{index}]"
-        if _kind_of(place, block) == "text":
-            texts.append(required_text(place, block, "text"))
+        kind = _kind_of(place, block)
+        if kind == "text" or (role == "user" and kind in QUOTES):
+            texts.append(_text_of_block(place, block))
             continue
         _say(turns, role, texts)
         _reader_of(place, role, block)(turns, place, block)
@@ -131,6 +133,8 @@ def _text_of(param: str, content: Any) -> str:
 
 def _text_of_block(param: str, block: Any) -> str:
     kind = _kind_of(param, block)
+    if kind in QUOTES:
+        return QUOTES[kind](param, block)
     if kind in _MEDIA_BLOCKS:
         raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
     if kind != "text":
