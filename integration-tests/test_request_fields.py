@@ -1,8 +1,7 @@
-"""Each field of vLLM's request models is done, refused by name, or without effect for a reason that the docs give."""
+"""Each field of other servers' requests is done, refused by name, or without effect for a reason that the docs give."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,13 @@ from llmstack_server.testing import FakeEngineClient, call, ready_state
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from make_fields_page import DATA, ROUTES, verdict  # noqa: E402 (a tool is no package)
+from make_fields_page import ROUTES, SERVERS, verdict  # noqa: E402 (a tool is no package)
 
-FIELDS = json.loads(DATA.read_text(encoding="utf-8"))
+FIELDS = [
+    pytest.param(route, fields, id=f"{server['engine']}{route}")
+    for server in SERVERS
+    for route, fields in server["routes"].items()
+]
 HELLO = [{"role": "user", "content": "Hello"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
@@ -38,20 +41,24 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72]},
 }
-SAMPLES: tuple[Any, ...] = (True, "something", 7, {"a": {}}, [1], ["something"])
+SAMPLES: tuple[Any, ...] = (True, "something", 7, {"a": {}}, [1], ["something"], False)
 
 
 def app(num_labels: int = 0) -> Any:
     return build_app(ready_state(FakeEngineClient(num_labels=num_labels), HTTPConfig(is_strict_params=True)))
 
 
-@pytest.mark.parametrize("route", FIELDS["routes"])
-async def test_no_field_is_unknown_and_refused_ones_are_named(route: str) -> None:
+@pytest.mark.parametrize(("route", "fields"), FIELDS)
+async def test_no_field_is_unknown_and_refused_ones_are_named(route: str, fields: dict[str, str]) -> None:
     server = app(num_labels=2 if route == "/classify" else 0)
     plain = await call(server, "POST", route, BODIES[route])
     assert plain.status == 200, plain.body
-    for name in FIELDS["routes"][route]:
-        if name not in BODIES[route]:
+    for name in fields:
+        if verdict(route, name).startswith("ignored"):
+            answer = await call(server, "POST", route, {**BODIES[route], name: 1})
+            assert answer.status == 400, (name, answer.body)
+            assert f"Unknown parameter: '{name}'" in answer.json()["error"]["message"]
+        elif name not in BODIES[route]:
             answer = await call(server, "POST", route, {**BODIES[route], name: None})
             assert answer.status == 200, (name, answer.body)
         value = effective_value(route, name)
@@ -60,6 +67,40 @@ async def test_no_field_is_unknown_and_refused_ones_are_named(route: str) -> Non
             error = answer.json()["error"]
             found = (answer.status, error.get("param", name), error.get("code", "unsupported_parameter"))
             assert found == (400, name, "unsupported_parameter"), answer.body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"no_repeat_ngram_size": 3},
+        {"dry_multiplier": 0.8, "dry_base": 1.75},
+        {"dry_base": 2.5},
+        {"dry_allowed_length": 4},
+        {"dry_sequence_breakers": ["x"]},
+        {"dry_penalty_last_n": 500},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.1},
+        {"xtc_threshold": 0.2},
+        {"stop_regex": "a+"},
+        {"mirostat": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_samplers_of_other_servers_are_refused_by_name(route: str, body: dict[str, Any]) -> None:
+    answer = await call(app(), "POST", route, {**BODIES[route], **body})
+    error = answer.json()["error"]
+    assert (answer.status, next(iter(body))) == (400, error.get("param", next(iter(body)))), answer.body
+    assert error.get("code", "unsupported_parameter") == "unsupported_parameter"
+
+
+async def test_defaults_of_llama_cpp_that_change_nothing_are_accepted() -> None:
+    defaults = {
+        "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": 64,
+        "dry_sequence_breakers": ["\n", ":", '"', "*"], "xtc_probability": 0.0, "xtc_threshold": 0.1, "mirostat": 0,
+        "mirostat_tau": 5.0, "mirostat_eta": 0.1, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "grammar": "",
+    }  # fmt: skip
+    answer = await call(app(), "POST", "/v1/chat/completions", {**BODIES["/v1/chat/completions"], **defaults})
+    assert answer.status == 200, answer.body
 
 
 def effective_value(route: str, name: str) -> Any:

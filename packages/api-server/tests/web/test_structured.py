@@ -54,6 +54,23 @@ def fields(**body: Any) -> CompletionRequest:
         ({"guided_choice": ["a"]}, StructuredOutputsParams(choice=["a"])),
         ({"guided_grammar": "start: x"}, StructuredOutputsParams(grammar="start: x")),
         ({"guided_json_object": True}, StructuredOutputsParams(json_object=True)),
+        ({"regex": "a"}, StructuredOutputsParams(regex="a")),
+        ({"ebnf": "root ::= x"}, StructuredOutputsParams(grammar="root ::= x")),
+        (
+            {"grammar": "root ::= x", "regex": "", "ebnf": "", "json_schema": ""},
+            StructuredOutputsParams(grammar="root ::= x"),
+        ),
+        ({"json_schema": False}, StructuredOutputsParams(json=False)),
+        ({"structural_tag": "{}"}, StructuredOutputsParams(structural_tag="{}")),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, StructuredOutputsParams(json=SCHEMA)),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, StructuredOutputsParams(json=SCHEMA)),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, StructuredOutputsParams(json=SCHEMA)),
+        (
+            {"response_format": {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}},
+            StructuredOutputsParams(json=SCHEMA),
+        ),
+        ({"response_format": {"type": "json", "value": SCHEMA}}, StructuredOutputsParams(json=SCHEMA)),
+        ({"response_format": {"type": "regex", "value": "a"}}, StructuredOutputsParams(regex="a")),
         ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, StructuredOutputsParams(json=SCHEMA)),
         (
             {"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}, "response_format": NAMED},
@@ -71,6 +88,10 @@ def test_every_form_becomes_one_constraint(body: dict[str, Any], expected: Struc
     [
         ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json"}}, "response_format.value", "missing_required_parameter"),
+        ({"response_format": {"type": "regex"}}, "response_format.value", "missing_required_parameter"),
+        ({"response_format": {"type": "regex", "value": 1}}, "response_format.value", "invalid_type"),
+        ({"response_format": {"type": "json_object", "schema": 1}}, "response_format.schema", "invalid_type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
         ({"response_format": {"type": "json_schema", "json_schema": 1}}, "response_format.json_schema", "invalid_type"),
         (

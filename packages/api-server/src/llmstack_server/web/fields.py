@@ -66,6 +66,11 @@ class GenerationFields(BaseModel):
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
+    regex: str | None = Field(None, description="SGLang's name of structured_outputs.regex")
+    ebnf: str | None = Field(None, description="SGLang's name of structured_outputs.grammar")
+    structural_tag: Any = Field(None, description="SGLang's name of structured_outputs.structural_tag")
+    grammar: str | None = Field(None, description="llama.cpp's name of structured_outputs.grammar")
+    json_schema: Any = Field(None, description="SGLang's and llama.cpp's name of structured_outputs.json")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None

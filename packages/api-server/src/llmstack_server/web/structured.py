@@ -1,4 +1,4 @@
-"""Constraints on the output: `response_format`, `structured_outputs`, `guided_*`."""
+"""Constraints on the output: `response_format`, `structured_outputs`, other names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import GenerationFields
 from llmstack_types import StructuredOutputsParams
 
-_OLD_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
-CONSTRAINT_FIELDS = frozenset({"response_format", "structured_outputs", *_OLD_NAMES})
+# Other names of a constraint, and the kind that they mean.
+_OTHER_NAMES: Mapping[str, str] = {
+    # vLLM's older names
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    # SGLang's; the last two are llama.cpp's as well
+    "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag",
+    "grammar": "grammar", "json_schema": "json",
+}  # fmt: skip
+# Values that clients send for "no constraint".
+_UNSET: Mapping[str, Any] = {"guided_json_object": False} | dict.fromkeys(
+    ("grammar", "ebnf", "regex", "json_schema"), ""
+)
+CONSTRAINT_FIELDS = frozenset({"response_format", "structured_outputs", *_OTHER_NAMES})
 """Fields of a request that may hold a constraint."""
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(StructuredOutputsParams))
@@ -20,9 +32,9 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(StructuredOutputsPara
 _HARMLESS = {"disable_fallback": (None, True, False), "disable_additional_properties": (None, False)}
 _RESPONSE_FORMAT_NAMES = {
     "structured_outputs": "response_format",
-    "structured_outputs.json": "response_format.json_schema.schema",
     "structured_outputs.json_object": "response_format",
     "structured_outputs.structural_tag": "response_format",
+    "structured_outputs.regex": "response_format.value",
 }
 
 
@@ -47,7 +59,7 @@ def _from_source(fields: GenerationFields, source: str) -> StructuredOutputsPara
         return _from_response_format(fields.response_format or {})
     if source == "structured_outputs":
         return _from_object(fields.structured_outputs or {})
-    constraint: dict[str, Any] = {source.removeprefix("guided_"): getattr(fields, source)}
+    constraint: dict[str, Any] = {_OTHER_NAMES[source]: getattr(fields, source)}
     return StructuredOutputsParams(**constraint, whitespace_pattern=fields.guided_whitespace_pattern)
 
 
@@ -57,8 +69,9 @@ def structured_names(fields: GenerationFields) -> Mapping[str, str]:
     if not sources or sources[0] == "structured_outputs":
         return {}
     if sources[0] == "response_format":
-        return _RESPONSE_FORMAT_NAMES
-    kind = f"structured_outputs.{sources[0].removeprefix('guided_')}"
+        schema = _schema_path(fields.response_format or {})
+        return {**_RESPONSE_FORMAT_NAMES, "structured_outputs.json": f"response_format.{schema}"}
+    kind = f"structured_outputs.{_OTHER_NAMES[sources[0]]}"
     whitespace = {"structured_outputs.whitespace_pattern": "guided_whitespace_pattern"}
     return {"structured_outputs": sources[0], kind: sources[0]} | whitespace
 
@@ -71,25 +84,53 @@ def _sources(fields: GenerationFields) -> list[str]:
         found.append("response_format")
     if fields.structured_outputs is not None:
         found.append("structured_outputs")
-    return found + [name for name in _OLD_NAMES if getattr(fields, name) not in (None, False)]
+    return found + [name for name in _OTHER_NAMES if getattr(fields, name) not in (None, _UNSET.get(name))]
 
 
 def _from_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams:
     kind = value.get("type")
     if kind is None:
         raise missing_parameter("response_format.type")
-    if kind == "json_object":
-        return StructuredOutputsParams(json_object=True)
     if kind == "structural_tag":
         return StructuredOutputsParams(structural_tag=value)
-    if kind != "json_schema":
-        reason = "expected 'text', 'json_object', 'json_schema' or 'structural_tag'"
+    if kind == "regex":
+        return StructuredOutputsParams(regex=_part(value, "value", str, "a string"))
+    if kind not in ("json_object", "json_schema", "json"):
+        reason = "expected 'text', 'json_object', 'json_schema', 'json', 'regex' or 'structural_tag'"
         raise request_errors.invalid_value("response_format.type", reason)
-    return StructuredOutputsParams(json=_named_schema(value.get("json_schema")))
+    path = _schema_path(value)
+    if path in _BARE_SCHEMAS:
+        return StructuredOutputsParams(json=_part(value, path, dict, "an object"))
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    return StructuredOutputsParams(json=_named_schema(value, path.partition(".")[0]))
 
 
-def _named_schema(value: Any) -> Mapping[str, Any]:
-    param = "response_format.json_schema"
+# Where llama.cpp's server and TGI have a schema without a name.
+_BARE_SCHEMAS = ("schema", "value")
+
+
+def _schema_path(value: Mapping[str, Any]) -> str:
+    """Where the schema of a format is: in OpenAI's place, or in one of the others."""
+    kind = value.get("type")
+    if value.get("json_schema") is None and value.get("schema") is not None:
+        return "schema"
+    if kind == "json_schema":
+        return "value.schema" if value.get("json_schema") is None and value.get("value") else "json_schema.schema"
+    return "value" if kind == "json" or value.get("value") is not None else "json_schema.schema"
+
+
+def _part(value: Mapping[str, Any], name: str, type_: type, expected: str) -> Any:
+    """A part of a format that has to be there."""
+    if value.get(name) is None:
+        raise missing_parameter(f"response_format.{name}")
+    if not isinstance(value[name], type_):
+        raise request_errors.invalid_type(f"response_format.{name}", expected, value[name])
+    return value[name]
+
+
+def _named_schema(response_format: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    param, value = f"response_format.{place}", response_format.get(place)
     if value is None:
         raise missing_parameter(param)
     if not isinstance(value, dict):

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_server.web.fields import GenerationFields
+from llmstack_server.web.peer_fields import PEERS
 from llmstack_server.web.unsupported import COMMON, Predicate, one_of, word_of
 
 
@@ -67,6 +68,7 @@ _NEVER = one_of()
 # Field to the values that have no effect.
 KNOWN: Mapping[str, Predicate] = {
     **COMMON,
+    **PEERS,
     "repetition_detection": _NEVER,
     "logprob_token_ids": one_of([]),
     "thinking_token_budget": _NEVER,

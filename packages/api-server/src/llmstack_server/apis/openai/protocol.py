@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_server.web.fields import GenerationFields
+from llmstack_server.web.peer_fields import PEERS, PEERS_OF_CHATS, PEERS_OF_TOKENIZE
 from llmstack_server.web.unsupported import COMMON, EFFORTS, MEDIA, VERBOSITIES, Predicate, one_of, word_of
 
 
@@ -88,11 +89,15 @@ class DetokenizeRequest(BaseModel):
 _NEVER = one_of()
 
 # Field to the values that have no effect.
-_ANSWERS: Mapping[str, Predicate] = {name: test for name, test in COMMON.items() if name != "kv_transfer_params"}
+_ANSWERS: Mapping[str, Predicate] = {
+    **{name: test for name, test in COMMON.items() if name != "kv_transfer_params"},
+    **PEERS,
+}
 COMPLETIONS: Mapping[str, Predicate] = {**_ANSWERS, "prompt_embeds": one_of([])}
 COMPLETIONS_OF_VECTORS: Mapping[str, Predicate] = _ANSWERS
 CHAT: Mapping[str, Predicate] = {
     **_ANSWERS,
+    **PEERS_OF_CHATS,
     "add_special_tokens": one_of(False),
     "echo": one_of(False),
     "functions": _NEVER,
@@ -116,5 +121,6 @@ BATCH: Mapping[str, Predicate] = {
     "prompt_logprobs": _NEVER,
     "kv_transfer_params": _NEVER,
 }
-TOKENIZE: Mapping[str, Predicate] = {**MEDIA, "return_token_offsets": one_of(False)}
+TOKENIZE: Mapping[str, Predicate] = {**MEDIA, **PEERS_OF_TOKENIZE, "return_token_offsets": one_of(False)}
 TOKENIZE_CHAT: Mapping[str, Predicate] = {**TOKENIZE, "add_special_tokens": one_of(False)}
+DETOKENIZE: Mapping[str, Predicate] = {"skip_special_tokens": one_of(False)}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.text.gate import in_thread
-from llmstack_server.apis.openai.protocol import TOKENIZE, TOKENIZE_CHAT, DetokenizeRequest, TokenizeRequest
+from llmstack_server.apis.openai.protocol import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, DetokenizeRequest, TokenizeRequest
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import render_conversation
 from llmstack_server.state.server_state import ServerState
@@ -62,7 +62,7 @@ async def _token_texts(state: ServerState, token_ids: list[int]) -> list[str]:
 async def detokenize(state: ServerState, body: dict[str, Any]) -> Detokenized:
     """`{prompt}` of token ids."""
     fields = parse(DetokenizeRequest, body)
-    check_fields(state, body, fields, {})
+    check_fields(state, body, fields, DETOKENIZE)
     if fields.tokens is None:
         raise missing_parameter("tokens")
     limits = state.engine.limits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from llmstack_server.web.peer_fields import PEERS_OF_INPUTS, PEERS_OF_RANKINGS, PEERS_OF_SCORES
 from llmstack_server.web.unsupported import MEDIA, Predicate, one_of
 
 _NEVER = one_of()
@@ -12,6 +13,7 @@ _PADDING = one_of("do_not_pad")
 
 INPUTS: Mapping[str, Predicate] = {
     **MEDIA,
+    **PEERS_OF_INPUTS,
     "chat_template": _NEVER,
     "padding": _PADDING,
     "embed_dtype": one_of("float32"),
@@ -31,6 +33,7 @@ PAIRS: Mapping[str, Predicate] = {
     "softmax": _NEVER,
     "activation": _NEVER,
 }
+SCORES: Mapping[str, Predicate] = {**PAIRS, **PEERS_OF_SCORES}
 COHERE_EMBED: Mapping[str, Predicate] = {
     "request_id": _NEVER,
     "images": one_of([]),
@@ -41,6 +44,7 @@ COHERE_EMBED: Mapping[str, Predicate] = {
 }
 RERANK: Mapping[str, Predicate] = {
     **PAIRS,
+    **PEERS_OF_RANKINGS,
     "rank_fields": one_of(["text"]),
     "max_chunks_per_doc": _NEVER,
     "return_embeddings": one_of(False),

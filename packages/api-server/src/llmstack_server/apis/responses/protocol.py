@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_llm import request_errors
 from llmstack_server.web.fields import GenerationFields
+from llmstack_server.web.peer_fields import PEERS
 from llmstack_server.web.unsupported import COMMON, EFFORTS, VERBOSITIES, Predicate, check_word, one_of, word_of
 
 MAX_METADATA_ENTRIES = 16
@@ -81,6 +82,7 @@ _NEVER = one_of()
 
 UNSUPPORTED: Mapping[str, Predicate] = {
     **COMMON,
+    **PEERS,
     "repetition_detection": _NEVER,
     "logprob_token_ids": one_of([]),
     "thinking_token_budget": _NEVER,
