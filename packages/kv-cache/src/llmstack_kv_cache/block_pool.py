@@ -16,7 +16,8 @@ _MAX_COLLECTED_BLOCKS = 64
 class BlockPool:
     """Blocks that are held or free. A free block keeps its content, findable, until it is taken for something else.
 
-    Free blocks without findable content are taken first, then the least recently used. The blocks of a request are
+    Free blocks without findable content are taken first, then those that were released as useless, then the least
+    recently used. The blocks of a request are
     freed as one segment, so most operations cost a few slices, whatever the number of blocks; only blocks with several
     owners are counted one by one. Every block is in one of four states, which its holder tells:
 
@@ -46,7 +47,8 @@ class BlockPool:
         self._holders[:num_reserved_blocks] = [self._shared] * num_reserved_blocks
         self._unfindable = list(range(num_blocks - 1, num_reserved_blocks - 1, -1))  # taken from its end
         self._collector: Segment | None = None
-        self._segments: OrderedDict[Segment, None] = OrderedDict()  # least recently used first
+        self._useless_collector: Segment | None = None
+        self._segments: OrderedDict[Segment, None] = OrderedDict()  # useless first, then least recently used
 
     def is_free(self, block_id: int) -> bool:
         """Whether the block has no holder."""
@@ -132,6 +134,21 @@ class BlockPool:
         segment.num_free = len(block_ids)
         self._segments[segment] = None
 
+    def release_useless(self, segment: Segment) -> None:
+        """As `release`, for findable blocks that are worth less than all others: they are the first to be evicted."""
+        block_ids, runs = self._disown(segment), self.prefix_index.runs
+        self.num_free_blocks += len(block_ids)
+        self._add_unfindable([block_id for block_id in block_ids if not runs[block_id]])
+        findable = [block_id for block_id in block_ids if runs[block_id]]
+        if not findable:
+            return
+        first = next(iter(self._segments), None)
+        if first is None or first is not self._useless_collector or len(first.block_ids) >= _MAX_COLLECTED_BLOCKS:
+            first = self._useless_collector = Segment([])
+            self._segments[first] = None
+            self._segments.move_to_end(first, last=False)
+        self._add_free(first, findable, are_next=True)
+
     def forget_contents(self) -> None:
         """Forgets what every block holds, the held ones included."""
         self.prefix_index.clear()
@@ -208,11 +225,16 @@ class BlockPool:
         if newest is None or newest is not self._collector or len(newest.block_ids) >= _MAX_COLLECTED_BLOCKS:
             newest = self._collector = Segment([])
             self._segments[newest] = None
-        self._drop_left(newest)  # a block that left it may be among those that come
+        self._add_free(newest, block_ids, are_next=False)
+
+    def _add_free(self, segment: Segment, block_ids: list[int], *, are_next: bool) -> None:
+        """Adds blocks to a free segment, as those that are evicted first or last among its blocks."""
+        self._drop_left(segment)  # a block that left it may be among those that come
         for block_id in block_ids:
-            self._holders[block_id] = newest
-        newest.block_ids[:0] = block_ids
-        newest.num_free += len(block_ids)
+            self._holders[block_id] = segment
+        place = len(segment.block_ids) if are_next else 0
+        segment.block_ids[place:place] = block_ids
+        segment.num_free += len(block_ids)
 
     def _disown(self, segment: Segment) -> list[int]:
         """Takes an owner from the segment's shared blocks; its blocks without another owner."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 
 from llmstack_kv_cache.block import BlockTable, check_integer, num_blocks_for
 
@@ -59,18 +61,29 @@ class GroupTable(BlockTable):
 
     Attributes:
         num_passed_blocks: Leading blocks that the window has passed; `block_ids` begins after them.
+        useful: Indices of blocks that lookups are likely to want, also when the window has passed them.
     """
 
-    __slots__ = ("num_passed_blocks",)
+    __slots__ = ("num_passed_blocks", "useful")
 
-    def __init__(self, salt: str, num_passed_blocks: int = 0) -> None:
+    def __init__(self, salt: str, num_passed_blocks: int = 0, useful: Sequence[range] = ()) -> None:
         super().__init__(salt)
         self.num_passed_blocks = num_passed_blocks
+        self.useful = tuple(useful)
 
     @property
     def num_blocks(self) -> int:
         """The length of the table in blocks, freed ones included."""
         return self.num_passed_blocks + len(self.block_ids)
+
+    def pass_blocks(self, num_blocks: int) -> tuple[list[int], list[int]]:
+        """Takes `num_blocks` blocks from the table that the window has passed: the useful ones, and the others."""
+        passed = self.block_ids[:num_blocks]
+        indices = range(self.num_passed_blocks, self.num_passed_blocks + num_blocks)
+        is_useful = [any(i in useful for useful in self.useful) for i in indices]
+        del self.block_ids[:num_blocks]
+        self.num_passed_blocks += num_blocks
+        return list(compress(passed, is_useful)), list(compress(passed, map(not_, is_useful)))
 
     @property
     def writable(self) -> list[int]:
@@ -90,6 +103,66 @@ def interleave(tables: Sequence[Sequence[int]]) -> list[int]:
 def separate(block_ids: Sequence[int], num_groups: int) -> list[list[int]]:
     """The inverse of `interleave`: the block ids of each group."""
     return [list(block_ids[number::num_groups]) for number in range(num_groups)]
+
+
+def first_needed_blocks(groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int) -> list[int]:
+    """The first of `num_blocks` blocks that each group needs to go on: at least the last, which tells the prefix."""
+    last = max(num_blocks - 1, 0)
+    return [min(group.first_needed_block(num_blocks * block_size, block_size), last) for group in groups]
+
+
+def longest_common(
+    groups: Sequence[KVCacheGroup], by_group: Sequence[Sequence[int | None]], block_size: int
+) -> list[list[int]]:
+    """The blocks of the longest prefix of which every group has what it needs, with null blocks for what it does not.
+
+    `by_group`: The blocks of one prefix in each group; None where one is lost.
+    """
+    num_blocks = len(by_group[0])
+    last_missing = [[-1] for _ in by_group]  # by number of blocks: the last of them that is not there
+    for missing, block_ids in zip(last_missing, by_group, strict=True):
+        for number, block_id in enumerate(block_ids):
+            missing.append(number if block_id is None else missing[-1])
+    while num_blocks and any(
+        missing[num_blocks] >= first
+        for missing, first in zip(last_missing, first_needed_blocks(groups, num_blocks, block_size), strict=True)
+    ):
+        num_blocks -= 1
+    return [
+        [NULL_BLOCK_ID if i < first else block_ids[i] or NULL_BLOCK_ID for i in range(num_blocks)]
+        for first, block_ids in zip(first_needed_blocks(groups, num_blocks, block_size), by_group, strict=True)
+    ]
+
+
+def check_shape(groups: Sequence[KVCacheGroup], computed: Sequence[Sequence[int]], block_size: int) -> int:
+    """How many blocks each group begins with, if null blocks are where a window has passed, and nowhere else.
+
+    Raises:
+        ValueError: They are not what a lookup gives.
+    """
+    num_blocks = len(computed[0])
+    if any(len(block_ids) != num_blocks for block_ids in computed):
+        raise ValueError("computed_block_ids must have as many blocks for each group")
+    for block_ids, first in zip(computed, first_needed_blocks(groups, num_blocks, block_size), strict=True):
+        if any((block_id == NULL_BLOCK_ID) != (i < first) for i, block_id in enumerate(block_ids)):
+            raise ValueError("computed_block_ids must be null blocks where the window has passed, and nowhere else")
+    return num_blocks
+
+
+def useful_blocks(
+    groups: Sequence[KVCacheGroup], leader: int, num_found_blocks: int, ends: Sequence[int], block_size: int
+) -> list[list[range]]:
+    """For each group the blocks that lookups are likely to want after its window has passed them.
+
+    Those that a lookup has found, and those that a prefix of as many blocks as one of `ends` needs. All prefixes hang
+    on the leader's blocks.
+    """
+    useful = [[range(num_found_blocks)] for _ in groups]
+    for end in ends:
+        for ranges, first in zip(useful, first_needed_blocks(groups, end, block_size), strict=True):
+            ranges.append(range(first, end))
+    useful[leader] = [range(NEVER)]
+    return useful
 
 
 def check_groups(groups: Sequence[KVCacheGroup], num_reserved_blocks: int) -> None:

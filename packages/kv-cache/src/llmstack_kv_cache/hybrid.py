@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 from llmstack_kv_cache.block import BlockTable, Segment, check_integer, num_blocks_for
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError, shown
-from llmstack_kv_cache.groups import NULL_BLOCK_ID, GroupTable, KVCacheGroup, check_groups, interleave, separate
+from llmstack_kv_cache.groups import (
+    NULL_BLOCK_ID,
+    GroupTable,
+    KVCacheGroup,
+    check_groups,
+    check_shape,
+    interleave,
+    longest_common,
+    separate,
+    useful_blocks,
+)
 
 
 class HybridKVCacheManager(BlockAccounts):
@@ -17,9 +27,13 @@ class HybridKVCacheManager(BlockAccounts):
     So token i lies in the block at index i // block_size * num_groups + group. `block_tables` separates them.
 
     All groups take blocks of one pool, so a block must have the same number of bytes in each. A prefix is found if
-    every group can serve it: a window needs its last blocks only. The prefixes are known by the blocks of the first
-    group without a window. Where there is none, they are known by the first group's blocks, and a prefix is lost
-    once a block that its window has passed is used again.
+    every group can serve it: a window needs its last blocks only. The prefixes are known by the blocks of the
+    leader, the first group without a window. Where there is none, they are known by the first group's blocks, and a
+    prefix is lost once a block that its window has passed is used again.
+
+    Most blocks that a window has passed serve no hit, so they are evicted first. Three kinds keep their place in the
+    order of eviction, since a lookup is likely to want them: those that a lookup has found, the last ones of the
+    prompt, and the last ones of what the leader knew of the prompt while a window had lost it.
 
     Args:
         groups: At least one, with different names.
@@ -59,7 +73,9 @@ class HybridKVCacheManager(BlockAccounts):
         )
         self._groups = tuple(groups)
         self._leader = next((i for i, group in enumerate(groups) if group.sliding_window is None), 0)
+        self._companions = [number for number in range(len(groups)) if number != self._leader]
         self._tables: dict[str, list[GroupTable]] = {}
+        self._last_ends: tuple[str, tuple[int, ...]] = ("", ())  # of the last lookup: where others may end, in blocks
         self._swapped: dict[str, list[tuple[int, int]]] = {}  # passed and held blocks of each group
 
     @property
@@ -82,19 +98,16 @@ class HybridKVCacheManager(BlockAccounts):
         """
         if not self._enable_prefix_caching:
             return [], 0
-        index = self._prefix_index
-        leading, _ = index.find(token_ids, (len(token_ids) - 1) // self._block_size, salt)
+        index, max_blocks = self._prefix_index, (len(token_ids) - 1) // self._block_size
+        leading, _ = index.find(token_ids, max_blocks, salt)
         identities = [index.prefix(block_id).identity for block_id in leading]
         known: list[list[int | None]]
         known = [[index.find_companion(identity, number) for identity in identities] for number in self._companions]
         known.insert(self._leader, list(leading))
-        num_blocks = self._longest_common(known, len(leading))
+        found = longest_common(self._groups, known, self._block_size)
         self._note_lookup(request_id, len(token_ids))
-        found = [
-            [NULL_BLOCK_ID if i < first else block_ids[i] or NULL_BLOCK_ID for i in range(num_blocks)]
-            for first, block_ids in zip(self._first_needed(num_blocks), known, strict=True)
-        ]
-        return interleave(found), num_blocks * self._block_size
+        self._last_ends = request_id, (len(leading), max_blocks)
+        return interleave(found), len(found[0]) * self._block_size
 
     def allocate_slots(
         self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
@@ -174,12 +187,7 @@ class HybridKVCacheManager(BlockAccounts):
         if not 0 <= num_computed_tokens <= tables[0].num_blocks * self._block_size:
             raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
         for group, table in zip(self._groups, tables, strict=True):
-            num_passed = group.first_needed_block(num_computed_tokens, self._block_size) - table.num_passed_blocks
-            if num_passed > 0:
-                passed = Segment(table.block_ids[:num_passed])
-                del table.block_ids[:num_passed]
-                table.num_passed_blocks += num_passed
-                self._pool.release(passed)
+            self._release_passed(table, group.first_needed_block(num_computed_tokens, self._block_size))
         return min(group.next_passed_token(num_computed_tokens, self._block_size) for group in self._groups)
 
     def num_blocks_needed(self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int) -> int:
@@ -267,8 +275,9 @@ class HybridKVCacheManager(BlockAccounts):
             return None
         salt = self._host_pool.swap_in(request_id)
         tables = self._tables[request_id] = []
-        for num_passed_blocks, num_blocks in self._swapped.pop(request_id):
-            tables.append(GroupTable(salt, num_passed_blocks))
+        swapped = self._swapped.pop(request_id)
+        for (num_passed_blocks, num_blocks), useful in zip(swapped, self._useful_blocks(0, ()), strict=True):
+            tables.append(GroupTable(salt, num_passed_blocks, useful))
             self._append(tables[-1], num_blocks)
         return list(zip(host_block_ids, (block_id for table in tables for block_id in table.block_ids), strict=True))
 
@@ -296,27 +305,6 @@ class HybridKVCacheManager(BlockAccounts):
         """
         return [table.full_table() for table in self._held(request_id)]
 
-    @property
-    def _companions(self) -> list[int]:
-        return [number for number in range(len(self._groups)) if number != self._leader]
-
-    def _first_needed(self, num_blocks: int) -> list[int]:
-        """The first of `num_blocks` blocks that each group needs; the leader needs the last, which tells the prefix."""
-        num_tokens = num_blocks * self._block_size
-        return [min(g.first_needed_block(num_tokens, self._block_size), num_blocks - 1) for g in self._groups]
-
-    def _longest_common(self, by_group: Sequence[Sequence[int | None]], num_blocks: int) -> int:
-        last_missing = [[-1] for _ in by_group]  # by number of blocks: the last of them that is not there
-        for missing, block_ids in zip(last_missing, by_group, strict=True):
-            for number, block_id in enumerate(block_ids):
-                missing.append(number if block_id is None else missing[-1])
-        while num_blocks and any(
-            missing[num_blocks] >= first
-            for missing, first in zip(last_missing, self._first_needed(num_blocks), strict=True)
-        ):
-            num_blocks -= 1
-        return num_blocks
-
     def _begin_tables(
         self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int], salt: str
     ) -> list[int] | None:
@@ -324,7 +312,11 @@ class HybridKVCacheManager(BlockAccounts):
             raise DuplicateRequestError(request_id)
         computed = separate(computed_block_ids, len(self._groups))
         num_computed_blocks = self._check_computed(computed)
-        tables = [GroupTable(salt, block_ids.count(NULL_BLOCK_ID)) for block_ids in computed]
+        useful = self._useful_blocks(
+            num_computed_blocks, self._last_ends[1] if self._last_ends[0] == request_id else ()
+        )
+        passed = [block_ids.count(NULL_BLOCK_ID) for block_ids in computed]
+        tables = [GroupTable(salt, *fields) for fields in zip(passed, useful, strict=True)]
         held = [block_ids[table.num_passed_blocks :] for table, block_ids in zip(tables, computed, strict=True)]
         num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - num_computed_blocks, 0)
         num_free_computed = self._pool.count_free([block_id for block_ids in held for block_id in block_ids])
@@ -345,18 +337,16 @@ class HybridKVCacheManager(BlockAccounts):
 
     def _check_computed(self, computed: list[list[int]]) -> int:
         """How many blocks each group begins with."""
-        num_blocks = len(computed[0])
+        num_blocks = check_shape(self._groups, computed, self._block_size)
         block_ids = [block_id for group in computed for block_id in group if block_id != NULL_BLOCK_ID]
-        if any(len(group) != num_blocks for group in computed):
-            raise ValueError("computed_block_ids must have as many blocks for each group")
-        for group, first in zip(computed, self._first_needed(num_blocks) if num_blocks else (), strict=False):
-            if any((block_id == NULL_BLOCK_ID) != (i < first) for i, block_id in enumerate(group)):
-                raise ValueError("computed_block_ids must be null blocks where the window has passed, and nowhere else")
         leading = [block_id for block_id in computed[self._leader] if block_id != NULL_BLOCK_ID]
         is_chain = self._prefix_index.is_chain(leading, is_whole=len(leading) == num_blocks)
         if not (is_chain and self._pool.are_findable(block_ids)):
             raise ValueError("computed_block_ids must be the blocks of a prefix, from get_computed_blocks")
         return num_blocks
+
+    def _useful_blocks(self, num_found_blocks: int, ends: Sequence[int]) -> list[list[range]]:
+        return useful_blocks(self._groups, self._leader, num_found_blocks, ends, self._block_size)
 
     def _append(self, table: GroupTable, num_blocks: int) -> list[int]:
         block_ids = self._pool.take(num_blocks, table)
@@ -367,7 +357,7 @@ class HybridKVCacheManager(BlockAccounts):
         self, parent: GroupTable, num_full_blocks: int, num_copies: int, copies: list[tuple[int, int]]
     ) -> GroupTable:
         """The child's table in one group, and in `copies` what is to be copied for it."""
-        child = GroupTable(parent.salt, parent.num_passed_blocks)
+        child = GroupTable(parent.salt, parent.num_passed_blocks, parent.useful)
         parent.share_with(child, num_full_blocks)
         end = num_full_blocks - parent.num_passed_blocks
         child.block_ids = parent.block_ids[:end]
@@ -375,8 +365,17 @@ class HybridKVCacheManager(BlockAccounts):
         copies += zip(parent.block_ids[end:], self._append(child, num_copies), strict=False)
         return child
 
+    def _release_passed(self, table: GroupTable, first_needed: int) -> None:
+        if first_needed > table.num_passed_blocks:
+            useful, others = table.pass_blocks(first_needed - table.num_passed_blocks)
+            self._pool.release(Segment(useful))
+            self._pool.release_useless(Segment(others))
+
     def _release(self, request_id: str) -> None:
-        for table in self._tables.pop(request_id):
+        """Frees all blocks; what a lookup of the whole request would not want counts as passed."""
+        for group, table in zip(self._groups, self._tables.pop(request_id), strict=True):
+            num_tokens = table.num_full_blocks * self._block_size
+            self._release_passed(table, group.first_needed_block(num_tokens, self._block_size))
             self._pool.release(table)
 
     def _held(self, request_id: str) -> list[GroupTable]:

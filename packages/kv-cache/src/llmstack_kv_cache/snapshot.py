@@ -36,7 +36,7 @@ def take_snapshot(manager: BlockAccounts) -> State:
         "owners": list(chain.from_iterable(pool._num_owners.items())),
         "unfindable": pool._unfindable.copy(),
         "segments": [_segment_state(pool, segment) for segment in segments],
-        "collector": next((i for i, segment in enumerate(segments) if segment is pool._collector), -1),
+        "collectors": [_place(segments, pool._collector), _place(segments, pool._useless_collector)],
         "runs": [
             (run.start, run.key, run.contents, run.block_ids.copy(), run.max_blocks)
             for run in index._key_to_run.values()
@@ -78,6 +78,10 @@ def restore_snapshot(manager: BlockAccounts, state: State) -> None:
         raise ValueError(f"the books of the snapshot do not agree: {error}") from error
 
 
+def _place(segments: list[Segment], collector: Segment | None) -> int:
+    return next((i for i, segment in enumerate(segments) if segment is collector), -1)
+
+
 def _segment_state(pool: BlockPool, segment: Segment) -> tuple[list[int], list[int]]:
     """The blocks of a free segment, and those that are still free as part of it where that is not all of them."""
     is_whole = segment.num_free == len(segment.block_ids)
@@ -85,7 +89,9 @@ def _segment_state(pool: BlockPool, segment: Segment) -> tuple[list[int], list[i
 
 
 def _table_state(table: BlockTable) -> tuple[Any, ...]:
-    passed = (table.num_passed_blocks,) if isinstance(table, GroupTable) else ()
+    passed: tuple[Any, ...] = ()
+    if isinstance(table, GroupTable):
+        passed = table.num_passed_blocks, [[useful.start, useful.stop] for useful in table.useful]
     prefix = table.prefix.run.start, table.prefix.index
     counts = table.num_full_blocks, table.num_cached_blocks
     return (table.salt, table.block_ids.copy(), *counts, table.copies.copy(), *prefix, *passed)
@@ -133,7 +139,7 @@ def _restore_tables(manager: BlockAccounts, state: State, runs: dict[int, Run]) 
 
 def _restore_table(state: Iterable[Any], runs: dict[int, Run]) -> BlockTable:
     salt, block_ids, num_full, num_cached, copies, start, index, *passed = state
-    table = GroupTable(salt, *passed) if passed else BlockTable(salt)
+    table = GroupTable(salt, passed[0], [range(*useful) for useful in passed[1]]) if passed else BlockTable(salt)
     table.block_ids, table.copies = list(block_ids), list(copies)
     table.num_full_blocks, table.num_cached_blocks = num_full, num_cached
     table.prefix = Prefix(runs.get(start) or _gone(start), index) if start else ROOT
@@ -159,8 +165,10 @@ def _restore_pool(pool: BlockPool, state: State, tables: Iterable[BlockTable]) -
         free = left or block_ids
         segment.num_free = len(free)
         pool._segments[segment] = None
-        if number == state["collector"]:
+        if number == state["collectors"][0]:
             pool._collector = segment
+        if number == state["collectors"][1]:
+            pool._useless_collector = segment
         for block_id in free:
             holders[block_id] = segment
     for table in tables:
