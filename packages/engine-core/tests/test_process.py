@@ -219,6 +219,24 @@ def test_the_process_ends_cleanly_when_it_is_asked_by_a_signal(process: EnginePr
     assert not process.directory.exists()
 
 
+@pytest.mark.parametrize(
+    ("number", "is_outside"),
+    [(signal.SIGTERM, True), (signal.SIGKILL, True), (signal.SIGSEGV, False), (signal.SIGABRT, False)],
+)
+def test_signals_that_no_crash_causes_come_from_outside(number: signal.Signals, is_outside: bool) -> None:
+    process = launch_engine_process(config())
+    peer = Peer(process)
+    try:
+        peer.hello()
+        assert not process.was_ended_from_outside
+        os.kill(process.pid, number)
+        assert eventually(lambda: not process.is_alive)
+        assert process.was_ended_from_outside is is_outside
+    finally:
+        peer.close()
+        process.stop()
+
+
 def test_the_directory_is_private_and_the_process_in_a_session_of_its_own(process: EngineProcess, peer: Peer) -> None:
     peer.hello()
     assert process.directory.stat().st_mode & 0o777 == 0o700

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmstack_engine_core.client.recovering import TURN_S
 from llmstack_engine_core.client.suspects import NUM_CLEARING_TOKENS, AfterCrash, Suspects
 
 MAX_NUM_DEATHS = 200
@@ -105,7 +106,7 @@ def test_each_crash_says_what_goes_on_and_whether_it_is_a_search() -> None:
     suspects = Suspects()
     assert suspects.on_crash(["a", "b"]) == AfterCrash(["a", "b"], None, is_search=False)
     assert suspects.on_crash(["a", "b"]) == AfterCrash(["a"], None, is_search=True)
-    assert suspects.on_crash(["a"]) == AfterCrash(["a"], None, is_search=True)
+    assert suspects.on_crash(["a"]) == AfterCrash(["a"], None, is_search=True, num_lone_crashes=1)
     assert suspects.on_crash(["a"]) == AfterCrash(["b"], "a", is_search=True)
 
 
@@ -138,3 +139,110 @@ def test_a_request_of_another_engine_core_that_died_is_a_suspect_here() -> None:
     assert suspects.has_any
     assert suspects.on_tokens("unknown", 1) == []
     assert suspects.on_crash(["a", "moved"]) == AfterCrash(["moved"], None, is_search=True)
+
+
+def test_a_crash_says_nothing_of_requests_that_the_engine_core_had_not_received() -> None:
+    suspects = Suspects()
+    assert suspects.on_crash([], ["late"]) == AfterCrash(["late"])
+    assert suspects.on_crash(["a"], ["late"]) == AfterCrash(["a", "late"])
+    assert suspects.on_crash(["a"], ["late"]) == AfterCrash(["a"], is_search=True, num_lone_crashes=1)
+    assert suspects.on_crash([], ["late"]) == AfterCrash(["late"], is_search=True)  # neither of them was in it
+    assert suspects.on_crash(["a"]) == AfterCrash(["late"], "a", is_search=True)
+    assert suspects.forget(["late"]) == []
+    assert not suspects.has_any
+
+
+def test_a_group_in_test_that_was_not_received_is_tested_next() -> None:
+    suspects = Suspects()
+    suspects.on_crash(["a", "b", "c", "d"])
+    assert suspects.on_crash(["a", "b", "c", "d"]).resumed == ["a", "b"]
+    assert suspects.on_crash(["a"], ["b"]) == AfterCrash(["a"], is_search=True, num_lone_crashes=1)
+    assert suspects.forget(["a"]) == ["b"]
+    assert suspects.forget(["b"]) == ["c", "d"]
+
+
+def test_ends_from_outside_count_only_where_nothing_made_progress_between_several() -> None:
+    suspects = Suspects()
+    for _ in range(2):
+        assert suspects.on_crash(["a", "b"], is_outside=True) == AfterCrash(["a", "b"])
+    assert suspects.on_tokens("a", NUM_CLEARING_TOKENS) == []
+    for _ in range(2):
+        assert suspects.on_crash(["a", "b"], is_outside=True) == AfterCrash(["a", "b"])
+    assert suspects.on_crash(["a", "b"], is_outside=True) == AfterCrash(["a"], is_search=True)
+    assert suspects.on_crash(["a"], is_outside=True) == AfterCrash(["a"], is_search=True, num_lone_crashes=1)
+    assert suspects.on_crash(["a"], is_outside=True) == AfterCrash(["b"], "a", is_search=True)
+
+
+def test_a_crash_after_an_end_from_outside_is_the_first_one() -> None:
+    suspects = Suspects()
+    suspects.on_crash(["a", "b"], is_outside=True)
+    assert suspects.on_crash(["a", "b"]) == AfterCrash(["a", "b"])
+    assert suspects.on_crash(["a", "b"], is_outside=True) == AfterCrash(["a", "b"])
+    assert suspects.on_crash(["a", "b"]) == AfterCrash(["a"], is_search=True)
+    assert suspects.on_crash(["a"], is_outside=True) == AfterCrash(["a"], is_search=True)
+
+
+@given(st.data())
+def test_ends_from_outside_between_some_progress_end_no_request(data: st.DataObject) -> None:
+    suspects, names = Suspects(), ["a", "b", "c"]
+    for _ in range(data.draw(st.integers(1, 30))):
+        for _ in range(data.draw(st.integers(1, 2))):
+            assert suspects.on_crash(names, is_outside=True) == AfterCrash(names)
+        for name in data.draw(st.lists(st.sampled_from(names), min_size=1)):
+            assert suspects.on_tokens(name, NUM_CLEARING_TOKENS) == []
+
+
+class Shared:
+    """One engine core of several clients, in simulated time: a killer ends it as soon as it is received."""
+
+    def __init__(self, names: list[list[str]], killer: str, clearing_s: float) -> None:
+        self.clients = [Suspects(is_shared=True) for _ in names]
+        self.killer, self.clearing_s = killer, clearing_s
+        self.afters = [AfterCrash(one) for one in names]
+        self.quarantined: list[str] = []
+        self.num_deaths = 0
+
+    def run(self) -> None:
+        while self._live():
+            self.num_deaths += 1
+            assert self.num_deaths < MAX_NUM_DEATHS
+
+    def _live(self) -> bool:
+        """The life of one engine core; whether it crashed."""
+        running: list[list[str]] = [[] for _ in self.clients]
+        waiting = [list(after.resumed) for after in self.afters]
+        times_s = [
+            TURN_S * index * 2**after.num_lone_crashes if after.is_search else 0.0
+            for index, after in enumerate(self.afters)
+        ]
+        events = [(time_s, index, "") for index, time_s in enumerate(times_s)]
+        while events:
+            events.sort()
+            now_s, index, cleared = events.pop(0)
+            waiting[index] += self.clients[index].on_tokens(cleared, NUM_CLEARING_TOKENS) if cleared else []
+            while now_s >= times_s[index] and waiting[index]:
+                running[index].append(waiting[index].pop(0))
+                events.append((now_s + self.clearing_s, index, running[index][-1]))
+                if running[index][-1] == self.killer:
+                    self._crash(running, waiting)
+                    return True
+        return False
+
+    def _crash(self, running: list[list[str]], waiting: list[list[str]]) -> None:
+        for index, client in enumerate(self.clients):
+            if not running[index]:  # it waits for its turn still
+                continue
+            after = self.afters[index] = client.on_crash(running[index], waiting[index])
+            self.quarantined += [] if after.quarantined is None else [after.quarantined]
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=3), st.floats(0.05, 1.9), st.data())
+def test_beside_a_killer_no_request_of_another_client_is_quarantined(
+    sizes: list[int], clearing_s: float, data: st.DataObject
+) -> None:
+    names = [[f"{index}.{number}" for number in range(size)] for index, size in enumerate(sizes)]
+    killer = data.draw(st.sampled_from([name for client in names for name in client]))
+    shared = Shared(names, killer, clearing_s)
+    shared.run()
+    assert shared.quarantined == [killer]
+    assert shared.num_deaths <= sum(sizes).bit_length() + 5

@@ -67,6 +67,14 @@ class EngineProcess:
         return status is not None and status < 0
 
     @property
+    def was_ended_from_outside(self) -> bool:
+        """True if it was asked to end, or killed by an operator or a memory limit: by no fault of its own.
+
+        A process that `look` has ended had hung.
+        """
+        return not self._hang_s and self._popen.poll() in (0, -signal.SIGTERM, -signal.SIGKILL)
+
+    @property
     def grace_s(self) -> float:
         """How long `stop` waits before it kills."""
         return self._grace_s

@@ -16,7 +16,7 @@ from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, r
 from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, rendering_work
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
-from llmstack_llm.engine_clients import make_engine_client, note_engine_end, trace_observers
+from llmstack_llm.engine_clients import make_engine_client, note_engine_death, note_engine_end, trace_observers
 from llmstack_llm.engine_front_end import EngineFrontEnd
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
@@ -120,17 +120,13 @@ class AsyncLLM(EngineFrontEnd):
         load_tokenizer_s = time.monotonic() - began_s
         # A broken one is refused before a process exists.
         chat_template = load_chat_template(model_config, tokenizer, args.chat_template)
+        client = make_engine_client(
+            engine_config, multiprocess, client_addresses, client_index, args.routing,
+            can_reload=args.can_reload, members=members,
+        )  # fmt: skip
         engine = cls(
             model_config,
-            make_engine_client(
-                engine_config,
-                multiprocess,
-                client_addresses,
-                client_index,
-                args.routing,
-                can_reload=args.can_reload,
-                members=members,
-            ),
+            client,
             tokenizer,
             stat_loggers=stat_loggers,
             chat_template=chat_template,
@@ -157,6 +153,10 @@ class AsyncLLM(EngineFrontEnd):
     def note_engine_end(self, engine_index: int, reason: str) -> None:
         """One of several engine cores has ended, and the process that watches it starts no other one."""
         note_engine_end(self._client, engine_index, reason)
+
+    def note_engine_death(self, pid: int, how: str, *, is_outside: bool) -> None:
+        """The process of an engine core has ended: by itself, or by a signal from outside that blames no request."""
+        note_engine_death(self._client, pid, how, is_outside=is_outside)
 
     def shared_reload(self) -> SharedReload:
         """The steps of a reload that several front ends do together.

@@ -72,6 +72,14 @@ def note_engine_end(client: AsyncEngineCoreClient, engine_index: int, reason: st
         client.note_end(engine_index, reason)
 
 
+def note_engine_death(client: AsyncEngineCoreClient, pid: int, how: str, *, is_outside: bool) -> None:
+    """The process of an engine core has ended, as the process that watches it says."""
+    from llmstack_engine_core.client import BalancedClient, RecoveringClient, ReloadingClient
+
+    if isinstance(client, BalancedClient | RecoveringClient | ReloadingClient):
+        client.note_death(pid, how, is_outside=is_outside)
+
+
 def check_model(model_config: ModelConfig, engine: EngineReady) -> None:
     """Refuses an engine core that runs another model: its token ids would mean something else.
 

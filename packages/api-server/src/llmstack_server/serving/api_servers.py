@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmstack_engine_core.ipc.sockets import make_private_directory
 from llmstack_engine_core.waiting_process import start_module
@@ -26,6 +27,9 @@ from llmstack_server.serving.launcher import StageTimer
 from llmstack_server.serving.ready_panel import ReadySummary, log_ready
 from llmstack_server.serving.reload_supervisor import ReloadSupervisor
 from llmstack_server.serving.sockets import address_of, listening
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.supervisor import EngineProcess
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +241,12 @@ class ApiServers:
         if engines is self._reloads.engines:
             self._tell_all({"ended": index, "reason": line})
 
+    def _tell_loss(self, process: EngineProcess) -> None:
+        """Lets the processes know which of their requests may be the cause: none of a signal from outside."""
+        self._tell_all(
+            {"lost": process.pid, "how": process.describe_end(), "is_outside": process.was_ended_from_outside}
+        )
+
     def _watch(self, outcome: asyncio.Future[int], engines: EngineProcesses) -> None:
         """Replaces engine cores that end; where those that take new requests are gone, the server stops."""
         loop = asyncio.get_running_loop()
@@ -250,7 +260,7 @@ class ApiServers:
             else:
                 loop.call_later(0.0 if was_killed else START_LAST_WORDS_S, _fail, outcome, ServeError(line))
 
-        engines.on_end = partial(self._tell_end, engines)
+        engines.on_end, engines.on_loss = partial(self._tell_end, engines), self._tell_loss
         engines.watch(on_death)
 
     async def _send_addresses(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:

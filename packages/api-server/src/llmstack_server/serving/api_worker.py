@@ -148,6 +148,10 @@ class Worker:
             for engine_index, reason in self._ended.items():
                 self._engine.note_engine_end(engine_index, reason)
 
+    def _note_loss(self, order: process_channel.Message) -> None:
+        if self._engine is not None:
+            self._engine.note_engine_death(order["lost"], order["how"], is_outside=order["is_outside"])
+
     def _report_ready(self) -> None:
         if self._lifecycle is not None:
             self._lifecycle.waits_for_others = False
@@ -168,6 +172,8 @@ class Worker:
                     loop.call_soon_threadsafe(self._follower.take, order)
                 elif "ended" in order:
                     loop.call_soon_threadsafe(self._note_end, order["ended"], order["reason"])
+                elif "lost" in order:
+                    loop.call_soon_threadsafe(self._note_loss, order)
                 elif "member" in order and self._members is not None:
                     loop.call_soon_threadsafe(self._members.take, order)
         self._is_orphan = True

@@ -41,6 +41,7 @@ class EngineProcesses:
         members: The other machines of the endpoint, where this process listens for them; None without.
         ended: Engine cores that have ended for good while others go on, and how.
         on_end: Called with each of them.
+        on_loss: Called with each process that has ended, however that goes on.
     """
 
     model_path: str
@@ -51,6 +52,7 @@ class EngineProcesses:
     members: Members | None = None
     ended: dict[int, str] = field(default_factory=dict)
     on_end: Callable[[int, str], None] | None = None
+    on_loss: Callable[[EngineProcess], None] | None = None
     _is_stopping: bool = False
     _limits: dict[int, RestartLimits] = field(default_factory=dict)
     _replacements: set[asyncio.Task[None]] = field(default_factory=set)
@@ -78,6 +80,8 @@ class EngineProcesses:
 
         def ended() -> None:
             loop.remove_reader(process.death_fd)
+            if self.on_loss is not None:
+                self.on_loss(process)
             line = f"engine core {index} has ended: {process.describe_end()}"
             if process.has_been_ready or (process.was_killed and index in self._limits):
                 if not self._may_replace(index):

@@ -7,7 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from llmstack_engine_core.client.mailbox import Mailbox
-from llmstack_engine_core.ipc.frames import AbortRequests, CacheUpdate, ClientMessage, ControlCall, FollowCache
+from llmstack_engine_core.ipc.frames import (
+    ENGINE_STOPPED,
+    AbortRequests,
+    CacheUpdate,
+    ClientMessage,
+    ControlCall,
+    FollowCache,
+)
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -32,6 +39,11 @@ class AsyncClient(ABC):
     def is_dead(self) -> bool:
         """True once the engine core is gone."""
         return self._mailbox.death is not None
+
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """Whether the engine core, which is gone, was asked to end: no request of it is the cause."""
+        return self._mailbox.death == ENGINE_STOPPED
 
     @property
     def is_recovering(self) -> bool:
@@ -73,6 +85,11 @@ class AsyncClient(ABC):
         except EngineStartError:
             await self.shutdown()
             raise
+
+    async def wait_until_dead(self) -> str:
+        """Returns when the engine core is gone, with the reason."""
+        await self._wait_for(lambda: self._mailbox.death is not None)
+        return self._mailbox.death or ""
 
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Sends one request.

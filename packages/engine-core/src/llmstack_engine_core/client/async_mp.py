@@ -21,6 +21,7 @@ from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_engine_core.spare import Spares
+from llmstack_types import EngineCoreRequest
 
 # A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
 LAST_WORDS_S = 0.05
@@ -44,6 +45,7 @@ class AsyncSocketClient(AsyncClient):
         self._socket.send(encode(Hello()), zmq.NOBLOCK)
         self._socket_fd = int(self._socket.getsockopt(zmq.FD))
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._undeclared_death: str | None = None  # it may have left last words
 
     @property
     @abstractmethod
@@ -57,6 +59,9 @@ class AsyncSocketClient(AsyncClient):
     async def _send(self, message: ClientMessage) -> None:
         if self._loop is None:
             self._attach()
+        if self._undeclared_death is not None and isinstance(message, EngineCoreRequest):  # no process would receive it
+            self._declare_dead(self._undeclared_death)
+            self._mailbox.check_alive()
         frame = encode(message)
         while True:
             try:
@@ -96,6 +101,7 @@ class AsyncSocketClient(AsyncClient):
         death = self._find_death()
         if death is not None and self._loop is not None:
             self._loop.remove_reader(self._death_fd)
+            self._undeclared_death = death
             self._loop.call_later(LAST_WORDS_S, self._declare_dead, death)
 
     def _declare_dead(self, death: str) -> None:
@@ -118,6 +124,11 @@ class AsyncMPClient(AsyncSocketClient):
         self._spares = spares
         self._watch: asyncio.TimerHandle | None = None
         super().__init__(self._process.address, 0, config.start_timeout_s)
+
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """As for any client; and a process that a signal from outside has ended could not say so."""
+        return super().was_ended_from_outside or self._process.was_ended_from_outside
 
     @property
     def pid(self) -> int:

@@ -183,6 +183,12 @@ class BalancedClient:
         if isinstance(client, RecoveringClient):
             client.end(reason)
 
+    def note_death(self, pid: int, how: str, *, is_outside: bool) -> None:
+        """As `RecoveringClient.note_death`, of whichever it was."""
+        for client in self._clients:
+            if isinstance(client, RecoveringClient):
+                client.note_death(pid, how, is_outside=is_outside)
+
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Sends one request to an engine core; a fork follows its parent.
 
@@ -214,7 +220,7 @@ class BalancedClient:
         pairs = zip(self._clients, self._nums_requests(), strict=True)
         return [num_requests + (0 if is_available(client) else UNAVAILABLE) for client, num_requests in pairs]
 
-    def _move(self, index: int, requests: Sequence[EngineCoreRequest]) -> bool:
+    def _move(self, index: int, requests: Sequence[EngineCoreRequest], are_suspects: bool) -> bool:
         """Lets another engine core go on with requests of one that died; False where none computes the same bits."""
         contract_id = getattr(self._clients[index], "contract_id", "")
         loads = self._loads()
@@ -223,7 +229,7 @@ class BalancedClient:
             client = self._clients[other]
             if isinstance(client, RecoveringClient) and contract_id and client.contract_id == contract_id:
                 self._request_id_to_index |= dict.fromkeys([request.request_id for request in requests], other)
-                client.adopt(requests)
+                client.adopt(requests, is_suspect=are_suspects)
                 return True
         self.num_unmoved_requests += len(requests) if others else 0
         return False

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 # Clients that share an engine core search one after the other, and begin so long after each other.
 TURN_S: Final = 2.0
+# A supervisor says at once how an engine core has ended. Clients of another program's engine cores get no such message.
+CAUSE_WAIT_S: Final = 1.0
+_MAX_CAUSES: Final = 16
 
 
 class RecoveringClient(ResumingClient):
@@ -65,17 +68,19 @@ class RecoveringClient(ResumingClient):
         Raises:
             EngineStartError: A process cannot be started.
         """
-        super().__init__(start())
+        super().__init__(start(), is_shared=shared_turn is not None)
         self.num_restarts = 0
         self._start = start
-        self._shared_turn = shared_turn
+        self._is_shared, self._turn = shared_turn is not None, shared_turn or 0
         self._spares = spares
         # The searches of other clients end engine cores too.
-        self._limits = RestartLimits(max_restarts if shared_turn is None else max_restarts + MAX_SEARCH_RESTARTS)
+        self._limits = RestartLimits(max_restarts + MAX_SEARCH_RESTARTS if self._is_shared else max_restarts)
         self._was_ready = False
         self._contract_id, self._is_other_model = "", False
         self._death: str | None = None
         self._is_listening = False
+        self._pid_to_cause: dict[int, tuple[str, bool]] = {}
+        self._learns_causes, self._has_cause = self._is_shared, asyncio.Event()
 
     @property
     def is_dead(self) -> bool:
@@ -214,6 +219,19 @@ class RecoveringClient(ResumingClient):
         if self._spares is not None:
             self._spares.close()
 
+    def note_death(self, pid: int, how: str, *, is_outside: bool) -> None:
+        """Takes from its supervisor how a process has ended, and whether that came from outside.
+
+        The process may be any of the server.
+        """
+        if not self._is_shared:
+            return
+        self._learns_causes = True
+        self._pid_to_cause[pid] = how, is_outside
+        while len(self._pid_to_cause) > _MAX_CAUSES:
+            del self._pid_to_cause[next(iter(self._pid_to_cause))]
+        self._has_cause.set()
+
     def end(self, reason: str) -> None:
         """There will be no other engine core: others go on with its requests, where they compute the same bits."""
         self._give_up(reason)
@@ -224,7 +242,7 @@ class RecoveringClient(ResumingClient):
 
     def retire(self) -> None:
         """It gets no further requests. Where it dies for good, its own end with an error each."""
-        self.share(lambda _: False)
+        self.share(lambda _requests, _are_suspects: False)
         self.drop_spares()
 
     async def shutdown(self) -> None:
@@ -238,25 +256,19 @@ class RecoveringClient(ResumingClient):
 
     def _recover(self, reason: str) -> None:
         """Begins to start another engine core; what the dead one had sent has been taken already."""
-        if self._shared_turn is not None and reason == ENGINE_STOPPED:
-            self._give_up(reason)
         if self._recovery is None and self._death is None:
             if self.num_requests:
                 self._note_stats()
             self._recovery = asyncio.get_running_loop().create_task(self._restart(reason))
 
     async def _restart(self, reason: str) -> None:
-        # The requests of a beam search go on together, or wait together: only the first one counts.
-        after = self._suspects.on_crash([one for one in self._running if not self._journal.is_follower(one)])
-        self._running.clear()
-        is_search = after.is_search
-        if not is_search:
-            self._hand_over(after.resumed)
+        after = AfterCrash([])
         try:
-            while not await self._start_another(reason, is_search=is_search):
-                is_search = False
-            if after.is_search and self._shared_turn:
-                await asyncio.sleep(TURN_S * self._shared_turn)
+            reason, is_outside = await self._find_cause(reason)
+            after = self._note_crash(is_outside=is_outside)
+            if not after.is_search:
+                self._hand_over(after.resumed, are_suspects=not is_outside)
+            await self._replace(reason, after, is_search=after.is_search and not is_outside)
         except EngineDeadError as error:
             self._give_up(str(error))
         finally:
@@ -265,8 +277,69 @@ class RecoveringClient(ResumingClient):
         if self._death is None:
             await self._resume(after)
 
-    async def _start_another(self, reason: str, *, is_search: bool) -> bool:
-        """Whether it came up.
+    async def _find_cause(self, reason: str) -> tuple[str, bool]:
+        """How the engine core has ended, and whether that came from outside.
+
+        Raises:
+            EngineDeadError: The program that runs it has stopped it.
+        """
+        is_outside = self._client.was_ended_from_outside
+        pid = self.engines[0].pid if self.engines else 0
+        if self._learns_causes and pid not in self._pid_to_cause:
+            try:
+                async with asyncio.timeout(CAUSE_WAIT_S):
+                    while pid not in self._pid_to_cause:
+                        self._has_cause.clear()
+                        await self._has_cause.wait()
+            except TimeoutError:
+                self._learns_causes = False
+        if pid in self._pid_to_cause:
+            return self._pid_to_cause.pop(pid)
+        if self._is_shared and reason == ENGINE_STOPPED:
+            raise EngineDeadError(reason)
+        return reason, is_outside
+
+    def _note_crash(self, *, is_outside: bool) -> AfterCrash:
+        """What the end of the engine core says of the requests that it had received."""
+        deferred, self._deferred = self._deferred, []
+        # The requests of a beam search go on together, or wait together: only the first one counts.
+        running, unsent = (
+            [one for one in names if one in self._journal and not self._journal.is_follower(one)]
+            for names in (self._running, deferred)
+        )
+        self._running.clear()
+        return self._suspects.on_crash(running, unsent, is_outside=is_outside)
+
+    async def _replace(self, reason: str, after: AfterCrash, *, is_search: bool) -> None:
+        """Returns when there is another engine core, and this client may send to it.
+
+        Raises:
+            EngineDeadError: That was tried too often.
+        """
+        while True:
+            problem = await self._start_another(reason, is_search=is_search)
+            if problem is None:
+                problem = await self._wait_for_turn(after)
+            if problem is None:
+                return
+            reason, is_search = problem, False
+
+    async def _wait_for_turn(self, after: AfterCrash) -> str | None:
+        """Lets the clients before this one search; returns why the engine core has died meanwhile, if it has.
+
+        That says nothing of the requests of this client. After each crash it waits twice as long: others may be slow.
+        """
+        if not after.is_search or not self._turn:
+            return None
+        try:
+            async with asyncio.timeout(TURN_S * self._turn * 2**after.num_lone_crashes):
+                reason = await self._client.wait_until_dead()
+        except TimeoutError:
+            return None
+        return (await self._find_cause(reason))[0]
+
+    async def _start_another(self, reason: str, *, is_search: bool) -> str | None:
+        """Why it did not come up; None if it did.
 
         Raises:
             EngineDeadError: That was tried too often.
@@ -281,14 +354,16 @@ class RecoveringClient(ResumingClient):
             self._client = self._start()
             self._client.listen(self._wake)
             contract_id = (await self._client.wait_until_ready()).numeric_contract_id
-            self._is_other_model, self._contract_id = contract_id != self._contract_id, contract_id
+            self._is_other_model |= contract_id != self._contract_id
+            self._contract_id = contract_id
         except (EngineStartError, EngineDeadError) as error:
             logger.error("it did not come up: %s", error)
-            return False
-        return True
+            return str(error)
+        return None
 
     async def _resume(self, after: AfterCrash) -> None:
         if self._is_other_model:
+            self._is_other_model = False
             await self._send_held(self._fail_all())
             return
         if after.quarantined is not None:
@@ -305,7 +380,7 @@ class RecoveringClient(ResumingClient):
         self._death = reason
         if self._move is not None and not is_asked:
             if not self._suspects.is_searching:
-                self._hand_over(self._journal.request_ids)
+                self._hand_over(self._journal.request_ids, are_suspects=True)
             for request_id in self._journal.request_ids:
                 self._fail(request_id, EngineLostError.TEXT)
         self._wake()

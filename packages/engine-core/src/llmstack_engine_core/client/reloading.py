@@ -157,10 +157,7 @@ class ReloadingClient:
         return await self._prepare(config, adapters, addresses)
 
     async def _prepare(
-        self,
-        config: EngineConfig,
-        adapters: Callable[[], Sequence[tuple[str, str]]],
-        addresses: Sequence[str] = (),
+        self, config: EngineConfig, adapters: Callable[[], Sequence[tuple[str, str]]], addresses: Sequence[str] = ()
     ) -> EngineReady:
         if self._is_shut_down:
             raise EngineStartError("the client has been shut down")
@@ -248,6 +245,11 @@ class ReloadingClient:
         """As `BalancedClient.note_end`, of the engine cores that take requests."""
         if isinstance(self._current, ReplicasClient):
             self._current.note_end(index, reason)
+
+    def note_death(self, pid: int, how: str, *, is_outside: bool) -> None:
+        """As `RecoveringClient.note_death`, of whichever it was."""
+        for client in self._clients():
+            client.note_death(pid, how, is_outside=is_outside)
 
     def check_move(self) -> None:
         """Checks that running requests may go on in the prepared engine core.

@@ -10,7 +10,7 @@ from typing import Final
 
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.async_mp import AsyncAttachedClient
-from llmstack_engine_core.client.recovering import TURN_S, RecoveringClient
+from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.ipc.frames import ClientMessage
 from llmstack_engine_core.ipc.link import Link
 from llmstack_types import EngineDeadError, EngineLostError, EngineReady, EngineStartError
@@ -66,6 +66,7 @@ class RemoteClient(RecoveringClient):
         self._is_lost = True
         self._has_changed = asyncio.Event()
         self._was_ready = True  # it recovers from the beginning
+        self._turn = client_index
 
     @property
     def is_dead(self) -> bool:
@@ -109,7 +110,7 @@ class RemoteClient(RecoveringClient):
                 await asyncio.wait([self._recovery])
         return self.engines[0]
 
-    async def _start_another(self, reason: str, *, is_search: bool) -> bool:
+    async def _start_another(self, reason: str, *, is_search: bool) -> str | None:
         """Returns when it is there again, however long that takes."""
         await self._client.shutdown()
         self._client = AbsentClient()
@@ -125,11 +126,9 @@ class RemoteClient(RecoveringClient):
                     await asyncio.wait_for(self._has_changed.wait(), RETRY_S if self._address else None)
                 except TimeoutError:
                     continue
-            if is_search:  # clients that share it search one after the other
-                await asyncio.sleep(TURN_S * self._client_index)
         finally:
             losing.cancel()
-        return True
+        return None
 
     async def _attach(self) -> bool:
         """Whether the engine core is there and welcome."""
@@ -156,7 +155,7 @@ class RemoteClient(RecoveringClient):
             return False
         self._client = client
         client.listen(self._wake)
-        self._is_other_model = self._contract_id not in ("", ready.numeric_contract_id)
+        self._is_other_model |= self._contract_id not in ("", ready.numeric_contract_id)
         if self._contract_id:
             self.num_restarts += 1
         self._contract_id, self._is_lost = ready.numeric_contract_id, False
@@ -187,7 +186,7 @@ class RemoteClient(RecoveringClient):
     def _lose(self) -> None:
         """It has been away for too long: its requests end, where no other engine core can continue them."""
         self._is_lost = True
-        self._hand_over(self._journal.request_ids)
+        self._hand_over(self._journal.request_ids, are_suspects=True)
         for request_id in self._journal.request_ids:
             self._release_soon(self._fail(request_id, EngineLostError.TEXT))
         self._wake()

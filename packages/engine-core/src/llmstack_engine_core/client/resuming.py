@@ -25,18 +25,23 @@ from llmstack_types import (
 
 logger = logging.getLogger(__name__)
 
-MoveRequests = Callable[[Sequence[EngineCoreRequest]], bool]
-"""Lets another engine core go on with requests that belong together; False where none can."""
+MoveRequests = Callable[[Sequence[EngineCoreRequest], bool], bool]
+"""Lets another engine core go on with requests that belong together; False where none can.
+
+The second argument says whether one of them may have crashed an engine core."""
 
 
 class ResumingClient(ABC):
     """The journal of a client, and which of its requests may be sent; `RecoveringClient` adds the engine cores."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        """`client`: The first engine core."""
+    def __init__(self, client: AsyncClient, *, is_shared: bool = False) -> None:
+        """`client`: The first engine core.
+
+        `is_shared`: Whether other clients use it too.
+        """
         self._client = client
         self._journal = Journal()
-        self._suspects = Suspects()
+        self._suspects = Suspects(is_shared=is_shared)
         self._running: dict[str, None] = {}  # in the engine core; a set would forget the order
         self._own_outputs: deque[EngineCoreOutput] = deque()
         self._own_stats: SchedulerStats | None = None
@@ -83,11 +88,15 @@ class ResumingClient(ABC):
         """
         self._move = move
 
-    def adopt(self, requests: Sequence[EngineCoreRequest]) -> None:
-        """Goes on with requests that belong together and were in another engine core when it died."""
+    def adopt(self, requests: Sequence[EngineCoreRequest], *, is_suspect: bool) -> None:
+        """Goes on with requests that belong together and were in another engine core when it died.
+
+        `is_suspect`: Whether one of them may have crashed it.
+        """
         for request in requests:
             self._journal.add(request)
-        self._suspects.suspect(requests[0].request_id)
+        if is_suspect:
+            self._suspects.suspect(requests[0].request_id)
         self._release_soon([requests[0].request_id])
 
     def give_away(self) -> list[EngineCoreRequest]:
@@ -139,7 +148,9 @@ class ResumingClient(ABC):
         self._running[request.request_id] = None
         try:
             await self._client.add_request(request)
-        except EngineDeadError as error:  # it goes with the others that were in it
+        except EngineDeadError as error:  # it has not received the request, which is no cause of its end
+            self._running.pop(request.request_id, None)
+            self._deferred.append(request.request_id)
             self._recover(str(error))
         except ValueError:
             self._running.pop(request.request_id, None)
@@ -170,14 +181,14 @@ class ResumingClient(ABC):
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    def _hand_over(self, request_ids: Sequence[str]) -> None:
+    def _hand_over(self, request_ids: Sequence[str], *, are_suspects: bool) -> None:
         """Lets other engine cores go on with requests, as far as they take them."""
         for request_id in request_ids:
             if self._move is None or request_id not in self._journal:
                 continue
             group = self._journal.group(request_id)
             requests = [request for one in group if (request := self._journal.resumed(one)) is not None]
-            if len(requests) == len(group) and self._move(requests):
+            if len(requests) == len(group) and self._move(requests, are_suspects):
                 self._journal.forget(group)
                 self._suspects.forget(group)
 
