@@ -157,6 +157,32 @@ def test_spaces_lines_and_marks_are_cleaned_as_by_sentencepiece(rule: str, remov
         assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text), text
 
 
+@pytest.mark.parametrize("removes", [True, False])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_texts_between_special_tokens_are_read_as_by_slow_tokenizers(kind: str, removes: bool, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=written, model_type=kind, vocab_size=330, byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2, num_threads=1, remove_extra_whitespaces=removes,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"legacy": False}))
+    reference = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    tokenizer = here(tmp_path)
+
+    def later(text: str) -> list[int]:
+        """What transformers' `legacy=False` gives: the text behind a marker that is removed again."""
+        marker = reference.encode("the")
+        return reference.encode("the" + text)[len(marker) :] if text.startswith(" ") else reference.encode(text)[1:]
+
+    for text in (" the cat", "  the cat", " the  cat ", "   "):
+        found = tokenizer.encode(f"the</s>{text}", add_special_tokens=False)
+        assert found == [*reference.encode("the"), reference.eos_id(), *later(text)], text
+    for text in ("the cat", *([" the cat", "  the cat ", "   "] if removes else [])):
+        assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text), text
+
+
 def test_a_bpe_model_of_sentencepiece_merges_the_best_piece_first(tmp_path: Path) -> None:
     pieces = b"".join(piece(text, -rank) for rank, text in enumerate(("ab", "bc", "▁ab", "▁", "a", "b", "c")))
     (tmp_path / "tokenizer.model").write_bytes(UNKNOWN + pieces + BPE)

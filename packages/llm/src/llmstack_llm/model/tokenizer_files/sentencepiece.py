@@ -22,6 +22,7 @@ from llmstack_llm.model.tokenizer_files.proto import (
 from llmstack_llm.model.tokenizer_files.source import ConversionError
 
 _SPACE = "▁"
+_OUTER_SPACES, _LAST_SPACES = r"\A +| +\z", r" +\z"
 _COMPOSED = (("e\u0301", "é"), ("o\u0308", "ö"), ("\u0438\u0306", "\u0439"))
 
 
@@ -71,7 +72,7 @@ def _cleaning(model: SentencePieceModel) -> dict[str, Any]:
     if model.charsmap:
         steps += _mapping(base64.b64encode(model.charsmap).decode())
     if model.remove_extra_whitespaces:
-        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
+        steps.append({"type": "Replace", "pattern": {"Regex": _OUTER_SPACES}, "content": ""})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     if model.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": _SPACE})
@@ -106,8 +107,15 @@ def _mapping(charsmap: str) -> list[dict[str, Any]]:
 
 
 def _first_prefix(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The space in front of the whole text only, not behind each special token (`legacy` false in transformers)."""
+    """The space in front of the whole text only, not behind each special token (`legacy` false in transformers).
+
+    Each text between special tokens is normalized alone. A space in front of it is its own, and stands for the prefix
+    in front of the whole text.
+    """
     steps = [step for step in parts["normalizer"]["normalizers"] if step["type"] != "Prepend"]
+    for index, step in enumerate(steps):
+        if step.get("pattern") == {"Regex": _OUTER_SPACES}:
+            steps[index] = {**step, "pattern": {"Regex": _LAST_SPACES}}
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "first", "split": False},
