@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from llmstack_model_files import (
     check_safetensors,
     open_artifact,
     overridden,
+    read_adapter,
     read_json,
     read_json_array,
     read_model_config,
@@ -102,6 +106,18 @@ def test_json_that_is_wrong_is_one_line_of_error(tmp_path: Path, text: bytes) ->
 def test_a_path_that_is_no_folder_has_no_adapter(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFilesError, match=rf"^{name[:64]} is no folder of an adapter\.$"):
         adapter_digest(tmp_path / name, 1000)
+
+
+@pytest.mark.parametrize("read", [adapter_digest, read_adapter])
+def test_the_size_of_an_adapter_is_checked_before_it_is_read(
+    tmp_path: Path, read: Callable[[Path, int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with (tmp_path / "adapter_model.safetensors").open("wb") as file:
+        file.truncate(4 << 30)
+    monkeypatch.setattr(hashlib, "sha256", lambda content: SimpleNamespace(update=pytest.fail))
+    with pytest.raises(ModelFilesError, match=r"^adapter_model\.safetensors has more than 1073741824 bytes\.$"):
+        read(tmp_path, 1 << 30)
 
 
 def test_an_array_is_read_where_one_is_expected(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ def adapter_digest(folder: Path, max_bytes: int) -> str:
     config = _read(folder, CONFIG_NAME, MAX_CONFIG_BYTES)
     digest, num_bytes = _begin_digest(config), 0
     with open_artifact(folder, WEIGHTS_NAME) as file:
+        # A sparse file of gigabytes costs nothing to make, and seconds to read.
+        _check_size(WEIGHTS_NAME, os.fstat(file.fileno()).st_size, max_bytes)
         while piece := file.read(_PIECE_BYTES):
             num_bytes += len(piece)
             _check_size(WEIGHTS_NAME, num_bytes, max_bytes)
@@ -81,6 +84,7 @@ def _check_size(name: str, num_bytes: int, max_bytes: int) -> None:
 
 def _read(folder: Path, name: str, max_bytes: int) -> bytes:
     with open_artifact(folder, name) as file:
+        _check_size(name, os.fstat(file.fileno()).st_size, max_bytes)
         content = file.read(max_bytes + 1)
     _check_size(name, len(content), max_bytes)
     return content
