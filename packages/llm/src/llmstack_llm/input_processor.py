@@ -24,8 +24,16 @@ from llmstack_llm.admission.sampling import (
 from llmstack_llm.admission.seeds import completion_seed, draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
 from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.model.special_ids import eos_token_ids, start_token_id
 from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
-from llmstack_llm.pooling.prompt import PoolingPrompt, TextPair, cut_token_ids, encode_pooling_prompt, num_chars_of
+from llmstack_llm.pooling.prompt import (
+    PoolingPrompt,
+    TextPair,
+    cut_token_ids,
+    encode_pooling_prompt,
+    is_limited,
+    num_chars_of,
+)
 from llmstack_llm.requests import AdmittedRequest, GenerationRequest, PromptInput, RenderedPrompt, text_and_ids_of
 from llmstack_llm.text.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.text.gate import TextGate
@@ -75,9 +83,9 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.gate = TextGate()
         self.limits = limits_of(model_config)
-        self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
+        self.eos_token_ids = eos_token_ids(model_config, tokenizer)
         self.constraints = ConstraintAdmission(model_config.tokenizer_path, self.eos_token_ids, structured_outputs)
-        self._start_token_id = _start_token_id(model_config, tokenizer)
+        self._start_token_id = start_token_id(model_config, tokenizer)
         self._bad_words = BadWordSpelling(tokenizer)
         self._pooling_config = model_config.pooling
         self._default_sampling: Mapping[str, Any] = model_config.default_sampling
@@ -202,11 +210,11 @@ class InputProcessor:
         text, given = (None, None) if isinstance(prompt, TextPair) else self._text_and_ids(prompt, param)
         if given is not None:
             encoded = PoolingPrompt(cut_token_ids(given, max_tokens, side))
-        elif max_tokens is None and text is not None:
+        elif max_tokens is None and text is not None and not is_limited(text):
             encoded = PoolingPrompt(self._encode(text, param, add_special_tokens))
         else:
             texts = prompt if isinstance(prompt, TextPair) else text or ""
-            tokenizer = self._tokenizer_for(texts, param, is_cut=max_tokens is not None)
+            tokenizer = self._tokenizer_for(texts, param, is_cut=max_tokens is not None or is_limited(texts))
             encoded = encode_pooling_prompt(
                 tokenizer, texts, add_special_tokens=add_special_tokens,
                 max_tokens=max_tokens, side=side, param=field_name,
@@ -386,15 +394,3 @@ def _fanned_out(first: EngineCoreRequest) -> list[EngineCoreRequest]:
         )
         for index in range(params.num_generated)
     ]
-
-
-def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
-    found = (*model_config.eos_token_ids, *(() if eos_token_id is None else (eos_token_id,)))
-    return tuple(dict.fromkeys(token_id for token_id in found if token_id < model_config.vocab_size))
-
-
-def _start_token_id(model_config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
-    named = () if tokenizer is None else (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    found = (*named, model_config.bos_token_id, *model_config.eos_token_ids)
-    return next((token_id for token_id in found if token_id is not None), None)

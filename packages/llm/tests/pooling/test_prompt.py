@@ -15,6 +15,7 @@ from llmstack_llm.admission.rules import check_truncation
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.pooling.prompt import (
+    LimitedText,
     PoolingPrompt,
     TextPair,
     cut_token_ids,
@@ -141,6 +142,22 @@ def test_what_is_too_long_is_refused_or_cut(processor: InputProcessor) -> None:
         admitted = processor.admit_pooling(prompt, PoolingParams(truncate_prompt_tokens=-1))
         assert len(admitted.prompt_token_ids) == 12
         assert admitted.pooling_params.truncate_prompt_tokens is None
+
+
+def test_each_text_may_have_a_limit_of_its_own() -> None:
+    limited = LimitedText("a b c d", 2)
+    assert encode(limited).token_ids == [CLS, 0, 1, SEP]
+    assert encode(TextPair("a b c", limited)) == PoolingPrompt([CLS, 0, 1, 2, SEP, 0, 1, SEP], 5)
+    assert encode(TextPair(limited, "a b c"), side="left").token_ids == [CLS, 2, 3, SEP, 0, 1, 2, SEP]
+    assert encode(TextPair("a b c", limited), max_tokens=6).token_ids == [CLS, 0, 1, SEP, 0, SEP]
+    assert encode(LimitedText("a b", 3)).token_ids == [CLS, 0, 1, SEP]
+
+
+def test_a_text_within_its_limit_fits_however_long_it_is(processor: InputProcessor) -> None:
+    long = LimitedText(" ".join(WORDS * 3), 3)
+    for prompt in (long, TextPair("a", long)):
+        num_given = 3 if prompt is long else 4
+        assert 0 < len(processor.admit_pooling(prompt, PoolingParams()).prompt_token_ids) <= num_given + 3
 
 
 def test_a_user_may_call_the_field_otherwise(processor: InputProcessor) -> None:

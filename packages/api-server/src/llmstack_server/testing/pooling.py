@@ -13,7 +13,7 @@ from llmstack_llm.admission.rules import check_truncation, check_truncation_side
 from llmstack_llm.model.pooling_config import PoolingConfig
 from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
 from llmstack_llm.pooling.outputs import PoolingOutput
-from llmstack_llm.pooling.prompt import TextPair, cut_token_ids
+from llmstack_llm.pooling.prompt import LimitedText, TextPair, cut_token_ids
 from llmstack_types import PoolingParams, PoolingTask
 
 
@@ -21,9 +21,9 @@ def admit_bytes(
     prompt: Any, params: PoolingParams, limits: AdmissionLimits, param: str, param_names: Mapping[str, str] | None
 ) -> AdmittedPooling:
     """Admits a prompt, one byte per token, with the real checks; a pair of texts is joined by `|`."""
-    text = prompt if isinstance(prompt, str) else None
+    text = _cut(prompt) if isinstance(prompt, str) else None
     if isinstance(prompt, TextPair):
-        prompt = list(f"{prompt.first}|{prompt.second}".encode())
+        prompt = list(f"{_cut(prompt.first)}|{_cut(prompt.second)}".encode())
     elif isinstance(prompt, RenderedPrompt):
         text, prompt = prompt.text, prompt.token_ids
     token_ids = list(text.encode()) if text is not None else prompt
@@ -32,6 +32,10 @@ def admit_bytes(
     token_ids = cut_token_ids(token_ids, max_tokens, params.truncation_side)
     config, names = PoolingConfig(), param_names or {}
     return admit_pooling(text, token_ids, params, limits, config, param=param, param_names=names)
+
+
+def _cut(text: str) -> str:
+    return str(text)[: text.max_tokens] if isinstance(text, LimitedText) else text
 
 
 def pool_bytes(admitted: AdmittedPooling, num_labels: int) -> PoolingOutput:

@@ -160,6 +160,39 @@ async def test_documents_come_best_first_with_their_places(path: str) -> None:
     }
 
 
+@pytest.mark.parametrize("num_labels", [0, 1])
+@pytest.mark.parametrize(
+    ("limits", "num_tokens"),
+    [
+        ({}, {0: 3 + 2 + 4, 1: 6 + 8}),
+        ({"max_tokens_per_doc": 0, "max_tokens_per_query": 0}, {0: 9, 1: 14}),
+        ({"max_tokens_per_doc": 3}, {0: 3 + 2 + 3, 1: 6 + 7}),
+        ({"max_tokens_per_query": 1}, {0: 1 + 2 + 4, 1: 4 + 6}),
+        ({"max_tokens_per_doc": 1, "max_tokens_per_query": 2}, {0: 2 + 1 + 1, 1: 4 + 4}),
+    ],
+)
+async def test_documents_and_queries_are_cut_to_their_own_limits(
+    limits: dict[str, int], num_tokens: dict[int, int], num_labels: int
+) -> None:
+    texts = {
+        "rerank": {"query": "abc", "documents": ["de", "fghi"]},
+        "score": {"text_1": "abc", "text_2": ["de", "fghi"]},
+    }
+    for path, body in texts.items():
+        answer = answered(await post(num_labels, f"/{path}", **body, **limits))
+        assert answer["usage"]["total_tokens"] == num_tokens[num_labels]
+
+
+@pytest.mark.parametrize("name", ["max_tokens_per_doc", "max_tokens_per_query"])
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [(-1, "integer_below_min_value"), (128, "integer_above_max_value"), (1.5, "invalid_type"), (True, "invalid_type")],
+)
+async def test_a_limit_on_texts_is_below_what_the_model_takes(name: str, value: Any, code: str) -> None:
+    error = (await post(1, "/rerank", query="a", documents=["b"], **{name: value})).json()["error"]
+    assert (error["param"], error["code"]) == (name, code)
+
+
 @pytest.mark.parametrize(("top_n", "expected"), [(None, [1, 0, 2]), (0, [1, 0, 2]), (2, [1, 0]), (9, [1, 0, 2])])
 async def test_top_n_limits_the_results_with_or_without_their_texts(top_n: int | None, expected: list[int]) -> None:
     documents = ["ab", "abcd", "a"]

@@ -10,6 +10,22 @@ from llmstack_llm.requests import PromptInput
 from llmstack_llm.text.tokenizer import Tokenizer
 
 
+class LimitedText(str):
+    """A text of which at most so many tokens are part of the prompt, special tokens apart.
+
+    Attributes:
+        max_tokens: The limit.
+    """
+
+    max_tokens: int
+
+    def __new__(cls, text: str, max_tokens: int) -> LimitedText:
+        """The text with its limit."""
+        made = super().__new__(cls, text)
+        made.max_tokens = max_tokens
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class TextPair:
     """Two texts that become one prompt, as a cross encoder reads them."""
@@ -48,7 +64,8 @@ def encode_pooling_prompt(
 ) -> PoolingPrompt:
     """Tokenizes; what is cut is text, so that the special tokens around it stay.
 
-    Of a pair the longer text is cut first, as transformers does (`longest_first`).
+    A `LimitedText` is cut to its own limit, whichever is longer. Then the longer text of a pair is cut first, as
+    transformers does (`longest_first`).
 
     Raises:
         InvalidRequestError: `max_tokens` leaves no room beside the special tokens, or token types come in an order that
@@ -60,8 +77,9 @@ def encode_pooling_prompt(
         reason = f"this model adds {num_special} tokens to a prompt, which leaves no room for the text"
         raise request_errors.invalid_value(param, reason)
     room = None if max_tokens is None else max_tokens - num_special
+    limits = [one.max_tokens if isinstance(one, LimitedText) else None for one in texts]
     token_ids, types = tokenizer.encode_texts(
-        texts, add_special_tokens=add_special_tokens, max_text_tokens=room, side=side
+        texts, add_special_tokens=add_special_tokens, max_text_tokens=room, max_each=limits, side=side
     )
     return PoolingPrompt(token_ids, _second_text_start(types))
 
@@ -73,6 +91,12 @@ def _second_text_start(types: Sequence[int]) -> int | None:
     if any(types[:start]) or set(types[start:]) != {1}:
         raise request_errors.unsupported_value("model", "its tokenizer numbers the texts of a pair in an unknown way")
     return start
+
+
+def is_limited(prompt: PromptInput | TextPair) -> bool:
+    """Whether a text of the prompt has a limit of its own."""
+    texts = (prompt.first, prompt.second) if isinstance(prompt, TextPair) else (prompt,)
+    return any(isinstance(text, LimitedText) for text in texts)
 
 
 def num_chars_of(prompt: PromptInput | TextPair) -> int:

@@ -106,14 +106,18 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
         max_text_tokens: int | None = None,
+        max_each: Sequence[int | None] = (None, None),
         side: str = "right",
     ) -> tuple[list[int], list[int]]:
         """Token ids of one text, or of two as a pair, and the type of each token, which tells the two apart.
 
-        With `max_text_tokens` the texts are cut at `side` to that many tokens together, the longer one first; special
-        tokens are not counted and stay.
+        With `max_text_tokens` the texts are cut at `side` to that many tokens together, the longer one first; before,
+        each is cut to its part of `max_each`. Special tokens are not counted and stay.
         """
         parts = _encode(self.backend, list(texts), add_special_tokens=False)
+        for part, maximum in zip(parts, max_each, strict=False):
+            if maximum is not None:
+                part.truncate(maximum, direction=side)
         if max_text_tokens is not None:
             lengths = _shares([len(part) for part in parts], max_text_tokens)
             for part, length in zip(parts, lengths, strict=True):

@@ -43,7 +43,15 @@ class ClassificationRequest(InputFields):
     use_activation: bool | None = Field(None, description="false gives bare logits")
 
 
-class ScoreRequest(PoolingFields):
+class PairFields(PoolingFields):
+    """Fields of requests with queries and documents."""
+
+    use_activation: bool | None = None
+    max_tokens_per_doc: int | None = Field(None, description="cut longer documents to it; 0 cuts none")
+    max_tokens_per_query: int | None = Field(None, description="cut longer queries to it; 0 cuts none")
+
+
+class ScoreRequest(PairFields):
     """Body of `POST /score`: two lists, under one of three pairs of names."""
 
     text_1: Any = Field(None, description="a text, or texts")
@@ -53,7 +61,6 @@ class ScoreRequest(PoolingFields):
     queries: Any = None
     documents: Any = None
     items: Any = None
-    use_activation: bool | None = None
 
 
 class CohereEmbedRequest(PoolingFields):
@@ -66,11 +73,10 @@ class CohereEmbedRequest(PoolingFields):
     truncate: str | None = Field(None, description="END (the default), START or NONE")
 
 
-class RerankRequest(PoolingFields):
+class RerankRequest(PairFields):
     """Body of `POST /rerank`, in the form of Jina and Cohere."""
 
     query: Any = Field(None, description="a text")
     documents: Any = Field(None, description="texts, or objects with a text; at most 2048 of them")
     top_n: int | None = Field(None, description="how many of the best to return; null and 0 mean all")
     return_documents: bool | None = Field(None, description="whether results carry their texts")
-    use_activation: bool | None = None

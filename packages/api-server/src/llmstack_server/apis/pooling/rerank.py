@@ -31,7 +31,7 @@ async def prepare_rerank(state: ServerState, body: dict[str, Any]) -> RerankAnsw
         raise request_errors.below_min("top_n", 0, fields.top_n, is_integer=True)
     ids = await claim_ids(state, "rerank", fields.request_id)
     names = ("query", "documents")
-    job = await prepare_scores(state, fields, (query, documents), names, use_activation=fields.use_activation)
+    job = await prepare_scores(state, fields, (query, documents), names)
     return RerankAnswer(job, fields, documents, ids)
 
 

@@ -30,7 +30,7 @@ async def prepare_score(state: ServerState, body: dict[str, Any]) -> ScoreAnswer
     texts = (parse_texts(getattr(fields, names[0]), names[0]), parse_texts(getattr(fields, names[1]), names[1]))
     check_fields(state, body, fields, SCORES)
     ids = await claim_ids(state, "score", fields.request_id)
-    return ScoreAnswer(await prepare_scores(state, fields, texts, names, use_activation=fields.use_activation), ids)
+    return ScoreAnswer(await prepare_scores(state, fields, texts, names), ids)
 
 
 def _names(fields: ScoreRequest) -> tuple[str, str]:

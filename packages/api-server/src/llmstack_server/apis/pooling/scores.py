@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_llm.pooling.prompt import TextPair
+from llmstack_llm.admission.limits import AdmissionLimits
+from llmstack_llm.admission.rules import IntegerRule
+from llmstack_llm.pooling.prompt import LimitedText, TextPair
 from llmstack_llm.pooling.scoring import ScorePlan, combine, plan_scores
 from llmstack_server.apis.pooling.engine_run import MAX_NUM_INPUTS, admit_all, count_tokens, run_all
+from llmstack_server.apis.pooling.protocol import PairFields
 from llmstack_server.protocols import AdmittedInput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import missing_parameter
@@ -75,11 +78,9 @@ class ScoreJob:
 
 async def prepare_scores(
     state: ServerState,
-    fields: PoolingFields,
+    fields: PairFields,
     texts: tuple[Sequence[str], Sequence[str]],
     names: tuple[str, str],
-    *,
-    use_activation: bool | None,
 ) -> ScoreJob:
     """Plans and admits the prompts of a request whose fields were checked.
 
@@ -88,16 +89,25 @@ async def prepare_scores(
     """
     await state.engine.wait_until_ready()
     params = PoolingParams(
-        use_activation=use_activation,
+        use_activation=fields.use_activation,
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
         truncation_side=fields.truncation_side or "right",
     )
-    plan = plan_scores(*texts, state.engine.limits, params, names=names)
+    limits = state.engine.limits
+    queries = _limited(texts[0], "max_tokens_per_query", fields.max_tokens_per_query, limits)
+    documents = _limited(texts[1], "max_tokens_per_doc", fields.max_tokens_per_doc, limits)
+    plan = plan_scores(queries, documents, limits, params, names=names)
     num_chars = sum(_num_chars(one.prompt) for one in plan.prompts)
     if num_chars > MAX_NUM_CHARS:
         raise request_errors.too_much_text(names[1], MAX_NUM_CHARS, num_chars)
     prompts = ((one.prompt, one.param) for one in plan.prompts)
     return ScoreJob(state, fields, plan, await admit_all(state, prompts, plan.pooling_params, fields.model))
+
+
+def _limited(texts: Sequence[str], param: str, maximum: int | None, limits: AdmissionLimits) -> Sequence[str]:
+    """The texts, each with the limit on its tokens; None and 0 are none."""
+    IntegerRule(0, limits.max_request_tokens - 1, is_optional=True).check(param, maximum)
+    return [LimitedText(text, maximum) for text in texts] if maximum else texts
 
 
 def _num_chars(prompt: str | TextPair) -> int:

@@ -25,8 +25,6 @@ POOLING: Mapping[str, Predicate] = {**INPUTS, "data": _NEVER}  # for plug-ins of
 PAIRS: Mapping[str, Predicate] = {
     **MEDIA,
     "padding": _PADDING,
-    "max_tokens_per_doc": one_of(0),
-    "max_tokens_per_query": one_of(0),
     "chat_template": _NEVER,
     "chat_template_kwargs": one_of({}),
     "instruction": _NEVER,
