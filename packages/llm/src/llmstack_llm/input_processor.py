@@ -23,8 +23,8 @@ from llmstack_llm.admission.sampling import (
 )
 from llmstack_llm.admission.seeds import completion_seed, draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
+from llmstack_llm.model.boundary_ids import eos_token_ids, start_token_id
 from llmstack_llm.model.config import ModelConfig
-from llmstack_llm.model.special_ids import eos_token_ids, start_token_id
 from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
 from llmstack_llm.pooling.prompt import (
     PoolingPrompt,

@@ -5,11 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from llmstack_llm.model.config import ModelConfig
-    from llmstack_llm.text.tokenizer import Tokenizer
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -28,20 +24,6 @@ def special_ids(
     contents = [value for value in values if isinstance(value, str) and not _is_number(value)]
     known = _ids_of(contents, tokenizer_path) if contents else {}
     return tuple(dict.fromkeys(_resolved(key, values, known)))
-
-
-def eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The ids that end a completion: those of the model, and the one of its tokenizer."""
-    eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
-    found = (*model_config.eos_token_ids, *(() if eos_token_id is None else (eos_token_id,)))
-    return tuple(dict.fromkeys(token_id for token_id in found if token_id < model_config.vocab_size))
-
-
-def start_token_id(model_config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
-    """The id with which an empty prompt starts; None where the model has none."""
-    named = () if tokenizer is None else (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    found = (*named, model_config.bos_token_id, *model_config.eos_token_ids)
-    return next((token_id for token_id in found if token_id is not None), None)
 
 
 def _resolved(key: str, values: list[Any], known: Mapping[str, int]) -> Iterator[int]:
