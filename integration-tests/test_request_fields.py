@@ -72,7 +72,6 @@ async def test_no_field_is_unknown_and_refused_ones_are_named(route: str, fields
 @pytest.mark.parametrize(
     "body",
     [
-        {"no_repeat_ngram_size": 3},
         {"dry_multiplier": 0.8, "dry_base": 1.75},
         {"dry_base": 2.5},
         {"dry_allowed_length": 4},

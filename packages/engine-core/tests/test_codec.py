@@ -202,6 +202,7 @@ def test_unknown_versions_tags_operations_and_types_are_refused(values: Any) -> 
         {"structured_outputs": StructuredOutputsParams(choice=("x",) * 5000)},
         {"bad_words": [1]},
         {"typical_p": 2.0},
+        {"no_repeat_ngram_size": 1025},
     ],
 )
 def test_a_refused_request_is_named_in_the_error(changes: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ KINDS = {
     "bias": SamplingParams(temperature=0.0, logit_bias={3: 4.0, 5: -4.0}, repetition_penalty=1.5),
     "min-tokens": SamplingParams(temperature=0.0, min_tokens=9, stop_token_ids=tuple(range(0, 97, 2))),
     "bad-words": SamplingParams(temperature=1.0, seed=3, bad_words_token_ids=tuple((t, t + 1) for t in range(90))),
+    "no-repeat": SamplingParams(temperature=0.0, no_repeat_ngram_size=2),
 }
 
 

@@ -86,6 +86,7 @@ class SamplingParams:
         repetition_detection: Ends a completion whose last tokens are one pattern, repeated; not before `min_tokens`.
         thinking_token_budget: Tokens of reasoning after which the tokens that end it are forced; None means no limit.
         thinking_tags: Where reasoning begins and ends; without them there is no budget.
+        no_repeat_ngram_size: No sequence of so many tokens occurs twice in prompt and completion; 0 is off.
         stream_interval: Tokens of a completion between two outputs of a stream, after the first.
         truncate_prompt_tokens: Tokens of the prompt that are kept; -1 keeps what leaves room for `max_tokens`.
         truncation_side: The side on which tokens are dropped, `left` or `right`.
@@ -128,6 +129,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] | list[int] | None = None
     thinking_token_budget: int | None = None
     thinking_tags: ThinkingTags | None = None
+    no_repeat_ngram_size: int = 0
     stream_interval: int = 1
     truncate_prompt_tokens: int | None = None
     truncation_side: str = "left"

@@ -55,6 +55,7 @@ class GenerationFields(BaseModel):
     allowed_token_ids: list[int] | None = None
     typical_p: Decimal | None = None
     bad_words: list[str] | None = None
+    no_repeat_ngram_size: int | None = Field(None, description="no sequence of so many tokens occurs twice")
     vllm_xargs: dict[str, Any] | None = Field(None, description="arguments of custom logits processors")
     response_format: dict[str, Any] | None = Field(None, description="text, json_object, json_schema, structural_tag")
     structured_outputs: dict[str, Any] | None = Field(

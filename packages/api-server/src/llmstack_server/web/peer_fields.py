@@ -14,7 +14,6 @@ _ZERO = one_of(0, 0.0)
 # The sampler has none of these. Values with which the other server changes nothing are accepted, since clients send
 # them with every request.
 _SAMPLING: Final[Mapping[str, Predicate]] = {
-    "no_repeat_ngram_size": one_of(0),
     "dry_multiplier": _ZERO,
     "dry_base": one_of(1.75),
     "dry_allowed_length": one_of(2),

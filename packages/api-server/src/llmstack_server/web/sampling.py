@@ -23,7 +23,7 @@ SAMPLING_FIELDS = frozenset({
     "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens",
     "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids",
     "typical_p", "bad_words", "stream_interval", "repetition_detection", "logprob_token_ids",
-    "thinking_token_budget", "truncate_prompt_tokens", "truncation_side",
+    "thinking_token_budget", "no_repeat_ngram_size", "truncate_prompt_tokens", "truncation_side",
 })  # fmt: skip
 
 

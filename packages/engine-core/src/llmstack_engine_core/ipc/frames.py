@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, Operation
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 class Tag(IntEnum):

@@ -269,6 +269,7 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "logprob_token_ids": _logprob_token_ids,
     "thinking_token_budget": _OPTIONAL_COUNT,
     "thinking_tags": fields.optional(_thinking_tags),
+    "no_repeat_ngram_size": _PATTERN_SIZE,
 }
 _NAMES: Final = tuple(_SAMPLING_CHECKS)
 _CHECKS: Final = tuple(_SAMPLING_CHECKS.values())

@@ -27,7 +27,7 @@ _NOT_RECORDED: Final = frozenset(
         "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
         "output_kind", "best_of", "bad_words", "bad_words_token_ids", "extra_args", "kept_special_tokens",
         "stream_interval", "truncate_prompt_tokens", "truncation_side", "lora_path",
-        "logprob_token_ids", "thinking_token_budget", "thinking_tags", "kv_transfer",
+        "logprob_token_ids", "thinking_token_budget", "thinking_tags", "no_repeat_ngram_size", "kv_transfer",
     }
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"

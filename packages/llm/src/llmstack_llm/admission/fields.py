@@ -196,5 +196,6 @@ FIELD_CHECKS: Mapping[str, FieldCheck] = {
     "logit_bias": _logit_bias,
     "truncate_prompt_tokens": _truncate_prompt_tokens,
     "repetition_detection": _repetition_detection,
+    "no_repeat_ngram_size": IntegerRule(0, MAX_PATTERN_SIZE).check,
 }
 """The order is that of the errors: of several bad fields the first one here is named."""

@@ -48,7 +48,7 @@ class SamplingMetadata:
 
     Attributes:
         random: Parameters of random rows; None if all rows are greedy.
-        masked_tokens: End tokens before `min_tokens`, and last tokens of bad words.
+        masked_tokens: End tokens before `min_tokens`, last tokens of bad words, and of repeated sequences.
         logprobs: (row, number of most likely tokens) of rows that report log-probabilities.
         logprob_token_ids: Tokens that a row reports in place of the most likely ones.
         forced: The only tokens that their rows may get.

@@ -1,4 +1,4 @@
-"""Rarely used sampling parameters: masks, bias, bad words and log-probabilities."""
+"""Rare sampling parameters: masks, bias, bad words, repetition, log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from llmstack_model_runner.sampling.bad_words import BadWords
 from llmstack_model_runner.sampling.logit_masks import IntArray, LogitBias, TokenEntries
+from llmstack_model_runner.sampling.repeated_ngrams import after_repeated_ngrams
 from llmstack_model_runner.sampling.thinking import ThinkingLimit
 from llmstack_types import SamplingParams
 
@@ -26,6 +27,7 @@ class RowExtras:
     bias: tuple[IntArray, npt.NDArray[np.float32]] | None
     bad_token_ids: IntArray
     bad_sequences: Sequence[tuple[int, ...]]
+    ngram_size: int
     thinking: ThinkingLimit | None
 
     @staticmethod
@@ -36,6 +38,7 @@ class RowExtras:
             params.logprobs is None
             and thinking is None
             and not (params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
+            and not params.no_repeat_ngram_size
         )
         # The grammar of a constrained row decides whether the row may end.
         min_tokens = 0 if params.structured_outputs is not None else params.min_tokens
@@ -55,6 +58,7 @@ class RowExtras:
             bias=_bias(params.logit_bias, vocab_size) if params.logit_bias else None,
             bad_token_ids=bad_token_ids,
             bad_sequences=[one for one in bad if len(one) > 1],
+            ngram_size=params.no_repeat_ngram_size,
             thinking=thinking,
         )
 
@@ -71,6 +75,7 @@ class BatchExtras:
     min_tokens: IntArray | None = None  # [num_rows]
     bad_tokens: TokenEntries | None = None
     bad_words: BadWords | None = None
+    ngram_sizes: Sequence[tuple[int, int]] = ()
     thinking: Sequence[tuple[int, ThinkingLimit]] = ()
 
     @staticmethod
@@ -90,6 +95,7 @@ class BatchExtras:
             min_tokens=min_tokens,
             bad_tokens=_entries(rows, lambda extras: extras.bad_token_ids if len(extras.bad_token_ids) else None),
             bad_words=BadWords.of(sequences) if sequences else None,
+            ngram_sizes=[(row, one.ngram_size) for row, one in rows.items() if one.ngram_size],
             thinking=[(row, one.thinking) for row, one in rows.items() if one.thinking is not None],
         )
 
@@ -103,6 +109,9 @@ class BatchExtras:
             parts.append(TokenEntries(self.endings.rows[is_early], self.endings.token_ids[is_early]))
         if self.bad_words is not None:
             parts.append(self.bad_words.masked_tokens(token_ids, rows, num_known, output_indices))
+        for row, size in self.ngram_sizes:
+            masked = after_repeated_ngrams(token_ids[rows[row], : num_known[row]], size)
+            parts.append(TokenEntries.concatenate([(row, masked)]))
         parts = [part for part in parts if len(part.rows)]
         if len(parts) <= 1:
             return parts[0] if parts else None

@@ -192,6 +192,7 @@ def test_a_failed_row_goes_on_with_token_0_as_on_the_host() -> None:
         (SamplingParams(logit_bias={3: 1.0}), "logit_bias"),
         (SamplingParams(allowed_token_ids=(1, 2)), "allowed_token_ids"),
         (SamplingParams(bad_words_token_ids=((1, 2),)), "bad_words"),
+        (SamplingParams(no_repeat_ngram_size=3), "no_repeat_ngram_size"),
         (SamplingParams(typical_p=0.5), "typical_p"),
         (SamplingParams(logprobs=0, logprob_token_ids=(1,)), "logprob_token_ids"),
         (SamplingParams(thinking_token_budget=1), "thinking_token_budget"),

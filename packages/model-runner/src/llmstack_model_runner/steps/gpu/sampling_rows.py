@@ -86,6 +86,8 @@ class DeviceSamplingRows:
             return "custom logits processors"
         if params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids:
             return "logit_bias, allowed_token_ids or bad_words"
+        if params.no_repeat_ngram_size:
+            return "no_repeat_ngram_size"
         if params.logprob_token_ids:
             return "logprob_token_ids"
         if params.thinking_token_budget is not None:
