@@ -1,6 +1,7 @@
 """Whatever is added, stepped and aborted in whatever order, the scheduler keeps its invariants."""
 
 import pytest
+from core_scheduler_helpers.places import Places, Yields, wrong_counts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,7 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 64),
         max_num_seqs=st.integers(1, 8),
         budget=st.integers(1, 40),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair", "fair", "deadline"]),
         is_chunked=st.booleans(),
         num_host_blocks=st.sampled_from([0, 3, 100]),
         num_lookahead_slots=st.sampled_from([0, 3]),
@@ -53,7 +54,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.num_host_blocks = num_host_blocks
         self.manager = kv_cache.KVCacheManager(num_blocks, block_size, num_host_blocks=num_host_blocks)
-        self.scheduler = Scheduler(self.config, self.manager, preemption=AlwaysSwap(), draft_source=SometimesRight())
+        self.yields = Yields()
+        self.scheduler = Scheduler(
+            self.config, self.manager, preemption=AlwaysSwap(), draft_source=SometimesRight(), on_status=self.yields
+        )
         self.runner = FakeModelRunner(num_blocks, block_size, num_host_blocks=num_host_blocks)
         self.under_way = []
         self.requests, self.answers = {}, {}
@@ -65,15 +69,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 20),
         priority=st.integers(-1, 1),
         fork_of=st.sampled_from(["", "", "0", "1"]),
+        tenant=st.sampled_from("aaab"),
     )
-    def add(self, number, length, shared, max_tokens, priority, fork_of):
+    def add(self, number, length, shared, max_tokens, priority, fork_of, tenant):
         prompt = [1] * min(shared, length) + [number] * (length - min(shared, length))
         if fork_of in self.requests:
             prompt = list(self.requests[fork_of].prompt_token_ids)
             length = len(prompt)
         request = EngineCoreRequest(
-            str(number), prompt, SamplingParams(max_tokens=max_tokens), priority=priority, fork_of=fork_of
-        )
+            str(number), prompt, SamplingParams(max_tokens=max_tokens), priority=priority, fork_of=fork_of,
+            tenant=tenant,
+        )  # fmt: skip
         capacity = self.manager.num_blocks * self.manager.block_size
         fits = length + max_tokens <= 64 and max(length, length + max_tokens - 1) <= capacity
         before = [r.request_id for r in self.scheduler.waiting]
@@ -116,7 +122,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def schedule(self):
         oldest = self.scheduler.running.first().request_id if self.scheduler.running else None
+        places = Places.before(self.scheduler, self.config.max_num_rows)
         scheduled = self.scheduler.schedule(0.0)
+        assert not places.broken_rule(self.yields.take())
         rows = scheduled.scheduled_requests
         assert len(rows) <= len(self.scheduler.running) <= self.config.max_num_seqs
         assert scheduled.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
@@ -154,9 +162,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         running, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
         assert sorted(r.request_id for r in running + waiting) == sorted(self.requests)
         assert all(r.status is RequestStatus.RUNNING for r in running)
-        states = (RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
+        states = (RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.YIELDED)
         assert all(r.status in states for r in waiting)
         assert all(r.num_preemptions <= self.config.max_num_preemptions for r in running + waiting)
+
+    @invariant()
+    def the_rows_of_each_tenant_are_counted(self):
+        assert not wrong_counts(self.scheduler)
 
     @invariant()
     def the_blocks_are_those_of_the_running(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_core_helpers.small_cores import LIMITS, add, added_during_a_step, build, run
+from engine_core_helpers.small_cores import LIMITS, add, added_during_a_step, build, run, run_with_a_yield
 
 from llmstack_engine_core import EngineCore
 from llmstack_engine_core.explain import Explanation, Limits, UnknownRequestError, explain, last_part, parts_in
@@ -168,6 +168,17 @@ def test_a_preemption_names_who_needed_the_blocks() -> None:
     (sentence,) = [one for one in found.sentences if "preempted" in one]
     assert sentence.startswith("It was preempted since first needed blocks: it went on after ")
     assert found.facts["recomputed_tokens"] > 0
+
+
+def test_a_place_that_was_given_to_another_key_is_the_cause_of_a_preemption() -> None:
+    core = run_with_a_yield()
+    found = explained(core, "r3")
+    assert (found.facts["preemptions"], found.facts["yielded_places"]) == (1, 1)
+    (sentence,) = [one for one in found.sentences if "preempted" in one]
+    assert sentence.startswith("It was preempted to give a place to another key's request: it went on after ")
+    assert found.facts["spans_ms"]["preempted"] > 0
+    assert found.facts.get("recomputed_tokens", 0) < 4  # of a block of four
+    assert "yielded_places" not in explained(core, "r0").facts
 
 
 def test_the_tokens_in_the_prefix_cache_are_counted() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engine_core_helpers.small_cores import run_with_a_yield
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, Spec
 from llmstack_engine_core.commands.replay import ReplayCommand
 from llmstack_engine_core.replay import Decision, DecisionsDifferError, verify
 from llmstack_engine_core.replay.compare import Difference, describe
+from llmstack_engine_core.replay.steps_of_log import steps_of_log
 from llmstack_engine_core.step_log import LogHeader, RecordedRun, RingSink, StepLogError, read_step_log
 from llmstack_engine_core.step_log.decisions import (
     pack_refused,
@@ -37,6 +39,7 @@ from llmstack_types import (
     EngineStartError,
     FinishReason,
     ModelRunnerConfig,
+    RequestStatus,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
@@ -126,6 +129,15 @@ def test_every_decision_of_a_messy_run_is_derived_again(
     report = verify(RecordedRun(data))
     assert report.num_steps == core.stats().step
     assert report.digest == RecordedRun(data).last.digest.hex()
+
+
+def test_rows_that_yielded_their_places_are_decisions_that_a_replay_derives(tmp_path: Path) -> None:
+    path = tmp_path / "run.steps"
+    core = run_with_a_yield(str(path))
+    core.shutdown()
+    assert verify(read_step_log(path)).num_steps == core.stats().step
+    states = [event[:2] for event in steps_of_log(read_step_log(path), max_steps=1000).events]
+    assert states.count(("r3", RequestStatus.YIELDED)) == core.stats().num_preemptions == 1
 
 
 def test_drafts_are_decisions_that_a_replay_compares() -> None:

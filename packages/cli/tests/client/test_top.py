@@ -146,13 +146,14 @@ def test_a_wide_terminal_draws_the_last_steps_of_each_request() -> None:
     assert "\n".join(plain).replace("\N{REPLACEMENT CHARACTER}", "").isascii()
 
 
-def test_a_preempted_request_is_drawn_as_such() -> None:
+@pytest.mark.parametrize("state", ["preempted", "swapped", "yielded"])
+def test_a_preempted_request_is_drawn_as_such(state: str) -> None:
     made = Board()
-    made.add({**PARTS[0], "events": [*PARTS[0]["events"], ["cmpl-a", 100.15, "preempted"]]})
+    made.add({**PARTS[0], "events": [*PARTS[0]["events"], ["cmpl-a", 100.15, state]]})
     made.add({"steps": [[number, 100.2 + number / 100, 5.0, 0, 1, 0, 8, 1, 0] for number in range(3, 30)],
               "runs": [], "events": []})  # fmt: skip
     row = next(line for line in lines(made, 160) if line.startswith("cmpl-a"))
-    assert "preempted" in row
+    assert state in row
     assert row.rstrip().endswith("╌" * 5)
 
 

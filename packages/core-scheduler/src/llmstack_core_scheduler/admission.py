@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.request import Request
@@ -57,6 +57,17 @@ def _check_outputs(request: EngineCoreRequest, max_tokens: int) -> None:
             f"A request of up to {max_tokens} tokens cannot go on from {len(token_ids)}, each in [0, {MAX_TOKEN_ID}].",
             param="output_token_ids",
         )
+
+
+def check_id(request: EngineCoreRequest, in_use: Container[str]) -> None:
+    """Checks that no other request has the id.
+
+    Raises:
+        InvalidRequestError: One has.
+    """
+    if request.request_id in in_use:
+        text = f"The request id '{request.request_id[:64]}' is in use."
+        raise InvalidRequestError(text, param="request_id", code="duplicate_request_id")
 
 
 def check_block_sharing(child: EngineCoreRequest, parent: Request) -> None:

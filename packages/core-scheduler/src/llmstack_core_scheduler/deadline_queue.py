@@ -44,7 +44,7 @@ class DeadlineQueue(FairQueue):
         if _can_lose_deadline(request):
             self._forget_deadline(request)
 
-    def order(self, now_s: float = 0.0) -> FairOrder:
+    def order(self, now_s: float = 0.0, share: int = 0) -> FairOrder:
         """The order of the step that begins at `now_s`, without the deadlines that have passed."""
         waiting = self._with_deadlines
         while waiting and waiting[0].rank[0] <= now_s:
@@ -52,7 +52,7 @@ class DeadlineQueue(FairQueue):
             self.num_missed += 1
             request.has_lost_deadline = True
             self.change_rank(request, DeadlinePolicy.rank_without(request.arrival, request.rank[-1]))
-        return super().order(now_s)
+        return super().order(now_s, share)
 
     def _forget_deadline(self, request: Request) -> None:
         del self._with_deadlines[bisect_left(self._with_deadlines, request.rank, key=_rank_of)]

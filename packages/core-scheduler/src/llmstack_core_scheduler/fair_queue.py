@@ -9,6 +9,8 @@ difference to what it has generated is settled. A preempted request is charged o
 
 Within a tenant requests go by rank. With a single tenant the order is that of the ranks alone, whatever the debts.
 
+Where places are short, tenants that have less than their share of them go first; `place_shares` defines the share.
+
 A tenant is forgotten with its last request, and so are its debts. One that comes new is placed behind all that have a
 turn in the next round; so no tenant waits for ever, however many new ones there are.
 """
@@ -16,6 +18,7 @@ turn in the next round; so no tenant waits for ever, however many new ones there
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from heapq import nlargest
 from operator import attrgetter, itemgetter
 
@@ -36,22 +39,28 @@ class _Tenant:
         requests: Its waiting requests by rank.
         num_tokens: Tokens of these.
         num_begun: Its requests that were admitted and have not ended.
+        num_paused: Those among these that wait again, preempted.
         deficit: Tokens that it may still be admitted with; at most 0 while it has to wait for a later round.
         round: The last round whose quantum is part of that.
         turn: Round and number of its next turn; None while no request of it waits.
     """
 
-    __slots__ = ("deficit", "name", "num_begun", "num_tokens", "number", "requests", "round", "turn")
+    __slots__ = ("deficit", "name", "num_begun", "num_paused", "num_tokens", "number", "requests", "round", "turn")
 
     def __init__(self, name: str, number: int, round_: int) -> None:
         self.name = name
         self.number = number
         self.requests: list[Request] = []
         self.num_tokens = 0
-        self.num_begun = 0
+        self.num_begun = self.num_paused = 0
         self.deficit = 0
         self.round = round_
         self.turn: tuple[int, int] | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Its requests that have a place."""
+        return self.num_begun - self.num_paused
 
 
 class FairQueue(WaitingQueue):
@@ -90,6 +99,7 @@ class FairQueue(WaitingQueue):
         insort(tenant.requests, request, key=_rank_of)
         if request.num_paid_tokens:
             insort(self._begun, request, key=_rank_of)
+            tenant.num_paused += 1
         self._note_change(tenant, request.num_queued_tokens)
 
     def remove(self, request: Request) -> None:
@@ -99,6 +109,7 @@ class FairQueue(WaitingQueue):
         del tenant.requests[bisect_left(tenant.requests, request.rank, key=_rank_of)]
         if request.num_paid_tokens:
             del self._begun[bisect_left(self._begun, request.rank, key=_rank_of)]
+            tenant.num_paused -= 1
         self._note_change(tenant, -request.num_queued_tokens)
 
     def admit(self, request: Request, num_computed_tokens: int) -> None:
@@ -125,9 +136,19 @@ class FairQueue(WaitingQueue):
             tenant.deficit += request.num_paid_tokens - len(request.token_ids)
             self._note_change(tenant, 0)
 
-    def order(self, now_s: float = 0.0) -> FairOrder:
+    def order(self, now_s: float = 0.0, share: int = 0) -> FairOrder:
         """The order in which requests are admitted in the step that begins at `now_s`."""
-        return FairOrder(self._begun, self._turns, self._tenants)
+        return FairOrder(self._begun, self._turns, self._tenants, share)
+
+    def share_of_places(self, num_places: int) -> int:
+        """The places of each tenant that has requests; 0 with a single one, which is not limited. O(1)."""
+        num_tenants = len(self._tenants)
+        return max(num_places // num_tenants, 1) if num_tenants > 1 else 0
+
+    def num_running_of(self, tenant: str) -> int:
+        """The requests of a tenant that run."""
+        found = self._tenants.get(tenant)
+        return 0 if found is None else found.num_running
 
     def change_rank(self, request: Request, rank: Rank) -> None:
         """Moves a waiting request within its tenant, which no share of any tenant depends on."""
@@ -178,16 +199,20 @@ class FairQueue(WaitingQueue):
 
 
 class FairOrder:
-    """The requests of a fair queue in turn, while some of them are admitted."""
+    """The requests of a fair queue in turn, while some of them are admitted.
 
-    __slots__ = ("_begun", "_name_to_num_skipped", "_num_skipped", "_tenants", "_turns")
+    With a `share` of places those of tenants that have less go first.
+    """
+
+    __slots__ = ("_begun", "_name_to_num_skipped", "_num_skipped", "_share", "_tenants", "_turns")
 
     def __init__(
-        self, begun: list[Request], turns: list[tuple[int, int, _Tenant]], tenants: dict[str, _Tenant]
+        self, begun: list[Request], turns: list[tuple[int, int, _Tenant]], tenants: dict[str, _Tenant], share: int = 0
     ) -> None:
         self._begun = begun
         self._turns = turns
         self._tenants = tenants
+        self._share = share
         self._name_to_num_skipped: dict[str, int] = {}
         self._num_skipped = 0
 
@@ -195,14 +220,23 @@ class FairOrder:
         """A preempted request that is the first of its tenant, or else the first request of the tenant in turn."""
         if self._num_skipped > MAX_NUM_SKIPPED:
             return None
+        if not self._share:
+            return next(self._firsts(), None)
+        best = None
+        for request in self._firsts():
+            if self._tenants[request.arrival.tenant].num_running < self._share:
+                return request
+            best = best or request
+        return best
+
+    def _firsts(self) -> Iterator[Request]:
         for request in self._begun:
             if self._first(self._tenants[request.arrival.tenant]) is request:
-                return request
+                yield request
         for _, _, tenant in self._turns:
             first = self._first(tenant)
             if first is not None:
-                return first
-        return None
+                yield first
 
     def skip(self, request: Request) -> None:
         """Lets others overtake the request in this step."""

@@ -6,7 +6,7 @@ from llmstack_core_scheduler.preemption import PreemptionPolicy
 from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.step_plan import StepPlan
-from llmstack_types import SchedulerOutput
+from llmstack_types import RequestStatus, SchedulerOutput
 
 
 class Preemptor:
@@ -30,14 +30,22 @@ class Preemptor:
         self._has_host_blocks = manager.num_host_blocks > 0
         self._end_s = 0.0
 
-    def preempt(self, victim: Request, plan: StepPlan, step: int, *, can_swap: bool) -> None:
+    def preempt(
+        self, victim: Request, plan: StepPlan, step: int, *, can_swap: bool, yields_place: bool = False
+    ) -> None:
         """Takes all blocks of a running request. `step` is the last one scheduled.
 
         `can_swap` is False where blocks lack their content still, since it is copied in the step that is being made,
         and where the runner's row holds more than they do.
+        `yields_place`: It makes a place, not blocks: what it has computed stays in the prefix cache. That counts
+        nothing towards its protection. The oldest row of a tenant never yields, so all its requests come to their end.
         """
-        plan.has_preempted = True
         self.num_preemptions += 1
+        if yields_place:
+            self._manager.free(victim.request_id)
+            victim.lose_kv(step, RequestStatus.YIELDED)
+            return
+        plan.has_preempted = True
         victim.num_preemptions += 1
         victim.is_protected = victim.num_preemptions >= self._max_num_preemptions
         if not (can_swap and self._has_host_blocks and self._swap_out(victim, plan)):

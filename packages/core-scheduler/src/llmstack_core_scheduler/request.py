@@ -160,9 +160,9 @@ class Request:
         if self.on_status is not None:
             self.on_status(self.request_id, status)
 
-    def lose_kv(self, step: int) -> None:
+    def lose_kv(self, step: int, status: RequestStatus = RequestStatus.PREEMPTED) -> None:
         """Back to the queue: nothing is computed any more, the tokens stay. `step` is the last one scheduled."""
-        self.change_status(RequestStatus.PREEMPTED)
+        self.change_status(status)
         self.num_computed_tokens = 0
         self.num_slots = 0
         self.next_passed_token = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmstack_core_scheduler.adapter_places import AdapterPlaces
-from llmstack_core_scheduler.admission import check_block_sharing, check_fork, longest_length
+from llmstack_core_scheduler.admission import check_block_sharing, check_fork, check_id, longest_length
 from llmstack_core_scheduler.allocation_plan import AllocationPlan, plan_allocation, waits_for_progress
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
@@ -13,6 +13,7 @@ from llmstack_core_scheduler.deadline_queue import make_waiting_queue
 from llmstack_core_scheduler.drafting import Drafting
 from llmstack_core_scheduler.forking import Forking
 from llmstack_core_scheduler.output_builder import NOTHING_ELSE, build_error, build_output, build_pooled
+from llmstack_core_scheduler.place_shares import admission_order, rows_to_yield
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.preemptor import Preemptor
 from llmstack_core_scheduler.prefix_transfer import PrefixTransfer
@@ -20,7 +21,7 @@ from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
-from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay
+from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay, check_results
 from llmstack_core_scheduler.step_stats import NO_STEP, step_stats
 from llmstack_core_scheduler.stop_check import append_until_stop
 from llmstack_types import (
@@ -153,6 +154,9 @@ class Scheduler(PrefixTransfer):
             self._forking.copy(plan)
         if self._has_windows:
             self._free_passed_blocks()
+        if self.waiting.requests and len(self.running) >= self._config.max_num_rows:
+            for row in rows_to_yield(self.waiting, self.running.requests, plan, self._config, now_s, self._waits):
+                self._preempt(row, plan, yields_place=True)
         self._schedule_running(plan)
         if self.waiting.requests and not plan.has_preempted:
             self._admit_waiting(plan, now_s)
@@ -170,10 +174,7 @@ class Scheduler(PrefixTransfer):
                 `output` is not parallel to its rows; nothing has changed.
         """
         rows = scheduled.scheduled_requests
-        if len(output.sampled_token_ids) != len(rows):
-            raise ValueError(f"sampled_token_ids has {len(output.sampled_token_ids)} entries for {len(rows)} rows")
-        if output.request_ids != [row.request_id for row in rows]:
-            raise ValueError("request_ids must be those of the rows, in their order")
+        check_results(rows, output)
         if next(iter(self._steps_under_way), None) != scheduled.step:
             raise ValueError(f"step {scheduled.step} is not under way, or not the first that is")
         requests, start_s, num_left_tokens = self._steps_under_way.pop(scheduled.step)
@@ -201,12 +202,7 @@ class Scheduler(PrefixTransfer):
         return self._kv_cache_manager.reset_prefix_cache()
 
     def _accept(self, request: EngineCoreRequest, parent: Request | None) -> Request:
-        if request.request_id in self._requests:
-            raise InvalidRequestError(
-                f"The request id '{request.request_id[:64]}' is in use.",
-                param="request_id",
-                code="duplicate_request_id",
-            )
+        check_id(request, self._requests)
         max_num_tokens = longest_length(request, self._config.max_model_len, self._needs)
         rank = self._policy.rank(request, self._num_arrivals)
         self._num_arrivals += 1
@@ -269,11 +265,12 @@ class Scheduler(PrefixTransfer):
         request.num_slots += self._needs.num_slots(new_block_ids)
         return self._forking.introduce(request, plan) or new_block_ids
 
-    def _preempt(self, victim: Request, plan: StepPlan) -> None:
+    def _preempt(self, victim: Request, plan: StepPlan, *, yields_place: bool = False) -> None:
         self.running.remove(victim)
         self._drafting.forget(victim)
         was_protected, is_unknown = victim.is_protected, self._forking.forget(victim.request_id)
-        self._preemptor.preempt(victim, plan, self._step, can_swap=not is_unknown and not victim.pools_whole_prompt)
+        can_swap = not is_unknown and not victim.pools_whole_prompt
+        self._preemptor.preempt(victim, plan, self._step, can_swap=can_swap, yields_place=yields_place)
         self.waiting.add(victim)
         if not is_unknown:
             plan.preempted_request_ids.append(victim.request_id)
@@ -281,21 +278,23 @@ class Scheduler(PrefixTransfer):
         self._num_protected += victim.is_protected and not was_protected
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
-        order, places = self.waiting.order(now_s), AdapterPlaces(self.running.requests, self._config.max_loras)
-        while plan.budget and len(self.running) < self._config.max_num_rows and (request := order.next()):
-            is_too_early = request.num_preemptions and self._is_under_way(request)
-            if is_too_early or not places.has_room(request) or waits_for_progress(request, plan, self._config):
+        num_places = self._config.max_num_rows
+        order = admission_order(self.waiting, num_places, len(self.running), now_s)
+        places = AdapterPlaces(self.running.requests, self._config.max_loras)
+        while plan.budget and len(self.running) < num_places and (request := order.next()):
+            if not places.has_room(request) or self._waits(request, plan):
                 order.skip(request)
             elif not self._admit(request, plan):
                 break  # no request overtakes one that waits for room
             else:
                 places.add(request)
 
-    def _is_under_way(self, request: Request) -> bool:
-        """Whether a stage may still compute a row that the request has lost, and sample a token of it."""
-        if self._config.pipeline_parallel_size == 1:
-            return False
-        return any(one is request for step in self._steps_under_way.values() for one in step.requests)
+    def _waits(self, request: Request, plan: StepPlan) -> bool:
+        """Whether it waits for progress, also while a stage may still compute a row that it has lost."""
+        has_begun, steps = request.num_cached_tokens >= 0, self._steps_under_way.values()
+        if has_begun and self._config.pipeline_parallel_size > 1 and any(request in step.requests for step in steps):
+            return True
+        return waits_for_progress(request, plan, self._config)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Admits the request if the step and the pool have room for it; False changes nothing."""

@@ -177,6 +177,7 @@ def _restore_queue(queue: WaitingQueue, state: Sequence[Any], requests: Iterable
             queue._tenants[request.arrival.tenant].requests.append(request)
             if request.num_paid_tokens:
                 queue._begun.append(request)
+                queue._tenants[request.arrival.tenant].num_paused += 1
     if isinstance(queue, DeadlineQueue):
         (queue.num_missed,) = more
         queue._with_deadlines = [request for request in queue.requests if _can_lose_deadline(request)]

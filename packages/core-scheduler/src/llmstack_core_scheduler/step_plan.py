@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.request import Request
-from llmstack_types import NewRequest, ScheduledRequest, SchedulerOutput
+from llmstack_types import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
 
 # Calling the class, a function of Python around this, takes half as long again.
 _make_row = tuple.__new__
@@ -18,6 +19,18 @@ class StepUnderWay(NamedTuple):
     requests: list[Request]
     start_s: float
     num_left_tokens: int
+
+
+def check_results(rows: Sequence[ScheduledRequest], output: ModelRunnerOutput) -> None:
+    """Checks that results are those of the rows of a step.
+
+    Raises:
+        ValueError: They are not parallel to them.
+    """
+    if len(output.sampled_token_ids) != len(rows):
+        raise ValueError(f"sampled_token_ids has {len(output.sampled_token_ids)} entries for {len(rows)} rows")
+    if output.request_ids != [row.request_id for row in rows]:
+        raise ValueError("request_ids must be those of the rows, in their order")
 
 
 class StepPlan:

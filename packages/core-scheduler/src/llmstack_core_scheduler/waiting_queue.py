@@ -84,9 +84,20 @@ class WaitingQueue(RequestQueue):
     def finish(self, request: Request) -> None:
         """Notes that a request has ended; it is not in the queue."""
 
-    def order(self, now_s: float = 0.0) -> AdmissionOrder:
-        """The order in which requests are admitted in the step that begins at `now_s`."""
+    def order(self, now_s: float = 0.0, share: int = 0) -> AdmissionOrder:
+        """The order in which requests are admitted in the step that begins at `now_s`.
+
+        `share`: Where places are short, the share of each tenant: those below it go first. 0 where they are not.
+        """
         return _ByRank(self.requests)
+
+    def share_of_places(self, num_places: int) -> int:
+        """The places of each tenant that has requests, if there are several and the policy shares places; else 0."""
+        return 0
+
+    def num_running_of(self, tenant: str) -> int:
+        """The requests of a tenant that run, where the policy shares places."""
+        return 0
 
     def num_tokens_to_pay(self, request: Request) -> int:
         """Tokens that a request counts with: those it has, and at most `quantum` further ones."""

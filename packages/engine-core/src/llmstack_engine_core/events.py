@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 ValueT = TypeVar("ValueT")
 
 # The states that the front end receives: a request that ends has an output that says so.
-_REPORTED_STATES = frozenset(
-    (RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
-)
+_REPORTED_STATES = frozenset((
+    RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.YIELDED,
+))  # fmt: skip
 
 
 class EventBus:

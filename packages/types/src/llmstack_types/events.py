@@ -12,7 +12,11 @@ from llmstack_types.stats import SchedulerStats
 
 
 class RequestStatus(StrEnum):
-    """The states of a request; a finished one never leaves its state."""
+    """The states of a request; a finished one never leaves its state.
+
+    A request that is preempted is PREEMPTED where others needed its blocks, SWAPPED where these are on the host, and
+    YIELDED where it gave its place in the steps to another tenant's request.
+    """
 
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
     WAITING_FOR_ADAPTER = "waiting_for_adapter"
@@ -20,6 +24,7 @@ class RequestStatus(StrEnum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     SWAPPED = "swapped"
+    YIELDED = "yielded"
     FINISHED_STOPPED = "finished_stopped"
     FINISHED_LENGTH_CAPPED = "finished_length_capped"
     FINISHED_REPETITION = "finished_repetition"

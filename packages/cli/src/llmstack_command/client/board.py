@@ -48,7 +48,7 @@ class Lane:
     def note(self, state: str, time_s: float) -> None:
         """It entered a state; events of a little before come again."""
         self.state = state
-        is_lost = state in ("preempted", "swapped")
+        is_lost = state in ("preempted", "swapped", "yielded")
         if self.arrived_s is None and state.startswith("waiting"):
             self.arrived_s = time_s
         if self.began_s is None and state == "running":

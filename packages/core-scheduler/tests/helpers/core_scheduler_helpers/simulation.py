@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from core_scheduler_helpers.drawn import VOCAB_SIZE, GuessingDrafts, draw_config, repetitive_token
+from core_scheduler_helpers.places import Places, Yields, wrong_counts
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.fair_queue import FairQueue
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
@@ -116,7 +117,11 @@ class Simulation:
         self.manager = self._make_manager(self.num_blocks, self.block_size, self.num_host_blocks)
         self.lookup = NgramDrafts(_LOOKUP)
         draft_source = (self.lookup if self.has_lookup else GuessingDrafts()) if self.has_drafts else None
-        return Scheduler(self.config, self.manager, preemption=self.make_preemption(), draft_source=draft_source)
+        self.yields = Yields()
+        return Scheduler(
+            self.config, self.manager, preemption=self.make_preemption(), draft_source=draft_source,
+            on_status=self.yields,
+        )  # fmt: skip
 
     def _boot(self) -> None:
         self.scheduler = self.make_scheduler()
@@ -225,7 +230,11 @@ class Simulation:
         self._refuse_nonsense()
         self._now_s += 0.001
         oldest = self.scheduler.running.requests[0] if self.scheduler.running.requests else None
+        places = Places.before(self.scheduler, self.config.max_num_rows)
         scheduled = self._call("schedule", self._now_s)
+        yielded = self.yields.take()
+        _expect(not (rule := places.broken_rule(yielded)), rule)
+        self.totals["yields"] += len(yielded)
         self.decisions.add(scheduled)
         self._check_step(scheduled, oldest.request_id if oldest and not self._under_way else None)
         self._abort_some()
@@ -344,6 +353,7 @@ class Simulation:
         )
         self._check_windows(running)
         self._check_tenants()
+        _expect(not wrong_counts(scheduler), "the rows of each tenant are counted")
         check_integrity = getattr(self.manager, "check_integrity", None)
         if check_integrity is not None:
             check_integrity()

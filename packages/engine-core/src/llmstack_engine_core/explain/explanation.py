@@ -23,7 +23,7 @@ from llmstack_engine_core.explain.waits import Limits, heaviest, preparation, qu
 from llmstack_engine_core.explain.wording import to_count, to_ms, to_text
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, fit_cost_model, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
-from llmstack_types import RequestStatus, StepRecord, StepRecording
+from llmstack_types import RequestEvent, RequestStatus, StepRecord, StepRecording
 
 # A cost model that is further off than this is no estimate.
 MAX_ERROR = 0.5
@@ -216,11 +216,9 @@ def _preemptions(history: History, limits: Limits, facts: dict[str, Any]) -> Ite
     for event in events[num_forgotten:]:
         before = [row for record, row in history.own if record.start_s < event.time_s]
         after = next(((record, row) for record, row in history.own if record.start_s >= event.time_s), None)
-        takers = [record for record in history.steps if end_of(record) > event.time_s + CLOCK_S][:1]
-        taker = _taker(history, takers)
-        who = f" since {taker} needed blocks" if taker else " since no block of the KV cache was free"
+        why = _why_preempted(history, event, facts)
         if after is None:
-            yield f"It was preempted{who}, and has not gone on yet."
+            yield f"It was preempted {why}, and has not gone on yet."
             continue
         lost_s = after[0].start_s - event.time_s
         facts["preempted_ms"] = facts.get("preempted_ms", 0.0) + to_ms(lost_s)
@@ -232,7 +230,17 @@ def _preemptions(history: History, limits: Limits, facts: dict[str, Any]) -> Ite
         if event.status is RequestStatus.SWAPPED:
             facts["swaps"] = facts.get("swaps", 0) + 1
             copied = ", its blocks were copied to the host's memory"
-        yield f"It was preempted{who}{copied}: it went on after {to_text(lost_s)}{computed}."
+        yield f"It was preempted {why}{copied}: it went on after {to_text(lost_s)}{computed}."
+
+
+def _why_preempted(history: History, event: RequestEvent, facts: dict[str, Any]) -> str:
+    """Whether it lost its row for a place or for blocks, and to which request."""
+    if event.status is RequestStatus.YIELDED:
+        facts["yielded_places"] = facts.get("yielded_places", 0) + 1
+        return f"to give a place to {FOREIGN}"
+    takers = [record for record in history.steps if end_of(record) > event.time_s + CLOCK_S][:1]
+    taker = _taker(history, takers)
+    return f"since {taker} needed blocks" if taker else "since no block of the KV cache was free"
 
 
 def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:

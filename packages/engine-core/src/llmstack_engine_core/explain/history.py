@@ -15,7 +15,7 @@ LEAST_FOREIGN_TOKENS = 64
 # Less is the way between two processes; more is the clock of another machine.
 LEAST_EARLIER_S, MOST_EARLIER_S = 0.05, 3600.0
 _NO_NOTE = RequestNote()
-PREEMPTIONS = (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
+PREEMPTIONS = (RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.YIELDED)
 
 
 class UnknownRequestError(Exception):

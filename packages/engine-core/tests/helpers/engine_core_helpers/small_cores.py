@@ -32,13 +32,33 @@ def ticking(core: EngineCore) -> EngineCore:
     return core
 
 
-def build(num_blocks: int = 64, *, max_prefill_tokens: int = 0, **changes: int) -> EngineCore:
+def build(
+    num_blocks: int = 64,
+    *,
+    max_prefill_tokens: int = 0,
+    policy: str = "fcfs",
+    record_steps: str | None = None,
+    **changes: int,
+) -> EngineCore:
     limits = LIMITS | changes
     config = EngineConfig(
         ModelRunnerConfig("echo", block_size=4, **limits), runner="echo",
-        scheduler=SchedulerConfig(**limits, max_prefill_tokens=max_prefill_tokens), num_blocks=num_blocks,
+        scheduler=SchedulerConfig(**limits, max_prefill_tokens=max_prefill_tokens, policy=policy),
+        num_blocks=num_blocks, record_steps=record_steps,
     )  # fmt: skip
     return ticking(build_engine_core(config))
+
+
+def run_with_a_yield(record_steps: str | None = None) -> EngineCore:
+    """Two keys: the one has all four places, when a request of the other comes. The row of `r3` yields to it."""
+    core = build(policy="fair", record_steps=record_steps)
+    for number in range(6):
+        add(core, f"r{number}", 4, max_tokens=20, first=number + 1, tenant="one")
+    for _ in range(5):
+        core.step()
+    add(core, "other", 4, max_tokens=3, first=99, tenant="two")
+    run(core)
+    return core
 
 
 def add(core: EngineCore, name: str, num_tokens: int, max_tokens: int = 4, first: int = 1, **values: Any) -> None:

@@ -233,7 +233,7 @@ class CompletionState:
             if self.scheduled_time_s is None:
                 self.scheduled_time_s = time_s
                 parent.note_scheduled(time_s)
-        elif status in (RequestStatus.PREEMPTED, RequestStatus.SWAPPED):
+        elif status in (RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.YIELDED):
             self.num_preemptions += 1
             parent.metrics.num_preemptions += 1
         elif status is RequestStatus.WAITING and parent.metrics.queued_time_s is None:

@@ -82,7 +82,7 @@ function isOver(lane) {
   return last !== undefined && last.state.startsWith("finished");
 }
 
-const isLoss = (state) => state === "preempted" || state === "swapped";
+const isLoss = (state) => state === "preempted" || state === "swapped" || state === "yielded";
 
 // The spans of lanes that changed or go on, and a row of the drawing for each new lane.
 function place(data, touched) {
