@@ -205,3 +205,118 @@ async def test_a_tool_that_is_not_there_cannot_be_chosen(clients: Any):
     assert refused.value.param == "tool_choice.name"
     with pytest.raises(anthropic.BadRequestError, match=r"tool_choice\.name"):
         await messages(clients[1], tool_choice={"type": "tool", "name": "other"})
+
+
+PATCH = {"type": "custom", "name": "w", "description": "Writes."}
+REGEX = PATCH | {"format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}}
+LARK = PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a" | "b"'}}
+CHOSEN = {"type": "custom", "name": "w"}
+TEXT = 'a "b"\n\\é'
+
+
+def calling(arguments: str) -> str:
+    return f'<tool_call>{{"name":"w","arguments":{arguments}}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("script", "expected", "status"),
+    [
+        (calling(json.dumps({"input": TEXT})), TEXT, "completed"),
+        (calling(json.dumps({"input": ""})), "", "completed"),
+        (calling(json.dumps({"code": "x"})), '{"code": "x"}', "completed"),
+        (calling(json.dumps({"input": "abc" * 60})), "abcab", "incomplete"),
+    ],
+)
+async def test_a_call_of_a_custom_tool_is_one_text(
+    clients: Any, engine: FakeEngineClient, script: str, expected: str, status: str
+):
+    engine.script = script
+    limit = {} if status == "completed" else {"max_output_tokens": 51}
+    for response in await responses(clients[0], tools=[PATCH], **limit):
+        (call,) = [item for item in response.output if item.type == "custom_tool_call"]
+        assert (call.name, call.input, response.status) == ("w", expected, status)
+        assert call.id.startswith("ctc_")
+    (tool,) = engine.rendered[-1].tools
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    function = {"name": "w", "parameters": schema | {"additionalProperties": False}, "description": "Writes."}
+    assert tool == {"type": "function", "function": function}
+
+
+async def test_the_text_of_a_custom_tool_is_streamed_with_events_of_its_own(clients: Any, engine: FakeEngineClient):
+    engine.script = calling(json.dumps({"input": TEXT}))
+    fields = {"model": "fake", "input": "?", "max_output_tokens": 127, "tools": [PATCH]}
+    events = [event async for event in await clients[0].responses.create(stream=True, **fields)]
+    kinds = [event.type for event in events if "custom" in event.type]
+    assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    done = next(event for event in events if event.type == kinds[-1])
+    assert (done.input, "".join(event.delta for event in events if event.type == kinds[0])) == (TEXT, TEXT)
+
+
+async def test_a_custom_call_and_its_output_go_back_to_the_model(clients: Any, engine: FakeEngineClient):
+    engine.script = calling(json.dumps({"input": TEXT}))
+    response, _ = await responses(clients[0], tools=[PATCH])
+    engine.script = "Fine."
+    (call,) = [item for item in response.output if item.type == "custom_tool_call"]
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "x"}
+    for given in (
+        {"input": [result], "previous_response_id": response.id},
+        {"input": [{"role": "user", "content": "?"}, call.model_dump(), result]},
+    ):
+        await responses(clients[0], tools=[PATCH], max_output_tokens=20, **given)
+        said, answer = engine.rendered[-1].messages[-2:]
+        assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"input": TEXT}
+        assert (answer["role"], answer["content"], answer["name"]) == ("tool", "x", "w")
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", CHOSEN, {"type": "allowed_tools", "mode": "required", "tools": [CHOSEN]}]
+)
+async def test_a_lark_grammar_is_that_of_the_whole_answer(clients: Any, engine: FakeEngineClient, choice: Any):
+    engine.script = " a\n"
+    for response in await responses(clients[0], tools=[LARK], tool_choice=choice):
+        assert [(item.type, item.input) for item in response.output] == [("custom_tool_call", " a\n")]
+    constraint = engine.admitted[-1].sampling_params.structured_outputs
+    assert (constraint.grammar, constraint.json) == ('start: "a" | "b"', None)
+    assert 'start: "a" | "b"' in engine.rendered[-1].tools[0]["function"]["description"]
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "required", CHOSEN])
+async def test_a_regular_expression_is_the_pattern_of_the_text(clients: Any, engine: FakeEngineClient, choice: Any):
+    engine.script = "x"
+    options = {} if choice is None else {"tool_choice": choice}
+    await responses(clients[0], tools=[REGEX, RESPONSE_TOOL | {"name": "v"}], max_output_tokens=5, **options)
+    constraint = engine.admitted[-1].sampling_params.structured_outputs
+    assert '"pattern": "^(?:[a-z]+)$"' in json.dumps([constraint.json, json.loads(constraint.structural_tag or "0")])
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "param", "code"),
+    [
+        ([LARK], "auto", "tools[0].format.syntax", "unsupported_value"),
+        ([LARK], None, "tools[0].format.syntax", "unsupported_value"),
+        ([RESPONSE_TOOL | {"name": "v"}, LARK], "required", "tools[1].format.syntax", "unsupported_value"),
+        ([PATCH | {"name": None}], None, "tools[0].name", "missing_required_parameter"),
+        ([PATCH | {"name": "a b"}], None, "tools[0].name", "invalid_value"),
+        ([PATCH | {"format": "text"}], None, "tools[0].format", "invalid_type"),
+        ([PATCH | {"format": {"type": "x"}}], None, "tools[0].format.type", "invalid_value"),
+        ([PATCH | {"format": {"type": "grammar", "syntax": "ebnf"}}], None, "tools[0].format.syntax", "invalid_value"),
+        (
+            [PATCH | {"format": {"type": "grammar", "syntax": "lark"}}],
+            None,
+            "tools[0].format.definition",
+            "missing_required_parameter",
+        ),
+    ],
+)
+async def test_a_format_that_cannot_hold_is_refused(clients: Any, tools: Any, choice: Any, param: str, code: str):
+    options = {} if choice is None else {"tool_choice": choice}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await responses(clients[0], tools=tools, **options)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+async def test_a_grammar_of_a_tool_that_cannot_be_called_does_no_harm(clients: Any, engine: FakeEngineClient):
+    engine.script = "x"
+    await responses(clients[0], tools=[LARK], tool_choice="none", max_output_tokens=5)
+    other = RESPONSE_TOOL | {"name": "v"}
+    await responses(clients[0], tools=[LARK, other], tool_choice={"type": "function", "name": "v"}, max_output_tokens=5)

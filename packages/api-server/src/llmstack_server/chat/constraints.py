@@ -48,6 +48,8 @@ def constraint_name(
     constraint: StructuredOutputsParams | None, param_names: Mapping[str, str] = _NO_NAMES, tools: ToolUse | None = None
 ) -> str:
     """The name of a constraint in the request, for errors of the grammar compiler; `tools` is its source, if any."""
+    if tools is not None and tools.grammar is not None:
+        return f"tools[{tools.name_index}].format.definition"
     if tools is not None:
         return f"tools[{tools.name_index}].function.parameters" if tools.mode is ToolMode.NAMED else "tools"
     kind = next(
@@ -58,6 +60,8 @@ def constraint_name(
 
 
 def _constraint(tool_use: ToolUse, tool_parser: ToolParserFactory | None) -> StructuredOutputsParams | None:
+    if tool_use.grammar is not None:
+        return StructuredOutputsParams(grammar=tool_use.grammar)
     if tool_use.mode is ToolMode.NAMED:
         return StructuredOutputsParams(json=tool_use.functions[tool_use.name])
     if tool_use.mode is ToolMode.REQUIRED:

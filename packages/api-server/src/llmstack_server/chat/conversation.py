@@ -17,6 +17,7 @@ class Conversation:
         tools: Each `{"type": "function", "function": {"name": ..., "parameters": ...}}`; None for no tools.
         tool_choice: `none`, `auto`, `required`, or an object that names a function; None is `auto` if there are tools.
         parallel_tool_calls: Whether one answer may call several times.
+        call_grammar: Lark grammar of the whole answer, which is the text of the call that `tool_choice` names.
         documents: Documents that the template may quote.
         chat_template: Text of a template in place of the model's.
         reasoning_effort: For the template; `none` asks for no reasoning.
@@ -29,6 +30,7 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
+    call_grammar: str | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None

@@ -154,7 +154,7 @@ def _tool_use(state: ServerState, conversation: Conversation) -> ToolUse:
             f"--tool-call-parser ({', '.join(sorted(TOOL_PARSERS))})"
         )
         raise request_errors.unsupported_value("tools", reason)
-    return tool_use
+    return tool_use if conversation.call_grammar is None else replace(tool_use, grammar=conversation.call_grammar)
 
 
 async def _plan(

@@ -18,6 +18,7 @@ from llmstack_output_parsers import (
 )
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.reasoning import ReasoningCounter
+from llmstack_server.chat.text_call import TextCallParser
 from llmstack_server.chat.tools import ToolMode, ToolUse
 from llmstack_server.protocols import Completion
 
@@ -82,6 +83,8 @@ class ReadingPlan:
         return None if self.reasoning is None else self.reasoning.parser(is_open=self.reasoning.is_open)
 
     def _make_tool_parser(self) -> OutputParser | None:
+        if self.tool_use.grammar is not None:
+            return TextCallParser(self.tool_use.name)
         if self.tool_use.mode is ToolMode.NAMED:
             return NamedCallParser(self.tool_use.name)
         if self.tool_use.mode is ToolMode.REQUIRED:

@@ -41,6 +41,7 @@ class ToolUse:
         strict_names: Functions whose calls must follow their schema.
         name: The function that `NAMED` chooses.
         is_parallel: Whether there may be several calls.
+        grammar: Lark grammar of the text of the call, in place of arguments; only with `NAMED`.
     """
 
     mode: ToolMode = ToolMode.NONE
@@ -49,6 +50,7 @@ class ToolUse:
     strict_names: frozenset[str] = frozenset()
     name: str = ""
     is_parallel: bool = True
+    grammar: str | None = None
 
     @property
     def name_index(self) -> int:

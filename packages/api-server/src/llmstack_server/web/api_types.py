@@ -42,10 +42,10 @@ class ResponseUsage(TypedDict):
 
 
 class OutputItem(TypedDict):
-    """A message, reasoning, or a function call."""
+    """A message, reasoning, or a call of a function or of a custom tool."""
 
     id: str
-    type: Literal["message", "reasoning", "function_call"]
+    type: Literal["message", "reasoning", "function_call", "custom_tool_call"]
     status: str
     role: NotRequired[str]
     content: NotRequired[list[dict[str, Any]]]
@@ -53,6 +53,7 @@ class OutputItem(TypedDict):
     call_id: NotRequired[str]
     name: NotRequired[str]
     arguments: NotRequired[str]
+    input: NotRequired[str]
 
 
 class ReasoningSettings(TypedDict):

@@ -8,8 +8,10 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_server.apis.responses.custom_tools import INPUT
 from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
 from llmstack_server.web.errors import missing_parameter
+from llmstack_server.web.sse import encode_json
 from llmstack_types import InvalidRequestError
 from llmstack_types.vocabulary import TextPartType, words_of
 
@@ -18,7 +20,10 @@ FindItem = Callable[[str], Item | None]
 
 ROLES = ("user", "assistant", "system", "developer")
 _STATUSES = ("in_progress", "completed", "incomplete")
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+}  # fmt: skip
 _TEXT_PARTS = words_of(TextPartType)
 _MEDIA_PARTS = ("input_image", "input_file", "input_audio")
 
@@ -111,15 +116,18 @@ def _read_call(param: str, item: Item) -> Item:
     return _with_id({"type": "function_call", **{name: required_text(param, item, name) for name in names}}, item)
 
 
+def _read_custom_call(param: str, item: Item) -> Item:
+    names = ("call_id", "name", "input")
+    return _with_id({"type": "custom_tool_call", **{name: required_text(param, item, name) for name in names}}, item)
+
+
 def _read_call_output(param: str, item: Item) -> Item:
     output = item.get("output")
     if not isinstance(output, str):
         output = [{"type": "input_text", "text": text} for text in _texts(f"{param}.output", output)]
     else:
         check_text(f"{param}.output", output)
-    return _with_id(
-        {"type": "function_call_output", "call_id": required_text(param, item, "call_id"), "output": output}, item
-    )
+    return _with_id({"type": item["type"], "call_id": required_text(param, item, "call_id"), "output": output}, item)
 
 
 def _read_reasoning(param: str, item: Item) -> Item:
@@ -175,6 +183,10 @@ def _add_call(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
     turns.call(item["call_id"], item["name"], item["arguments"])
 
 
+def _add_custom_call(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+    turns.call(item["call_id"], item["name"], encode_json({INPUT: item["input"]}))
+
+
 def _add_call_output(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
     output = item["output"]
     turns.answer(item["call_id"], output if isinstance(output, str) else _joined(output))
@@ -190,11 +202,15 @@ _READERS: Mapping[str, Callable[[str, Item], Item]] = {
     "message": _read_message,
     "function_call": _read_call,
     "function_call_output": _read_call_output,
+    "custom_tool_call": _read_custom_call,
+    "custom_tool_call_output": _read_call_output,
     "reasoning": _read_reasoning,
 }
 _ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, Any]], None]] = {
     "message": _add_message,
     "function_call": _add_call,
     "function_call_output": _add_call_output,
+    "custom_tool_call": _add_custom_call,
+    "custom_tool_call_output": _add_call_output,
     "reasoning": _add_reasoning,
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from llmstack_output_parsers import ToolCallDelta
+from llmstack_server.apis.responses.custom_tools import input_of
 from llmstack_server.apis.responses.input_items import new_item_id
 from llmstack_server.chat.deltas import ChatDelta
 
@@ -99,8 +100,10 @@ class ReasoningItem(_TextItem):
 class CallItem:
     """A function call of the model."""
 
+    KIND, EVENT, FIELD = "function_call", "response.function_call_arguments", "arguments"
+
     def __init__(self, call_id: str, name: str) -> None:
-        self.id = new_item_id("function_call")
+        self.id = new_item_id(self.KIND)
         self._call = {"call_id": call_id, "name": name}
         self._pieces: list[str] = []
 
@@ -111,8 +114,7 @@ class CallItem:
 
     def as_object(self, status: str) -> Item:
         """The call so far."""
-        arguments = {"arguments": "".join(self._pieces)}
-        return {"id": self.id, "type": "function_call", "status": status} | self._call | arguments
+        return {"id": self.id, "type": self.KIND, "status": status} | self._call | {self.FIELD: self._value}
 
     def begin(self, output_index: int) -> Iterator[Event]:
         """No events, since a call has no parts."""
@@ -120,20 +122,59 @@ class CallItem:
 
     def add(self, output_index: int, arguments: str) -> Iterator[Event]:
         self._pieces.append(arguments)
-        fields = {"item_id": self.id, "output_index": output_index, "delta": arguments}
-        yield "response.function_call_arguments.delta", fields
+        yield f"{self.EVENT}.delta", self._place(output_index) | {"delta": arguments}
 
     def end(self, output_index: int) -> Iterator[Event]:
         """The event with the complete arguments."""
-        fields = {"item_id": self.id, "output_index": output_index, "name": self._call["name"]}
-        yield "response.function_call_arguments.done", fields | {"arguments": "".join(self._pieces)}
+        fields = self._place(output_index) | {"name": self._call["name"]}
+        yield f"{self.EVENT}.done", fields | {"arguments": self._value}
+
+    @property
+    def _value(self) -> str:
+        return "".join(self._pieces)
+
+    def _place(self, output_index: int) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": output_index}
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool, which has one text."""
+
+    KIND, EVENT, FIELD = "custom_tool_call", "response.custom_tool_call_input", "input"
+
+    def __init__(self, call_id: str, name: str, *, has_arguments: bool) -> None:
+        """`has_arguments`: Whether the model writes the text as an argument, so that it is known at the end."""
+        super().__init__(call_id, name)
+        self._has_arguments = has_arguments
+
+    def add(self, output_index: int, arguments: str) -> Iterator[Event]:
+        if not self._has_arguments:
+            return super().add(output_index, arguments)
+        self._pieces.append(arguments)
+        return iter(())
+
+    def end(self, output_index: int) -> Iterator[Event]:
+        """The events with the complete text."""
+        if self._has_arguments and self._value:
+            yield f"{self.EVENT}.delta", self._place(output_index) | {"delta": self._value}
+        yield f"{self.EVENT}.done", self._place(output_index) | {"input": self._value}
+
+    @property
+    def _value(self) -> str:
+        return input_of(super()._value) if self._has_arguments else super()._value
 
 
 class OutputBuilder:
     """Builds items from deltas: at most one is open, and a delta of another kind closes it."""
 
-    def __init__(self, earlier: Sequence[Item] = ()) -> None:
-        """`earlier`: The items of an earlier run of the same response, whose ids go on."""
+    def __init__(
+        self, earlier: Sequence[Item] = (), custom_names: Container[str] = (), *, has_arguments: bool = True
+    ) -> None:
+        """`earlier`: The items of an earlier run of the same response, whose ids go on.
+
+        `custom_names`: The custom tools; `has_arguments` as in `CustomCallItem`.
+        """
+        self._custom_names, self._has_arguments = custom_names, has_arguments
         self._earlier = deque(earlier)
         self._done: list[Item] = []
         self._open: MessageItem | ReasoningItem | CallItem | None = None
@@ -175,11 +216,16 @@ class OutputBuilder:
     def _add_call(self, call: ToolCallDelta) -> Iterator[Event]:
         item = self._open
         if not isinstance(item, CallItem) or call.index != self._call_index:
-            item = CallItem(call.id or "", call.name or "")
+            item = self._new_call(call.id or "", call.name or "")
             yield from self._begin(item)
             self._call_index = call.index
         if call.arguments:
             yield from item.add(len(self._done), call.arguments)
+
+    def _new_call(self, call_id: str, name: str) -> CallItem:
+        if name in self._custom_names:
+            return CustomCallItem(call_id, name, has_arguments=self._has_arguments)
+        return CallItem(call_id, name)
 
     def _begin(self, item: MessageItem | ReasoningItem | CallItem) -> Iterator[Event]:
         yield from self._close("completed")

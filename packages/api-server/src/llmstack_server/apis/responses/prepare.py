@@ -9,6 +9,7 @@ from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_server.apis.responses.custom_tools import demanded_grammar
 from llmstack_server.apis.responses.input_items import adding, new_response_id, read_items, turns_after
 from llmstack_server.apis.responses.journal import Journal, identity_of
 from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
@@ -107,7 +108,7 @@ async def _new_run(
     is_stored: bool,
     earlier: Sequence[dict[str, Any]] = (),
 ) -> ResponseRun:
-    chat = await _submit(state, fields, await _conversation(fields, input_items), response_id)
+    chat = await _submit(state, fields, await _conversation(state, fields, input_items), response_id)
     response = ResponseObject(
         response_id,
         fields.model or state.served_model_name,
@@ -125,7 +126,7 @@ async def count_input_tokens(state: ServerState, responses: SharedResponses, bod
     """How many tokens the model would read; raises as `prepare_response`."""
     fields, input_items = await _read(state, responses, body)
     try:
-        rendered = await render_conversation(state, await _conversation(fields, input_items))
+        rendered = await render_conversation(state, await _conversation(state, fields, input_items))
     except InvalidRequestError as error:
         raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
     return len(rendered.token_ids)
@@ -165,8 +166,12 @@ async def _history(responses: SharedResponses, response_id: str | None) -> tuple
         raise response_not_found("previous_response_id") from None
 
 
-async def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
+async def _conversation(state: ServerState, fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
     choice, tools = chat_tool_choice(fields.tool_choice, chat_tools(fields.tools))
+    has_tags = getattr(state.chat_parsers.tool, "strict_tags", None) is not None
+    demanded = demanded_grammar(fields.tools, choice, tools, is_strict=has_tags)
+    if demanded is not None:
+        choice = {"type": "function", "function": {"name": demanded[0]}}
     turns = turns_after(fields.instructions)
     await collected(adding(map(decode, items), turns))
     return Conversation(
@@ -174,6 +179,7 @@ async def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) ->
         tools=tools or None,
         tool_choice=choice,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
+        call_grammar=None if demanded is None else demanded[1],
         chat_template_kwargs=fields.chat_template_kwargs,
         reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
         include_reasoning=fields.include_reasoning is not False,

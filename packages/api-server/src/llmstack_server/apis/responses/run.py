@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
+from llmstack_server.apis.responses.custom_tools import custom_names
 from llmstack_server.apis.responses.objects import ResponseObject
 from llmstack_server.apis.responses.output_items import Event, Item, OutputBuilder
 from llmstack_server.chat.deltas import ChatDelta
@@ -44,7 +45,9 @@ class ResponseRun(ChatStream):
         self._receipt: dict[str, Any] | None = None
         self.response = response
         self._shows_ids = shows_ids
-        self._output = OutputBuilder(earlier)
+        # A call under a grammar is its text; other models write it as an argument.
+        has_grammar = chat.plan is not None and chat.plan.tool_use.grammar is not None
+        self._output = OutputBuilder(earlier, custom_names(response.fields.tools), has_arguments=not has_grammar)
         self._num_events = 0
         self._finish_reason: str | None = None
         self._pending_logprobs: list[dict[str, Any]] = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_server.apis.responses.custom_tools import custom_function
 from llmstack_server.chat.tools import TOOL_CHOICES
 from llmstack_server.web.errors import missing_parameter
 from llmstack_types import StructuredOutputsParams
@@ -24,8 +25,10 @@ def _chat_tool(param: str, tool: dict[str, Any]) -> dict[str, Any]:
     kind = tool.get("type")
     if kind is None:
         raise missing_parameter(f"{param}.type")
+    if kind == "custom":
+        return custom_function(param, tool)
     if kind != "function":
-        reason = f"only tools of type 'function' are available, not '{request_errors.echo(kind)}'"
+        reason = f"only tools of the types 'function' and 'custom' are available, not '{request_errors.echo(kind)}'"
         raise request_errors.unsupported_value(f"{param}.type", reason)
     if tool.get("name") is None:
         raise missing_parameter(f"{param}.name")
@@ -46,11 +49,11 @@ def chat_tool_choice(choice: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any,
     if not isinstance(choice, dict):
         raise request_errors.invalid_type("tool_choice", "a string or an object", choice)
     kind = choice.get("type")
-    if kind == "function":
+    if kind in ("function", "custom"):
         return {"type": "function", "function": {"name": _name("tool_choice", choice)}}, list(tools)
     if kind == "allowed_tools":
         return _allowed_tools(choice, tools)
-    reason = f"only functions can be chosen, not '{request_errors.echo(kind)}'"
+    reason = f"only functions and custom tools can be chosen, not '{request_errors.echo(kind)}'"
     raise request_errors.unsupported_value("tool_choice.type", reason)
 
 
