@@ -28,11 +28,13 @@ class Schema:
         application_id: The number in the header of the file that says whose it is.
         version: The version of the tables; a file with a higher one was written by a later release.
         statements: The statements that create the tables in an empty file.
+        upgrades: The statements that make version 2 of version 1, and so on.
     """
 
     application_id: int
     version: int
     statements: tuple[str, ...]
+    upgrades: tuple[tuple[str, ...], ...] = ()
 
 
 def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sqlite3.Connection:
@@ -119,11 +121,11 @@ def _set_up(connection: sqlite3.Connection, name: str, schema: Schema, is_shared
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
     connection.execute("BEGIN EXCLUSIVE")
-    if is_new:
-        for statement in schema.statements:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {schema.application_id}")
-        connection.execute(f"PRAGMA user_version = {schema.version}")
+    later = schema.upgrades[max(version, 1) - 1 :]
+    for statement in schema.statements if is_new else (one for upgrade in later for one in upgrade):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {schema.application_id}")
+    connection.execute(f"PRAGMA user_version = {schema.version}")
     connection.execute("COMMIT")
     if not is_new and connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise ServeError(f"{name} is damaged or no database: move it away, or restore it")

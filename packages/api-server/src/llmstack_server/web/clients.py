@@ -19,11 +19,13 @@ class Client:
         salt: The prefix of all its salts of the prefix cache. Those of two tenants have the same length, so that
             no `cache_salt` makes them equal; empty where all share the cache.
         is_operator: Whether it sees and controls the whole server.
+        is_batch: Whether this is a request of a batch, for which no client waits.
     """
 
     tenant: str = ""
     salt: str = ""
     is_operator: bool = False
+    is_batch: bool = False
 
 
 EVERYONE = Client(is_operator=True)

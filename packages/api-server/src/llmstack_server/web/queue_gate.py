@@ -45,10 +45,10 @@ class QueueGateMiddleware:
             send = with_load(self._state, headers[LOAD_FORMAT_HEADER], send)
         deadline_s = read_deadline(headers[DEADLINE_HEADER]) if DEADLINE_HEADER in headers else None
         num_bytes = content_length(headers)
-        tenant = current_client.get().tenant
-        num_tokens = queue.estimate_tokens(num_bytes)
+        client = current_client.get()
+        tenant, num_tokens = client.tenant, queue.estimate_tokens(num_bytes)
         wait_s = queue.predict_wait(num_tokens, tenant)
-        if wait_s:  # not 0: part of the next step
+        if wait_s and not client.is_batch:  # 0: part of the next step
             self._check(wait_s, deadline_s)
         ended = current_deadline.set(None)  # what the body gives the request ends with it
         try:

@@ -3,92 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from server_helpers.batches import form, line, server
 from server_helpers.waiting import wait_until
 
-from llmstack_server.apis.batches import batch_run
+from llmstack_server.apis.batches import batch_run, sender
 from llmstack_server.apis.batches.objects import COMPLETION_WINDOW_S
 from llmstack_server.app import build_app
-from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.http_options import BatchConfig, RateLimits
-from llmstack_server.options.secret import Secret
 from llmstack_server.testing import FakeEngineClient, call, ready_state
-
-SECRET = b"s" * 32
-URL = "/v1/chat/completions"
-
-
-class Running:
-    """One server over a folder."""
-
-    def __init__(self, app: Any, state: Any) -> None:
-        self.app, self.state = app, state
-
-    async def call(self, method: str, path: str, body: Any = None, key: str | None = None, **headers: str) -> Any:
-        given = dict(headers) | ({"authorization": f"Bearer {key}"} if key else {})
-        return await call(self.app, method, path, body, headers=given)
-
-    async def upload(self, content: bytes, key: str | None = None, **fields: str) -> Any:
-        body, media_type = form(content, {"purpose": "batch", **fields})
-        return await self.call("POST", "/v1/files", body, key, **{"content-type": media_type})
-
-    async def begin(self, lines: list[Any], key: str | None = None, **fields: Any) -> Any:
-        content = "\n".join(json.dumps(line) for line in lines).encode()
-        file = (await self.upload(content, key)).json()
-        body = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h", **fields}
-        return (await self.call("POST", "/v1/batches", body, key)).json()
-
-    async def ended(self, batch_id: str, key: str | None = None) -> Any:
-        while True:
-            batch = (await self.call("GET", f"/v1/batches/{batch_id}", key=key)).json()
-            if batch["status"] in ("completed", "failed", "expired", "cancelled"):
-                return batch
-            await asyncio.sleep(0.005)
-
-    async def lines(self, file_id: str, key: str | None = None) -> list[Any]:
-        content = await self.call("GET", f"/v1/files/{file_id}/content", key=key)
-        return [json.loads(line) for line in content.body.decode().splitlines()]
-
-
-def form(content: bytes, fields: dict[str, str]) -> tuple[bytes, str]:
-    parts = [
-        f'--edge\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in fields.items()
-    ]
-    head = '--edge\r\nContent-Disposition: form-data; name="file"; filename="../in.jsonl"\r\n\r\n'
-    return "".join(parts).encode() + head.encode() + content + b"\r\n--edge--\r\n", "multipart/form-data; boundary=edge"
-
-
-def line(number: int, **body: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": f"question {number}"}]
-    return {
-        "custom_id": f"r{number}", "method": "POST", "url": URL, "body": {"messages": messages, "max_tokens": 4} | body,
-    }  # fmt: skip
-
-
-@asynccontextmanager
-async def server(
-    folder: Path, keys: tuple[str, ...] = (), *, step_delay_s: float = 0.0, begins: bool = True, **options: Any
-) -> AsyncIterator[Running]:
-    folder.mkdir(mode=0o700, exist_ok=True)  # noqa: ASYNC240 (a test)
-    config = HTTPConfig(state_dir=str(folder), api_keys=tuple(map(Secret, keys)), **options)
-    state = ready_state(FakeEngineClient(step_delay_s=step_delay_s), config)
-    state.config = replace(state.config, deployment_secret=SECRET)
-    app = build_app(state)
-    for begin in state.at_ready if begins else ():
-        begin()
-    try:
-        yield Running(app, state)
-    finally:
-        for end in state.at_end:
-            await end()
 
 
 async def test_a_batch_is_answered_and_its_files_say_what_was_and_was_not(tmp_path: Path):
@@ -143,7 +71,8 @@ async def test_files_and_batches_belong_to_the_key_that_made_them(tmp_path: Path
         for path in [*paths, f"{paths[1]}/content"]:
             foreign = await running.call("GET", path, key=keys[1])
             assert (foreign.status, foreign.json()["error"]["code"]) == (404, "not_found")
-        for path in ("/v1/batches", "/v1/files"):
+        for path, num_own in (("/v1/batches", 1), ("/v1/files", 2)):
+            assert len((await running.call("GET", path, key=keys[0])).json()["data"]) == num_own
             assert (await running.call("GET", path, key=keys[1])).json()["data"] == []
         refused = await running.call("POST", f"/v1/batches/{batch['id']}/cancel", key=keys[1])
         assert refused.status == 404
@@ -220,7 +149,7 @@ async def test_requests_of_a_batch_wait_while_others_are_queued(tmp_path: Path, 
         path = f"/v1/batches/{batch['id']}"
         while (await running.call("GET", path)).json()["status"] != "in_progress":  # noqa: ASYNC110 (over HTTP)
             await asyncio.sleep(0.005)
-        await asyncio.sleep(4 * batch_run.BUSY_S)
+        await asyncio.sleep(4 * sender.BUSY_S)
         assert (await running.call("GET", f"/v1/batches/{batch['id']}")).json()["status"] == "in_progress"
         monkeypatch.setattr(queue, "state", lambda: idle)
         assert (await running.ended(batch["id"]))["status"] == "completed"

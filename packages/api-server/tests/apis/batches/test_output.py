@@ -11,7 +11,7 @@ from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.apis.batches.lines import BatchAnswer, BatchFault, BatchRequest
 from llmstack_server.apis.batches.output import BatchOutput, check_paths
 
-A, B = BatchRequest(1, "a", "/x", {}), BatchRequest(2, "b", "/x", {})
+A, B = BatchRequest(1, "a", "/x", b"{}"), BatchRequest(2, "b", "/x", b"{}")
 FAULT, OTHER_FAULT = BatchFault(3, "a", "duplicate_custom_id", "no"), BatchFault(4, None, "invalid_json_line", "no")
 LINE = BatchAnswer(200, "r", {}).encode(A)
 

@@ -15,7 +15,7 @@ from llmstack_server.apis.batches.output import BatchOutput
 from llmstack_server.apis.batches.transport import TransportError
 from llmstack_server.commands.batch.runner import BatchRunner
 
-REQUESTS = [BatchRequest(number, f"id-{number}", "/x", {}) for number in range(1, 21)]
+REQUESTS = [BatchRequest(number, f"id-{number}", "/x", b"{}") for number in range(1, 21)]
 
 
 class FakeTransport:

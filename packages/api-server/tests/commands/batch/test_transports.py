@@ -20,7 +20,8 @@ from llmstack_server.testing import FakeEngineClient, ready_state
 
 
 def completion(**fields: Any) -> BatchRequest:
-    return BatchRequest(1, "a", "/v1/completions", {"prompt": "abc", "max_tokens": 3, **fields})
+    content = json.dumps({"prompt": "abc", "max_tokens": 3, **fields}).encode()
+    return BatchRequest(1, "a", "/v1/completions", content)
 
 
 async def test_the_application_answers_as_the_server_does():
@@ -31,7 +32,7 @@ async def test_the_application_answers_as_the_server_does():
     assert answer.request_id
     refused = await transport.send(completion(n=1000))
     assert (refused.status, refused.body["error"]["param"]) == (400, "n")
-    unknown = await transport.send(BatchRequest(1, "a", "/v1/nothing?x=1", {}))
+    unknown = await transport.send(BatchRequest(1, "a", "/v1/nothing?x=1", b"{}"))
     assert (unknown.status, unknown.body["error"]["code"]) == (404, "unknown_url")
 
 

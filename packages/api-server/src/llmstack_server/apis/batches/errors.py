@@ -13,3 +13,7 @@ class BatchError(Exception):
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class BatchLostError(Exception):
+    """The batch is not in the table any more: the folder of the server was removed."""

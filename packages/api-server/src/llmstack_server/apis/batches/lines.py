@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, BinaryIO
 
-MAX_LINE_BYTES = 16 << 20
+from llmstack_server.web.errors import HTTPError
+from llmstack_server.web.json_body import decode_object, decoding
+from llmstack_server.web.json_pieces import PIECE_BYTES
+from llmstack_server.web.json_structure import JSONLimits
+
+MAX_BODY_BYTES = 16 << 20
+# What a line has beside the body: its other fields.
+_OTHER_BYTES = 64 << 10
 MAX_CUSTOM_ID_CHARS = 512
-_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which cannot be written to a file
 _ROUTE = re.compile(r"/[!-~]{0,511}")
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+_PARTS_PER_STEP = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +31,13 @@ class BatchRequest:
     Attributes:
         line: The line number in the file, from 1.
         url: The path of the route, such as `/v1/chat/completions`.
+        content: The body, as JSON: decoded, a line may take many times its length in memory.
     """
 
     line: int
     custom_id: str
     url: str
-    body: dict[str, Any]
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,66 +71,109 @@ class BatchAnswer:
     request_id: str
     body: Any
 
+    @property
+    def error_code(self) -> str:
+        """The code of an error; empty where it has none."""
+        error = self.body.get("error") if isinstance(self.body, dict) else None
+        return str(error.get("code") or "") if isinstance(error, dict) else ""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that it has cost; 0 where it does not say so."""
+        usage = self.body.get("usage") if isinstance(self.body, dict) else None
+        values = usage.values() if isinstance(usage, dict) else ()
+        return max((value for value in values if isinstance(value, int)), default=0)
+
     def encode(self, request: BatchRequest) -> bytes:
         """The line of the output, with the response."""
         response = {"status_code": self.status, "request_id": self.request_id, "body": self.body}
         return _encode({"id": _new_id(), "custom_id": request.custom_id, "response": response, "error": None})
 
 
-def read_lines(file: BinaryIO) -> Iterator[BatchRequest | BatchFault]:
+def read_lines(file: BinaryIO, max_body_bytes: int = MAX_BODY_BYTES) -> Iterator[BatchRequest | BatchFault]:
     """The requests of a batch file in order; empty lines are skipped, invalid lines are faults."""
-    number = 0
-    seen: set[str] = set()
-    while line := file.readline(MAX_LINE_BYTES + 1):
+    return (item for item in line_steps(file, max_body_bytes) if item is not None)
+
+
+def line_steps(file: BinaryIO, max_body_bytes: int = MAX_BODY_BYTES) -> Iterator[BatchRequest | BatchFault | None]:
+    """The same in steps of a few milliseconds; None after each step that completes no line.
+
+    A line passes the limits of a request's body, so that none takes long to decode or much memory.
+    """
+    number, max_bytes = 0, max_body_bytes + _OTHER_BYTES
+    limits = JSONLimits.of_body(max_body_bytes)
+    seen: set[bytes] = set()
+    while line := file.readline(max_bytes + 1):
         number += 1
-        if len(line) > MAX_LINE_BYTES:
-            _skip_line(file, line)
-            yield BatchFault(number, None, "line_too_long", f"The line is longer than {MAX_LINE_BYTES} bytes.")
+        if len(line) > max_bytes:
+            yield from _skip_line(file, line)
+            yield BatchFault(number, None, "line_too_long", f"The line is longer than {max_bytes} bytes.")
         elif line.strip():
-            parsed = parse_line(number, line)
-            if isinstance(parsed, BatchRequest):
-                if parsed.custom_id in seen:
-                    message = "An earlier line has this custom_id."
-                    parsed = BatchFault(number, parsed.custom_id, "duplicate_custom_id", message)
-                else:
-                    seen.add(parsed.custom_id)
+            parsed = yield from _parse(number, line.strip(), limits)
+            digest = None if parsed.custom_id is None else digest_of(parsed.custom_id)
+            if isinstance(parsed, BatchRequest) and digest in seen:
+                message = "An earlier line has this custom_id."
+                parsed = BatchFault(number, parsed.custom_id, "duplicate_custom_id", message)
+            elif isinstance(parsed, BatchRequest) and digest is not None:
+                seen.add(digest)
             yield parsed
+        else:
+            yield None
 
 
-def parse_line(number: int, line: bytes) -> BatchRequest | BatchFault:
+def digest_of(custom_id: str) -> bytes:
+    """A digest of a custom id: 50,000 long ones would fill the memory."""
+    return blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _parse(number: int, line: bytes, limits: JSONLimits) -> Generator[None, None, BatchRequest | BatchFault]:
     """The request of one line, or its fault; the server checks the body."""
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        return BatchFault(number, None, "invalid_json_line", "The line is not JSON.")
-    if not isinstance(fields, dict):
-        return BatchFault(number, None, "invalid_json_line", "The line is not a JSON object.")
+        if len(line) > PIECE_BYTES:
+            document = decoding(line, limits)
+            yield from document.run()
+            fields = document.value
+        else:
+            fields = decode_object(line, limits)
+    except HTTPError as error:
+        return BatchFault(number, None, "invalid_json_line", f"The line cannot be read. {error.answer.message}")
     custom_id = fields.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS or _SURROGATE.search(custom_id):
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         message = f"'custom_id' must be a text of 1 to {MAX_CUSTOM_ID_CHARS} characters."
         return BatchFault(number, None, "invalid_custom_id", message)
-    return _checked_request(number, custom_id, fields)
-
-
-def _checked_request(number: int, custom_id: str, fields: dict[str, Any]) -> BatchRequest | BatchFault:
-    url, body = fields.get("url"), fields.get("body")
-    fault = None
-    if fields.get("method") != "POST":
-        fault = ("invalid_method", "'method' must be 'POST'.")
-    elif not isinstance(url, str) or not _ROUTE.fullmatch(url):
-        fault = ("invalid_url", "'url' must be the path of a route, such as '/v1/chat/completions'.")
-    elif not isinstance(body, dict):
-        fault = ("invalid_body", "'body' must be a JSON object.")
-    elif body.get("stream"):
-        fault = ("unsupported_parameter", "'stream' is not available in a batch.")
+    fault = _fault_of(fields)
     if fault is not None:
         return BatchFault(number, custom_id, *fault)
-    return BatchRequest(number, custom_id, str(url), dict(body or {}))
+    content = yield from _encode_body(fields["body"])
+    return BatchRequest(number, custom_id, fields["url"], content)
 
 
-def _skip_line(file: BinaryIO, line: bytes) -> None:
+def _fault_of(fields: dict[str, Any]) -> tuple[str, str] | None:
+    url, body = fields.get("url"), fields.get("body")
+    if fields.get("method") != "POST":
+        return "invalid_method", "'method' must be 'POST'."
+    if not isinstance(url, str) or not _ROUTE.fullmatch(url):
+        return "invalid_url", "'url' must be the path of a route, such as '/v1/chat/completions'."
+    if not isinstance(body, dict):
+        return "invalid_body", "'body' must be a JSON object."
+    if body.get("stream"):
+        return "unsupported_parameter", "'stream' is not available in a batch."
+    return None
+
+
+def _encode_body(body: dict[str, Any]) -> Generator[None, None, bytes]:
+    content = bytearray()
+    for number, part in enumerate(_ENCODER.iterencode(body)):
+        content += part.encode()
+        if not number % _PARTS_PER_STEP:
+            yield
+    return bytes(content)
+
+
+def _skip_line(file: BinaryIO, line: bytes) -> Iterator[None]:
     while line and not line.endswith(b"\n"):
-        line = file.readline(MAX_LINE_BYTES)
+        yield
+        line = file.readline(_OTHER_BYTES)
 
 
 def _encode(fields: dict[str, Any]) -> bytes:

@@ -6,19 +6,23 @@ import fcntl
 import json
 import os
 import sys
+from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 from llmstack_server.apis.batches.errors import BatchError
-from llmstack_server.apis.batches.lines import BatchFault, BatchRequest
+from llmstack_server.apis.batches.lines import BatchFault, BatchRequest, digest_of
+
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
 class Answered:
-    """Lines of earlier runs: answers by their custom ids, faults by their line numbers."""
+    """Lines of earlier runs: answers by digests of their custom ids, faults by their line numbers."""
 
-    custom_ids: set[str] = field(default_factory=set)
+    custom_ids: set[bytes] = field(default_factory=set)
     fault_lines: set[int] = field(default_factory=set)
 
     def add(self, line: Any) -> None:
@@ -27,11 +31,13 @@ class Answered:
         if line["response"] is None:
             self.fault_lines.add(int(error["line"]))
         else:
-            self.custom_ids.add(str(line["custom_id"]))
+            self.custom_ids.add(digest_of(str(line["custom_id"])))
 
     def covers(self, item: BatchRequest | BatchFault) -> bool:
         """Whether a line of the input has its answer already."""
-        return item.line in self.fault_lines if isinstance(item, BatchFault) else item.custom_id in self.custom_ids
+        if isinstance(item, BatchFault):
+            return item.line in self.fault_lines
+        return digest_of(item.custom_id) in self.custom_ids
 
 
 class BatchOutput:
@@ -48,6 +54,11 @@ class BatchOutput:
         Raises:
             BatchError: The file cannot be written, another run writes it, or it has other lines.
         """
+        return run_all(cls.open_in_steps(path))
+
+    @classmethod
+    def open_in_steps(cls, path: str) -> Generator[None, None, BatchOutput]:
+        """Does the same in steps of one line each."""
         if path == "-":
             return cls(sys.stdout.buffer, Answered())
         try:
@@ -56,7 +67,8 @@ class BatchOutput:
             raise BatchError(f"--output-file: {path}: {error.strerror}", exit_code=2) from None
         try:
             _lock(file, path)
-            return cls(file, _read_answered(file, path))
+            answered = yield from _read_answered(file, path)
+            return cls(file, answered)
         except BaseException:
             file.close()
             raise
@@ -76,7 +88,17 @@ class BatchOutput:
     def close(self) -> None:
         """Closes the file and releases its lock."""
         if self._file is not sys.stdout.buffer:
-            self._file.close()
+            with suppress(OSError):  # on a full disk `append` has said so; the next run removes what is incomplete
+                self._file.close()
+
+
+def run_all(steps: Generator[None, None, Value]) -> Value:
+    """The result of work in steps, done at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(Value, end.value)
 
 
 def check_paths(input_path: str, output_path: str) -> None:
@@ -99,7 +121,7 @@ def _lock(file: BinaryIO, path: str) -> None:
         pass  # a file system without locks, or a device such as /dev/stdout
 
 
-def _read_answered(file: BinaryIO, path: str) -> Answered:
+def _read_answered(file: BinaryIO, path: str) -> Generator[None, None, Answered]:
     """Reads all lines, and leaves the file at its end after an incomplete last line was removed."""
     answered = Answered()
     if not file.seekable():
@@ -117,6 +139,7 @@ def _read_answered(file: BinaryIO, path: str) -> Answered:
             os.truncate(file.fileno(), start)
             break
         start += len(line)
+        yield
         if not line.endswith(b"\n"):
             file.write(b"\n")
     file.seek(0, os.SEEK_END)

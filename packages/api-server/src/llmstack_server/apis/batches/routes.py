@@ -60,20 +60,17 @@ def _add_file_routes(router: APIRouter, state: ServerState, store: FileStore) ->
         """Stores a file for later batches."""
         owner = current_client.get().tenant
         timeout_s = state.config.http.receive_timeout_s
-        received = await receive_upload(request.headers, request.receive, store, owner, timeout_s)
-        try:
+        async with receive_upload(request.headers, request.receive, store, owner, timeout_s) as received:
             lifetime_s = _check_upload(received)
-        except InvalidRequestError:
-            await store.run(received.abandon)
-            raise
-        name = received.filename or "file"
-        file = await store.run(lambda: store.keep(received.path, owner, name, received.fields["purpose"], lifetime_s))
+            name, purpose = received.filename or "file", received.fields["purpose"]
+            file = await store.run(lambda: store.keep(received.path, owner, name, purpose, lifetime_s))
         return JSONResponse(file.as_object())
 
     @router.get("/v1/files", responses=error_responses(400, 401))
     async def list_files(request: Request) -> Response:
         """Lists the files of the key, the newest first."""
-        files = await store.run(lambda: store.table.files(current_client.get().tenant))
+        owner = current_client.get().tenant  # not in the lambda: another thread has no client
+        files = await store.run(lambda: store.table.files(owner))
         query, purpose = request.query_params, request.query_params.get("purpose")
         now = int(time.time())
         shown = [
@@ -122,7 +119,8 @@ def _add_batch_routes(router: APIRouter, state: ServerState, store: FileStore, w
     @router.get("/v1/batches", responses=error_responses(400, 401))
     async def list_batches(request: Request) -> Response:
         """Lists the batches of the key, the newest first."""
-        batches = await store.run(lambda: store.table.batches(current_client.get().tenant))
+        owner = current_client.get().tenant
+        batches = await store.run(lambda: store.table.batches(owner))
         return JSONResponse(_page(batches, request.query_params, max_limit=100, default=20))
 
     @router.get("/v1/batches/{batch_id}", responses=error_responses(401, 404))
@@ -142,10 +140,9 @@ def _add_batch_routes(router: APIRouter, state: ServerState, store: FileStore, w
 
 
 def _add_batch(store: FileStore, batch: dict[str, Any], owner: str, process: int) -> None:
-    if store.table.num_unfinished(owner) >= MAX_UNFINISHED:
+    if not store.table.add_batch(batch, owner, process, MAX_BATCHES, MAX_UNFINISHED):
         message = f"At most {MAX_UNFINISHED} batches of one API key may run or wait; let one end first."
         raise InvalidRequestError(message, code="file_quota_exceeded")
-    store.table.add_batch(batch, owner, process, MAX_BATCHES)
 
 
 def _check_upload(upload: Upload) -> int | None:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -15,16 +16,19 @@ from llmstack_server.apis.batches.table import BatchTable, StoredFile, is_storag
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import BatchConfig
 from llmstack_server.web.errors import HTTPError, storage_unavailable
-from llmstack_types import InvalidRequestError
 
-MAX_FILES = 10_000
 UPLOAD_PREFIX = ".upload-"
 _ABANDONED_AFTER_S = 3600
+# Work on the lines of one batch; then another one has its turn.
+SLICE_S = 0.02
 Value = TypeVar("Value")
 
 
 class FileStore:
-    """The files and the table of one server; every call that touches the disk runs in one thread."""
+    """The files and the table of one server.
+
+    Calls that touch the disk run in one thread, and work on the lines of batches, which may take long, in another one.
+    """
 
     def __init__(self, folder: Path, config: BatchConfig) -> None:
         """Opens the folder, or makes it.
@@ -41,6 +45,9 @@ class FileStore:
             raise ServeError(f"--state-dir {folder}: files cannot be kept: {error.strerror}") from None
         self.table = BatchTable(folder / "batches.sqlite3")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._lines_thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._marks = BatchTable(folder / "batches.sqlite3")  # the same file, for that thread
+        self._owner_to_num_coming: Counter[str] = Counter()
 
     async def run(self, call: Callable[[], Value]) -> Value:
         """The result of a call in the store's thread.
@@ -48,8 +55,35 @@ class FileStore:
         Raises:
             HTTPError: 503, while the folder cannot be read or written.
         """
+        return await self._run_in(self._thread, call)
+
+    async def work(self, batch_id: str, steps: Generator[object, None, Value]) -> Value:
+        """The result of work on the lines of a batch. Batches take turns, and the table says whose lines are read.
+
+        Raises:
+            HTTPError: 503, while the folder cannot be read or written.
+        """
+        while (done := await self._run_in(self._lines_thread, lambda: self._advance(batch_id, steps))) is None:
+            pass
+        return done[0]
+
+    def _advance(self, batch_id: str, steps: Generator[object, None, Value]) -> tuple[Value] | None:
+        """Does some steps; the result, once it is there."""
+        end_s = time.monotonic() + SLICE_S
+        self._marks.note_reading(batch_id, True)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+            while True:
+                next(steps)
+                if time.monotonic() >= end_s:
+                    return None
+        except StopIteration as end:
+            return (end.value,)
+        finally:
+            self._marks.note_reading(batch_id, False)
+
+    async def _run_in(self, thread: ThreadPoolExecutor, call: Callable[[], Value]) -> Value:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, call)
         except Exception as error:  # the call may raise anything; the store says what is its own
             if is_storage_error(error):
                 raise HTTPError(storage_unavailable()) from error
@@ -57,25 +91,35 @@ class FileStore:
 
     async def close(self) -> None:
         """Closes the table, after the calls that wait."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.table.close)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._lines_thread, self._marks.close)
+        await loop.run_in_executor(self._thread, self.table.close)
         self._thread.shutdown(wait=False)
+        self._lines_thread.shutdown(wait=False)
 
     def path(self, name: str) -> Path:
         """The path of the file with this id."""
         return self.folder / name
 
-    def check_share(self, owner: str, num_bytes: int) -> None:
-        """Checks that so many more bytes fit into the share of an owner.
+    def reserve(self, owner: str, num_bytes: int) -> None:
+        """Reserves room in the share of an owner for bytes of a file that is coming; `release` ends that.
 
         Raises:
-            InvalidRequestError: They do not.
+            InvalidRequestError: There is none.
         """
-        number, used = self.table.usage(owner)
-        if number >= MAX_FILES:
-            raise InvalidRequestError(f"At most {MAX_FILES} files are kept; delete some.", code="file_quota_exceeded")
-        if used + num_bytes > self.config.max_storage_bytes:
-            message = f"The files of one API key may have {self.config.max_storage_bytes} bytes; delete some."
-            raise InvalidRequestError(message, code="file_quota_exceeded")
+        self.check_room(owner, num_bytes)
+        self._owner_to_num_coming[owner] += num_bytes
+
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Checks that there is such room; raises as `reserve`."""
+        num_coming = self._owner_to_num_coming[owner]
+        self.table.check_share(owner, num_coming + num_bytes, self.config.max_storage_bytes)
+
+    def release(self, owner: str, num_bytes: int) -> None:
+        """Ends the reservation of so many bytes: the file is there, or does not come."""
+        self._owner_to_num_coming[owner] -= num_bytes
+        if not self._owner_to_num_coming[owner]:
+            del self._owner_to_num_coming[owner]
 
     def open_upload(self) -> tuple[Path, BinaryIO]:
         """A file under a name of its own, which `keep` makes a client's file."""
@@ -83,15 +127,22 @@ class FileStore:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         return path, os.fdopen(descriptor, "wb")
 
-    def keep(self, path: Path, owner: str, filename: str, purpose: str, lifetime_s: int | None = None) -> StoredFile:
-        """Makes a written file one of a client's."""
+    def keep(
+        self, path: Path, owner: str, filename: str, purpose: str, lifetime_s: int | None = None,
+        *, is_counted: bool = False,
+    ) -> StoredFile:  # fmt: skip
+        """Makes a written file one of a client's; `is_counted`: Its bytes are part of the owner's share already.
+
+        Raises:
+            InvalidRequestError: The share of the owner has no room for it.
+        """
         now = int(time.time())
         expires_at = None if lifetime_s is None else now + lifetime_s
         name = f"file-{uuid.uuid4().hex}"
         file = StoredFile(name, owner, now, expires_at, path.stat().st_size, filename, purpose)
         path.rename(self.path(name))
         try:
-            self.table.add_file(file)
+            self.table.add_file(file, None if is_counted else self.config.max_storage_bytes)
         except BaseException:
             self.path(name).unlink(missing_ok=True)
             raise

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message
 
 from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.apis.batches.lines import BatchAnswer, BatchRequest
-from llmstack_server.web.clients import Client
+from llmstack_server.web.clients import Client, current_client
 from llmstack_types import EngineDeadError
 
 
@@ -46,10 +46,11 @@ class AppTransport:
 
     async def send(self, request: BatchRequest) -> BatchAnswer:
         """The application's answer; raises BatchError once the engine core has ended."""
-        exchange = _Exchange(json.dumps(request.body).encode("utf-8", "replace"))
+        exchange = _Exchange(request.content)
         scope = exchange.scope(request.url)
         if self._client is not None:
             scope["state"] = {"client": self._client}
+            current_client.set(self._client)  # what checks keys does so, too, but it is not on every server
         await self._app(scope, exchange.receive, exchange.send)
         if exchange.status >= 500:
             try:

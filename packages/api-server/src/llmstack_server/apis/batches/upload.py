@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,15 +35,20 @@ class Upload:
         fields: Text fields by name.
         filename: The client's name of the file; None before it came.
         path: Where it is written.
+        num_bytes: The bytes of the file so far.
     """
 
-    def __init__(self, boundary: bytes, path: Path, file: BinaryIO, max_bytes: int) -> None:
+    def __init__(
+        self, boundary: bytes, path: Path, file: BinaryIO, max_bytes: int, reserve: Callable[[int], None]
+    ) -> None:
+        """`reserve` is called before bytes of the file are written; it may refuse them."""
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.path = path
         self._file = file
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._reserve = reserve
+        self.num_bytes = 0
         self._num_parts = 0
         self._header: tuple[bytearray, bytearray] = (bytearray(), bytearray())
         self._disposition: dict[bytes, bytes] = {}
@@ -66,7 +72,7 @@ class Upload:
 
         Raises:
             HTTPError: The file is too large.
-            InvalidRequestError: The body is not a form.
+            InvalidRequestError: The body is not a form, or the owner has no room for the file.
         """
         try:
             self._parser.write(data)
@@ -87,8 +93,9 @@ class Upload:
             raise missing_parameter("file")
 
     def abandon(self) -> None:
-        """Removes what was written."""
-        self._file.close()
+        """Removes what was written, unless it was kept under another name."""
+        with suppress(OSError):  # on a full disk `write` has said so
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
     def _begin_part(self) -> None:
@@ -119,9 +126,10 @@ class Upload:
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == "file":
-            self._num_bytes += end - start
-            if self._num_bytes > self._max_bytes:
+            if self.num_bytes + end - start > self._max_bytes:
                 raise HTTPError(request_too_large(self._max_bytes))
+            self._reserve(end - start)
+            self.num_bytes += end - start
             self._file.write(data[start:end])
             return
         self._value += data[start:end]
@@ -136,10 +144,13 @@ class Upload:
         self._is_complete = True
 
 
+@asynccontextmanager
 async def receive_upload(
     headers: Mapping[str, str], receive: Receive, store: FileStore, owner: str, timeout_s: float
-) -> Upload:
-    """The upload of a request, written to a file of its own; its sizes are checked before and while it is read.
+) -> AsyncIterator[Upload]:
+    """The upload of a request, in a file of its own that is removed at the end unless it was kept.
+
+    Its sizes are checked before and while it is read. Until the end the share of the owner has room for it.
 
     Raises:
         HTTPError: No form, too large, too slow, or the disk cannot be written.
@@ -154,20 +165,23 @@ async def receive_upload(
     num_declared = int(declared) if declared.isdecimal() and len(declared) <= 18 else 0
     if num_declared > max_bytes + _OTHER_BYTES:
         raise HTTPError(request_too_large(max_bytes))
-    await store.run(lambda: store.check_share(owner, max(num_declared - _OTHER_BYTES, 0)))
+    await store.run(lambda: store.check_room(owner, max(num_declared - _OTHER_BYTES, 0)))
     path, file = await store.run(store.open_upload)
-    upload = Upload(boundary, path, file, max_bytes)
+    upload = Upload(boundary, path, file, max_bytes, partial(store.reserve, owner))
     try:
         async with asyncio.timeout(timeout_s):
             await _receive_all(receive, upload, store, max_bytes + _OTHER_BYTES)
         await store.run(upload.end)
-        await store.run(lambda: store.check_share(owner, path.stat().st_size))
-    except BaseException as error:
-        await asyncio.shield(store.run(upload.abandon))
-        if isinstance(error, TimeoutError):
-            raise HTTPError(request_timeout()) from None
-        raise
-    return upload
+        yield upload
+    except TimeoutError:
+        raise HTTPError(request_timeout()) from None
+    finally:
+        await asyncio.shield(store.run(partial(_end_upload, upload, store, owner)))
+
+
+def _end_upload(upload: Upload, store: FileStore, owner: str) -> None:
+    store.release(owner, upload.num_bytes)
+    upload.abandon()
 
 
 async def _receive_all(receive: Receive, upload: Upload, store: FileStore, max_bytes: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +58,7 @@ class HttpTransport:
             if connection.sock is None:
                 connection.connect()
                 connection.sock.settimeout(READ_TIMEOUT_S)  # type: ignore[attr-defined]  # `connect` has set it
-            connection.request("POST", request.url, json.dumps(request.body).encode(), self._headers)
+            connection.request("POST", request.url, request.content, self._headers)
             response = connection.getresponse()
             body = decoded(response.read())
         except (http.client.HTTPException, OSError) as error:
