@@ -4,7 +4,6 @@ It has one token budget, chunked prefill, preemption and forks.
 """
 
 from llmstack_core_scheduler.config import SchedulerConfig
-from llmstack_core_scheduler.fair_queue import FairQueue
 from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Rank, Request
@@ -28,7 +27,6 @@ __all__ = [
     "DraftSource",
     "FCFSPolicy",
     "FairPolicy",
-    "FairQueue",
     "KVCacheManager",
     "PreemptionPolicy",
     "PriorityPolicy",

@@ -7,13 +7,10 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from llmstack_core_scheduler import FairQueue, Request
-from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_engine_core.fair_turns import FairTurns
 
 # Tokens of one key before the next one has its turn. Fewer than the scheduler's: places are few, and taken for long.
 QUANTUM = 256
-# An answer tells its tokens; more than a context has are none.
-MAX_TOKENS = 1 << 20
 
 
 class Place:
@@ -28,55 +25,35 @@ class Place:
 
 
 class FairPlaces:
-    """A number of places, given by the deficit round robin of the scheduler's waiting queue.
-
-    What a request costs is known at its end. Until then its key is charged the quantum.
-    """
+    """A number of places, given by the deficit round robin of the scheduler's waiting queue."""
 
     def __init__(self, num_places: int, quantum: int = QUANTUM) -> None:
         self._num_free = num_places
-        self._quantum = quantum
-        self._queue = FairQueue(quantum)
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._turns = FairTurns(quantum)
+        self._waiting: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncIterator[Place]:
         """Waits for a place, and gives it back with the context."""
-        number = next(self._numbers)
-        arrival = EngineCoreRequest(str(number), [0], SamplingParams(), tenant=tenant)
-        request = Request(arrival, (number,), self._quantum)
-        await self._wait(request)
-        place = Place()
+        number, place = next(self._numbers), Place()
+        self._turns.add(number, tenant)
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
+            self._give()
+            await waiting
             yield place
         finally:
-            request.token_ids = [0] * min(place.num_tokens, MAX_TOKENS)
-            self._leave(request)
-
-    async def _wait(self, request: Request) -> None:
-        self._queue.add(request)
-        waiting = self._waiting[request.request_id] = asyncio.get_running_loop().create_future()
-        self._give()
-        try:
-            await waiting
-        except asyncio.CancelledError:
-            if self._waiting.pop(request.request_id, None) is not None:
-                self._queue.remove(request)
-            else:  # its turn came at the same moment
-                request.token_ids = []
-                self._leave(request)
-            raise
-
-    def _leave(self, request: Request) -> None:
-        self._queue.finish(request)
-        self._num_free += 1
-        self._give()
+            if self._waiting.pop(number, None) is not None:  # cancelled before its turn
+                self._turns.remove(number)
+            else:
+                self._turns.end(number, place.num_tokens)
+                self._num_free += 1
+                self._give()
 
     def _give(self) -> None:
-        while self._num_free and (request := self._queue.order().next()) is not None:
-            self._queue.admit(request, 0)
+        while self._num_free and (number := self._turns.begin_next()) is not None:
             self._num_free -= 1
-            waiting = self._waiting.pop(request.request_id)
+            waiting = self._waiting.pop(number)
             if not waiting.done():
                 waiting.set_result(None)
