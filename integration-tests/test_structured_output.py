@@ -253,6 +253,59 @@ def test_a_constraint_that_cannot_be_used_is_a_400_that_names_it(
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+ADDED_TOKENS = sorted(
+    token["content"]
+    for token in json.loads((demo_model.model_path() / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+)
+
+
+@pytest.mark.parametrize("name", ADDED_TOKENS)
+def test_a_literal_that_is_an_added_token_is_written_as_it_is(demo_server: Any, name: str) -> None:
+    text = f"a{name}b"
+    quoted = json.dumps(text)
+    for constraint, expected in (
+        ({"choice": [text]}, text),
+        ({"regex": re.escape(text)}, text),
+        ({"grammar": f"root ::= {quoted}"}, text),
+        ({"json": {"const": text}}, quoted),
+        ({"json": {"enum": [text]}}, quoted),
+        ({"json": {"type": "string", "pattern": f"^{re.escape(text)}$"}}, quoted),
+        ({"json": {"type": "object", "properties": {text: {"const": 1}}, "required": [text]}}, f"{{{quoted}:1}}"),
+    ):
+        structured = {**constraint, "disable_any_whitespace": True}
+        status, answer = ask(demo_server, structured_outputs=structured, max_tokens=60)
+        assert (status, answer["choices"][0]["text"]) == (200, expected), constraint
+
+
+UNDECLARED = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+MANY_COMMAS = {"14": 100, "356": 100}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": UNDECLARED}}},
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": UNDECLARED}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ],
+    ids=["response_format", "tool"],
+)
+def test_what_a_schema_does_not_declare_is_written_only_by_the_letter(demo_server: Any, fields: dict[str, Any]) -> None:
+    def ask_chat(**options: bool) -> str:
+        body = {"messages": MESSAGES, "max_tokens": 30, "temperature": 0, "logit_bias": MANY_COMMAS, **fields}
+        body["structured_outputs"] = {"disable_any_whitespace": True, **options}
+        status, answer, _ = demo_server.post("/v1/chat/completions", body)
+        assert status == 200, answer
+        message = answer["choices"][0]["message"]
+        calls = message.get("tool_calls")
+        return str(calls[0]["function"]["arguments"] if calls else message["content"])
+
+    assert json.loads(ask_chat()) == {"a": 1}
+    assert ask_chat(disable_additional_properties=False).startswith('{"a":1,')
+
+
 def test_a_stream_of_a_chat_says_what_the_whole_answer_says(demo_server: Any) -> None:
     client = demo_server.client
 

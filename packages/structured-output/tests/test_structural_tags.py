@@ -44,6 +44,9 @@ FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ),
     ({"format": {"type": "const_string", "value": 'a "b"'}}, ['a "b"'], ["a", "b"]),
     ({"format": {"type": "regex", "pattern": "^[a-z]+/[0-9]$"}}, ["ab/1"], ["ab1", "ab/12"]),
+    ({"format": {"type": "regex", "pattern": r"\d\/\\/"}}, ["1/\\/"], ["٣/\\/", "1/\\"]),
+    ({"format": {"type": "regex", "pattern": "a\nb"}}, ["a\nb"], ["ab"]),
+    ({"format": {"type": "choice", "choices": ["a b", "\n"]}}, ["a b", "\n"], ["a", ""]),
     ({"format": schema(NOTHING)}, ["{}"], ["[]"]),
     (
         {"format": {"type": "sequence", "elements": [tag("<think>", TEXT, "</think>"), schema(NOTHING)]}},
@@ -140,3 +143,28 @@ def test_required_calls_are_all_that_is_said(compiler: GrammarCompiler) -> None:
 def test_the_keys_of_a_call_are_the_models_own(compiler: GrammarCompiler) -> None:
     calls = tool_calls_schema([("stop", NOTHING)], name_key="function", arguments_key="parameters")
     assert is_complete(compiler, '[{"function": "stop", "parameters": {}}]', json=calls)
+
+
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        ({}, ["[1,2]", "[1, 2]", "[1,\n  2]"], ["[1,  2]", "[1,\t2]"]),
+        ({"disable_any_whitespace": True}, ["[1,2]"], ["[1, 2]"]),
+        ({"whitespace_pattern": r"\s\s"}, ["[1,2]", "[1,\t 2]"], ["[1, 2]"]),
+    ],
+    ids=str,
+)
+def test_white_space_in_tags_is_that_of_a_whole_text(
+    compiler: GrammarCompiler, options: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    for constraint in (
+        {"json": INTEGERS},
+        {"structural_tag": {"format": schema(INTEGERS)}},
+        {"structural_tag": {"structures": [{"begin": "<a>", "schema": INTEGERS, "end": "</a>"}], "triggers": ["<a>"]}},
+    ):
+        form = "<a>{}</a>" if "structures" in str(constraint) else "{}"
+        assert [text for text in good if not is_complete(compiler, form.format(text), **constraint, **options)] == []
+        assert [text for text in bad if is_complete(compiler, form.format(text), **constraint, **options)] == []

@@ -1,4 +1,4 @@
-"""Constraints after reasoning: schemas in strings are decoded up to the compiler's limit."""
+"""Constraints after reasoning: schemas in strings are decoded up to the compiler's limit, and what else is kept."""
 
 from __future__ import annotations
 
@@ -34,3 +34,22 @@ def test_a_schema_that_the_compiler_refuses_for_its_size_is_not_decoded(
     later = after_reasoning(StructuredOutputsParams(json=schema), PLAN)
     assert len(decoded) == num_decoded
     assert (later is not None) == bool(num_decoded)
+
+
+def reasoned(**constraint: Any) -> tuple[dict[str, Any], StructuredOutputsParams]:
+    """The part of the tag that follows the reasoning, and the whole constraint."""
+    later = after_reasoning(StructuredOutputsParams(**constraint), PLAN)
+    assert later is not None
+    return json.loads(str(later.structural_tag))["format"]["elements"][-1], later
+
+
+def test_the_options_of_a_constraint_hold_after_the_reasoning():
+    options = {"disable_any_whitespace": True, "whitespace_pattern": " ", "disable_additional_properties": False}
+    body, later = reasoned(json={"type": "object"}, **options)
+    assert body == {"type": "json_schema", "json_schema": {"type": "object"}}
+    assert later == StructuredOutputsParams(structural_tag=later.structural_tag, **options)
+
+
+def test_strings_to_choose_from_stay_texts_after_the_reasoning():
+    body, _ = reasoned(choice=["<think>", *map(str, range(300))])
+    assert body == {"type": "choice", "choices": ["<think>", *map(str, range(300))]}

@@ -50,6 +50,21 @@ def fields(**body: Any) -> CompletionRequest:
             {"guided_json": SCHEMA, "guided_whitespace_pattern": " "},
             StructuredOutputsParams(json=SCHEMA, whitespace_pattern=" "),
         ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": False}},
+            StructuredOutputsParams(json=SCHEMA, disable_additional_properties=False),
+        ),
+        ({"structured_outputs": {"disable_additional_properties": False}}, None),
+        (
+            {"structured_outputs": {"disable_additional_properties": True, "whitespace_pattern": " "}}
+            | {"response_format": NAMED},
+            StructuredOutputsParams(json=SCHEMA, disable_additional_properties=True, whitespace_pattern=" "),
+        ),
+        (
+            {"structured_outputs": {"disable_any_whitespace": True}, "guided_json": SCHEMA},
+            StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
+        ),
+        ({"guided_json": False}, StructuredOutputsParams(json=False)),  # a schema that allows nothing
         ({"guided_regex": "a"}, StructuredOutputsParams(regex="a")),
         ({"guided_choice": ["a"]}, StructuredOutputsParams(choice=["a"])),
         ({"guided_grammar": "start: x"}, StructuredOutputsParams(grammar="start: x")),
@@ -112,11 +127,6 @@ def test_every_form_becomes_one_constraint(body: dict[str, Any], expected: Struc
         ({"response_format": NAMED, "structured_outputs": {"regex": "a"}}, "structured_outputs", "invalid_value"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "invalid_value"),
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "unsupported_parameter"),
-        (
-            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
-            "structured_outputs.disable_additional_properties",
-            "unsupported_parameter",
-        ),
     ],
     ids=lambda value: str(value)[:80],
 )

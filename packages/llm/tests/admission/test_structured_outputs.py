@@ -100,6 +100,16 @@ def test_blanks_are_forbidden_to_all_where_the_configuration_says_so(make: Calla
     assert made == params(json_object=True, disable_any_whitespace=True)
 
 
+@pytest.mark.parametrize(("asked", "expected"), [(None, False), (True, True), (False, False)])
+def test_the_letter_of_json_schema_is_the_default_of_a_server_that_is_told_so(
+    make: Callable[..., ConstraintAdmission], asked: bool | None, expected: bool
+) -> None:
+    constraint = params(json_object=True, disable_additional_properties=asked)
+    made = make(disable_additional_properties=False).check(constraint, BYTE_VOCAB_SIZE, NAMES)
+    assert made.disable_additional_properties is expected
+    assert make().check(constraint, BYTE_VOCAB_SIZE, NAMES) == constraint
+
+
 def test_without_a_tokenizer_a_constraint_is_refused() -> None:
     admission = ConstraintAdmission(None, [1], StructuredOutputsConfig())
     with pytest.raises(InvalidRequestError, match="tokenizer"):

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 
 from llmstack_structured_output import errors
 from llmstack_structured_output.grammars import choice_grammar, context_free_grammar
-from llmstack_structured_output.json_schemas import schema_grammar
+from llmstack_structured_output.json_schemas import SchemaOptions, schema_grammar
 from llmstack_structured_output.limits import GrammarLimits
 from llmstack_structured_output.matcher import Matcher
 from llmstack_structured_output.regexes import regex_grammar
 from llmstack_structured_output.structural_tags import structural_tag_grammar
-from llmstack_structured_output.vocabulary import load_vocabulary, token_literal
+from llmstack_structured_output.vocabulary import Vocabulary, load_vocabulary
 from llmstack_types import InvalidRequestError, StructuredOutputsParams
 from llmstack_types.vocabulary import StructuredOutputKind, words_of
 
@@ -37,6 +37,7 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "choice": ((list, tuple), "an array of strings"),
     "json_object": (bool, "a boolean"),
     "disable_any_whitespace": (bool, "a boolean"),
+    "disable_additional_properties": (bool, "a boolean"),
 }
 # What the library says where a limit of ours ends its work.
 _LIMIT_WORDS = ("fuel", "limit", "too complex", "too large", "too big", "too many", "exceed", "maximum")
@@ -89,7 +90,7 @@ class GrammarCompiler:
         self._cache_size = cache_size
         self._lock = threading.Lock()
         self._vocabulary_lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar of a constraint, from the cache where it was compiled before.
@@ -121,13 +122,13 @@ class GrammarCompiler:
         param = f"structured_outputs.{kind}"
         vocabulary = self._living_vocabulary()
         text = _grammar_text(kind, param, params, self._limits, vocabulary)
-        matcher = LLMatcher(vocabulary, text, log_level=0, limits=_parser_limits(self._limits))
+        matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=_parser_limits(self._limits))
         error = matcher.get_error() or _first_steps_error(matcher)
         if error:
             raise _refusal(kind, param, error)
         return Grammar(kind, matcher, self._eos_token_ids)
 
-    def _living_vocabulary(self) -> LLTokenizer:
+    def _living_vocabulary(self) -> Vocabulary:
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 self._vocabulary = self._load_vocabulary()
@@ -140,7 +141,7 @@ def kind_of(params: StructuredOutputsParams) -> str:
     Raises:
         InvalidRequestError: None is, or several are.
     """
-    found = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
+    found = [kind for kind in KINDS if (value := getattr(params, kind)) is not None and value is not False]
     if len(found) != 1:
         listed = ", ".join(KINDS)
         raise errors.invalid_constraint("structured_outputs", f"exactly one of {listed} must be set")
@@ -153,6 +154,8 @@ def normal_form(params: StructuredOutputsParams) -> StructuredOutputsParams:
     Raises:
         InvalidRequestError: Not exactly one kind is set, or a field has the wrong type.
     """
+    if isinstance(params.json, bool):  # these are schemas too
+        params = replace(params, json=json.dumps(params.json))
     kind = kind_of(params)
     _check_types(params)
     value = getattr(params, kind)
@@ -218,27 +221,22 @@ def _as_text(param: str, value: Mapping[str, Any]) -> str:
 
 
 def _grammar_text(
-    kind: str, param: str, params: StructuredOutputsParams, limits: GrammarLimits, vocabulary: LLTokenizer
+    kind: str, param: str, params: StructuredOutputsParams, limits: GrammarLimits, vocabulary: Vocabulary
 ) -> str:
-    value = getattr(params, kind)
+    value, options = getattr(params, kind), SchemaOptions.of(params)
     match kind:
         case "regex":
             return regex_grammar(param, value, limits)
         case "choice":
             return choice_grammar(param, value, limits)
         case "grammar":
-            return context_free_grammar(param, value, limits)
+            return context_free_grammar(param, value, limits, vocabulary.special_tokens)
         case "structural_tag":
-            spell = functools.partial(token_literal, vocabulary)
-            return LLMatcher.grammar_from_lark(structural_tag_grammar(param, value, spell, limits))
+            lark = structural_tag_grammar(param, value, vocabulary.pieces, limits, options)
+            return LLMatcher.grammar_from_lark(lark)
         case _:
-            return schema_grammar(
-                param,
-                {"type": "object"} if kind == "json_object" else value,
-                limits,
-                disable_any_whitespace=params.disable_any_whitespace,
-                whitespace_pattern=params.whitespace_pattern,
-            )
+            schema = {"type": "object"} if kind == "json_object" else value
+            return schema_grammar(param, schema, limits, options)
 
 
 def _first_steps_error(matcher: LLMatcher) -> str:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from llmstack_structured_output import errors
+from llmstack_structured_output.lark import prepared, quote
 from llmstack_structured_output.limits import GrammarLimits
 
+_NO_TOKENS: Mapping[str, int] = {}
 
-def context_free_grammar(param: str, text: str, limits: GrammarLimits) -> str:
+
+def context_free_grammar(
+    param: str, text: str, limits: GrammarLimits, special_tokens: Mapping[str, int] = _NO_TOKENS
+) -> str:
     """The grammar in either notation: GBNF's rules have `::=` and begin at `root`, Lark's `:` and begin at `start`.
+
+    `special_tokens`: Names and ids of the tokens that a rule may have, such as `<|tool|>`.
 
     Raises:
         InvalidRequestError: It cannot be read, or is over the limit.
@@ -21,11 +28,13 @@ def context_free_grammar(param: str, text: str, limits: GrammarLimits) -> str:
     if len(text.encode("utf-8", "replace")) > limits.max_grammar_bytes:
         raise errors.grammar_too_complex(param, f"it has more than {limits.max_grammar_bytes} bytes")
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        lark = any_to_lark(text)
     except RecursionError as error:
         raise errors.grammar_too_complex(param, "it is nested too deeply") from error
     except Exception as error:  # the converter from GBNF raises bare `Exception` for what it cannot read
         raise errors.invalid_grammar(param, errors.one_line(str(error))) from error
+    refuse = functools.partial(errors.invalid_grammar, param)
+    return LLMatcher.grammar_from_lark(prepared(lark, special_tokens, refuse))
 
 
 def choice_grammar(param: str, choices: Sequence[str], limits: GrammarLimits) -> str:
@@ -34,13 +43,17 @@ def choice_grammar(param: str, choices: Sequence[str], limits: GrammarLimits) ->
     Raises:
         InvalidRequestError: They are over a limit.
     """
+    check_choices(param, choices, limits)
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(quote, choices))}")
+
+
+def check_choices(param: str, choices: Sequence[str], limits: GrammarLimits) -> None:
+    """Checks the number of the strings and their size.
+
+    Raises:
+        InvalidRequestError: They are over a limit.
+    """
     if len(choices) > limits.max_choices:
         raise errors.grammar_too_complex(param, f"it has more than {limits.max_choices} strings")
     if sum(len(choice.encode("utf-8", "replace")) for choice in choices) > limits.max_choice_bytes:
         raise errors.grammar_too_complex(param, f"its strings have more than {limits.max_choice_bytes} bytes together")
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(quote, choices))}")
-
-
-def quote(text: str) -> str:
-    """A string literal of Lark's notation."""
-    return json.dumps(text, ensure_ascii=False)

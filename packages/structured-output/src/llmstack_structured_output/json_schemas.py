@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from llguidance import LLMatcher
 
 from llmstack_structured_output import errors
 from llmstack_structured_output.limits import GrammarLimits
-from llmstack_structured_output.regexes import check_regex
+from llmstack_structured_output.regexes import check_regex, with_ascii_classes
+from llmstack_structured_output.undeclared import TooManyNamesError, without_undeclared
+from llmstack_types import StructuredOutputsParams
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 MAX_COUNT = 100_000
@@ -18,29 +21,68 @@ MAX_COUNT = 100_000
 WHITESPACE = r" |\r?\n[ \t]{0,24}"
 
 
-def schema_grammar(
-    param: str,
-    schema: str | Mapping[str, Any],
-    limits: GrammarLimits,
-    *,
-    disable_any_whitespace: bool = False,
-    whitespace_pattern: str | None = None,
-) -> str:
+@dataclass(frozen=True, slots=True)
+class SchemaOptions:
+    """How JSON is written under a schema.
+
+    Attributes:
+        has_whitespace: Whether there may be white space between the tokens of JSON.
+        whitespace_pattern: A regular expression of it; None is `WHITESPACE`.
+        is_closed: Objects that declare properties and say nothing of others have no others.
+    """
+
+    has_whitespace: bool = True
+    whitespace_pattern: str | None = None
+    is_closed: bool = True
+
+    @classmethod
+    def of(cls, params: StructuredOutputsParams) -> SchemaOptions:
+        """Those of a constraint."""
+        is_closed = params.disable_additional_properties is not False
+        return cls(not params.disable_any_whitespace, params.whitespace_pattern, is_closed)
+
+    def of_library(self, limits: GrammarLimits) -> dict[str, Any]:
+        """The library's names of them.
+
+        Raises:
+            InvalidRequestError: The pattern is over a limit.
+        """
+        pattern = WHITESPACE
+        if self.whitespace_pattern is not None:
+            check_regex("structured_outputs.whitespace_pattern", self.whitespace_pattern, limits)
+            pattern = with_ascii_classes(self.whitespace_pattern)
+        options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
+        return options | {"whitespace_pattern": pattern} if self.has_whitespace else options
+
+
+def schema_grammar(param: str, schema: str | Mapping[str, Any], limits: GrammarLimits, options: SchemaOptions) -> str:
     """The grammar of the JSON texts that are valid under a schema.
 
     Raises:
         InvalidRequestError: It is no schema, or over a limit.
     """
-    value = read_schema(param, schema, limits)
-    if whitespace_pattern is not None:
-        check_regex("structured_outputs.whitespace_pattern", whitespace_pattern, limits)
-    options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
-    if not disable_any_whitespace:
-        options["whitespace_pattern"] = whitespace_pattern or WHITESPACE
+    value = prepared_schema(param, schema, limits, options)
     try:
-        return LLMatcher.grammar_from_json_schema(value, overrides=options)  # type: ignore[arg-type]  # its TypedDict
+        return LLMatcher.grammar_from_json_schema(value)
     except (ValueError, RecursionError) as error:
         raise errors.invalid_json_schema(param, errors.one_line(str(error))) from error
+
+
+def prepared_schema(
+    param: str, schema: str | Mapping[str, Any], limits: GrammarLimits, options: SchemaOptions
+) -> dict[str, Any]:
+    """A checked schema as the library takes it, with its options.
+
+    Raises:
+        InvalidRequestError: It is no schema, or over a limit.
+    """
+    value = read_schema(param, schema, limits)
+    if options.is_closed:
+        try:
+            value = without_undeclared(value)
+        except TooManyNamesError:
+            raise errors.schema_too_complex(param, "its alternatives declare too many properties") from None
+    return value | {"x-guidance": options.of_library(limits)}
 
 
 def read_schema(param: str, schema: str | Mapping[str, Any], limits: GrammarLimits) -> dict[str, Any]:
@@ -52,6 +94,8 @@ def read_schema(param: str, schema: str | Mapping[str, Any], limits: GrammarLimi
     value = read_json(param, schema, limits)
     if value is True:
         return {}
+    if value is False:
+        raise errors.invalid_json_schema(param, "the schema false allows no value at all")
     if not isinstance(value, dict):
         raise errors.invalid_json_schema(param, "expected an object or true")
     _check_entries(param, value, limits)

@@ -7,6 +7,11 @@ from llguidance import LLMatcher
 from llmstack_structured_output import errors
 from llmstack_structured_output.limits import GrammarLimits
 
+_ASCII_CLASSES = {
+    r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]",
+    r"\s": r"[ \t\n\r\f\v]", r"\S": r"[^ \t\n\r\f\v]",
+}  # fmt: skip
+
 
 def regex_grammar(param: str, pattern: str, limits: GrammarLimits) -> str:
     """The grammar of the texts that match as a whole; `^` and `$` around the pattern say the same and may be there.
@@ -15,7 +20,26 @@ def regex_grammar(param: str, pattern: str, limits: GrammarLimits) -> str:
         InvalidRequestError: It is over a limit.
     """
     check_regex(param, pattern, limits)
-    return LLMatcher.grammar_from_regex(without_anchors(pattern))
+    return LLMatcher.grammar_from_regex(with_ascii_classes(without_anchors(pattern)))
+
+
+def with_ascii_classes(pattern: str) -> str:
+    r"""The pattern with `\d`, `\w` and `\s` written out in ASCII; the library's own match all of Unicode."""
+    written = [""]
+    num_open = at = 0  # brackets of classes, which may be nested
+    while at < len(pattern):
+        sign = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
+        at += len(sign)
+        characters = _ASCII_CLASSES.get(sign)
+        if characters is not None and num_open and written[-1] == "-" and written[-2] != "-":
+            written[-1] = r"\-"  # it stands for itself, as a class is no end of a range
+        is_first_in_class = written[-1] == "[" or written[-2:] == ["[", "^"]
+        if sign == "[":
+            num_open += 1
+        elif sign == "]" and num_open and not is_first_in_class:
+            num_open -= 1
+        written.append(characters or sign)
+    return "".join(written)
 
 
 def check_regex(param: str, pattern: str, limits: GrammarLimits, *, is_in_schema: bool = False) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmstack_structured_output import errors
-from llmstack_structured_output.grammars import quote
-from llmstack_structured_output.json_schemas import read_json, read_schema
+from llmstack_structured_output.grammars import check_choices
+from llmstack_structured_output.json_schemas import SchemaOptions, prepared_schema, read_json
+from llmstack_structured_output.lark import quote, regex
 from llmstack_structured_output.limits import GrammarLimits
-from llmstack_structured_output.regexes import check_regex, without_anchors
+from llmstack_structured_output.regexes import check_regex, with_ascii_classes, without_anchors
 
 SpellLiteral = Callable[[str], Sequence[str | int]]
 """A text as strings and ids of special tokens."""
@@ -19,8 +20,16 @@ _ANY_TEXT = r"/(.|\n)*/"
 _MAX_TAGS = 256
 
 
-def structural_tag_grammar(param: str, tag: str | Mapping[str, Any], spell: SpellLiteral, limits: GrammarLimits) -> str:
+def structural_tag_grammar(
+    param: str,
+    tag: str | Mapping[str, Any],
+    spell: SpellLiteral,
+    limits: GrammarLimits,
+    options: SchemaOptions,
+) -> str:
     """A Lark grammar for either form: `{"structures": [...], "triggers": [...]}` or `{"format": {...}}`.
+
+    `options`: Those of all its schemas.
 
     Raises:
         InvalidRequestError: It has neither form, or is over a limit.
@@ -29,7 +38,7 @@ def structural_tag_grammar(param: str, tag: str | Mapping[str, Any], spell: Spel
     if not isinstance(value, dict) or value.get("type", "structural_tag") != "structural_tag":
         raise errors.invalid_json_schema(param, "expected an object of type 'structural_tag'")
     top = value.get("format") if "format" in value else _format_of_structures(param, value)
-    writer = _LarkWriter(param, spell, limits)
+    writer = _LarkWriter(param, spell, limits, options)
     return writer.grammar(top)
 
 
@@ -52,10 +61,11 @@ def _format_of_structures(param: str, value: Mapping[str, Any]) -> dict[str, Any
 class _LarkWriter:
     """Writes one rule per format; `expression`s are what the rules refer to each other by."""
 
-    def __init__(self, param: str, spell: SpellLiteral, limits: GrammarLimits) -> None:
+    def __init__(self, param: str, spell: SpellLiteral, limits: GrammarLimits, options: SchemaOptions) -> None:
         self._param = param
         self._spell = spell
         self._limits = limits
+        self._options = options
         self._rules: list[str] = []
 
     def grammar(self, top: Any) -> str:
@@ -66,8 +76,8 @@ class _LarkWriter:
         """`is_last`: Nothing follows it, so that free text may run to the end."""
         kind = value.get("type") if isinstance(value, dict) else None
         match kind:
-            case "const_string":
-                return self._literal(self._text(value, "value"))
+            case "const_string" | "choice":
+                return self._literal(self._text(value, "value")) if kind == "const_string" else self._choice(value)
             case "json_schema":
                 return self._schema(value.get("json_schema"))
             case "regex":
@@ -152,16 +162,20 @@ class _LarkWriter:
     def _schema(self, schema: Any) -> str:
         if not isinstance(schema, dict | bool):
             raise self._refusal("'json_schema' must be an object")
-        text = json.dumps(schema)
-        value = read_schema(self._param, text, self._limits)
+        value = prepared_schema(self._param, json.dumps(schema), self._limits, self._options)
         return self._rule(f"%json {json.dumps(value, ensure_ascii=False)}")
 
     def _regex(self, pattern: str) -> str:
         check_regex(self._param, pattern, self._limits)
-        escaped = without_anchors(pattern).replace("/", "\\/")
-        if "\n" in escaped:
-            raise self._refusal("a pattern must write a line break as \\n")
-        return self._rule(f"/{escaped}/")
+        return self._rule(regex(with_ascii_classes(without_anchors(pattern))))
+
+    def _choice(self, value: dict[str, Any]) -> str:
+        """One of some strings, which hold no special token; a format of this server alone."""
+        choices = value.get("choices")
+        if not isinstance(choices, list) or not choices or not all(isinstance(text, str) for text in choices):
+            raise self._refusal("'choices' must be an array of strings")
+        check_choices(self._param, choices, self._limits)
+        return self._rule(" | ".join(map(quote, choices)))
 
     def _literal(self, text: str) -> str:
         return _join(self._spell(text))

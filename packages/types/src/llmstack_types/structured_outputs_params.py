@@ -24,6 +24,8 @@ class StructuredOutputsParams:
         structural_tag: Text in which begun tags hold what their schemas say; JSON in OpenAI's and xgrammar's form.
         disable_any_whitespace: JSON comes without spaces and line breaks.
         whitespace_pattern: A regular expression of what may stand between JSON's tokens; None leaves it free.
+        disable_additional_properties: Objects that declare `properties` and say nothing of others have no others.
+            False is JSON Schema's letter, by which they may have any; None is the server's setting.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -34,3 +36,4 @@ class StructuredOutputsParams:
     structural_tag: str | Mapping[str, Any] | None = None
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    disable_additional_properties: bool | None = None

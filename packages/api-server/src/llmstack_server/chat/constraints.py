@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmstack_llm import CheckedSampling, request_errors
@@ -17,15 +18,20 @@ from llmstack_types.vocabulary import StructuredOutputKind, words_of
 _CALL_BEGIN, _CALL_END = "<tool_call>\n", "\n</tool_call>"
 _FORMATS_OF_TEXT = ("response_format", "text.format", "output_config.format")
 _NO_NAMES: Mapping[str, str] = {}
+_NO_OPTIONS: Mapping[str, Any] = {}
+_NO_KIND: Mapping[str, Any] = dict.fromkeys(words_of(StructuredOutputKind))
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
 def with_tool_constraint(
-    sampling: CheckedSampling, tool_use: ToolUse, tool_parser: ToolParserFactory | None
+    sampling: CheckedSampling,
+    tool_use: ToolUse,
+    tool_parser: ToolParserFactory | None,
+    options: Mapping[str, Any] = _NO_OPTIONS,
 ) -> CheckedSampling:
     """The sampling fields with the constraint that the tools require.
 
-    A demanded call replaces a format of the text, since the answer has no text then.
+    A demanded call replaces a format of the text, since the answer has no text then. `options`: Of the constraint.
 
     Raises:
         InvalidRequestError: The request has a constraint on the whole output, and requires a call.
@@ -40,7 +46,7 @@ def with_tool_constraint(
     if constraint is None:
         return sampling
     return sampling.with_constraint(
-        constraint, {constraint_name(constraint): constraint_name(constraint, tools=tool_use)}
+        replace(constraint, **options), {constraint_name(constraint): constraint_name(constraint, tools=tool_use)}
     )
 
 
@@ -102,7 +108,8 @@ def after_reasoning(constraint: StructuredOutputsParams, plan: ReasoningPlan) ->
     begun = _with_reasoning("", body, plan)
     begins = _with_reasoning(plan.parser.start, body, plan)
     format_ = begun if plan.starts_with_reasoning else {"type": "or", "elements": [begins, body]}
-    return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
+    tag = json.dumps({"type": "structural_tag", "format": format_})
+    return replace(constraint, **{**_NO_KIND, "structural_tag": tag})
 
 
 def _with_reasoning(begin: str, body: dict[str, Any], plan: ReasoningPlan) -> dict[str, Any]:
@@ -113,8 +120,6 @@ def _with_reasoning(begin: str, body: dict[str, Any], plan: ReasoningPlan) -> di
 
 def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
     """The constraint as a part of a structural tag."""
-    if constraint.whitespace_pattern is not None or constraint.disable_any_whitespace:
-        return None
     if constraint.json is not None:
         schema = _read(constraint.json)
         return None if schema is None else {"type": "json_schema", "json_schema": schema}
@@ -123,7 +128,7 @@ def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
     if constraint.regex is not None:
         return {"type": "regex", "pattern": constraint.regex}
     if constraint.choice is not None:
-        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in constraint.choice]}
+        return {"type": "choice", "choices": list(constraint.choice)}
     return _format_of_tag(constraint.structural_tag)
 
 

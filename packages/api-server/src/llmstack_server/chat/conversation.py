@@ -22,6 +22,7 @@ class Conversation:
         chat_template: Text of a template in place of the model's.
         reasoning_effort: For the template; `none` asks for no reasoning.
         include_reasoning: Whether the reasoning is part of the answer.
+        structured_outputs: This field of the request, whose options hold for the arguments of tools too.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -36,3 +37,4 @@ class Conversation:
     chat_template_kwargs: Mapping[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
+    structured_outputs: Mapping[str, Any] | None = None

@@ -28,6 +28,7 @@ from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline
 from llmstack_server.web.first_token_check import check_first_token
+from llmstack_server.web.structured import constraint_options
 from llmstack_server.web.unsupported import unsupported
 from llmstack_types import KVTransferParams, RequestOutputKind
 
@@ -142,7 +143,8 @@ async def _with_tools(
     tool_use = _tool_use(state, conversation)
     if tool_use.mode in FORCED_MODES or tool_use.strict_names:
         # In a thread: schemas may have megabytes.
-        sampling = await in_thread(with_tool_constraint, sampling, tool_use, state.chat_parsers.tool)
+        options = constraint_options(conversation.structured_outputs)
+        sampling = await in_thread(with_tool_constraint, sampling, tool_use, state.chat_parsers.tool, options)
     return tool_use, sampling
 
 

@@ -59,7 +59,7 @@ class GenerationFields(BaseModel):
     vllm_xargs: dict[str, Any] | None = Field(None, description="arguments of custom logits processors")
     response_format: dict[str, Any] | None = Field(None, description="text, json_object, json_schema, structural_tag")
     structured_outputs: dict[str, Any] | None = Field(
-        None, description="one of json, regex, choice, grammar, json_object, structural_tag"
+        None, description="one of json, regex, choice, grammar, json_object, structural_tag; or options alone"
     )
     guided_json: Any = Field(None, description="older name of structured_outputs.json")
     guided_regex: str | None = None

@@ -28,8 +28,9 @@ CONSTRAINT_FIELDS = frozenset({"response_format", "structured_outputs", *_OTHER_
 """Fields of a request that may hold a constraint."""
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(StructuredOutputsParams))
-# Accepted without effect: there is one backend, and schemas define the allowed properties themselves.
-_HARMLESS = {"disable_fallback": (None, True, False), "disable_additional_properties": (None, False)}
+_OPTIONS = ("disable_any_whitespace", "whitespace_pattern", "disable_additional_properties")
+# Accepted without effect, since there is one backend.
+_HARMLESS = {"disable_fallback": (None, True, False)}
 _RESPONSE_FORMAT_NAMES = {
     "structured_outputs": "response_format",
     "structured_outputs.json_object": "response_format",
@@ -54,13 +55,20 @@ def structured_outputs(fields: GenerationFields) -> StructuredOutputsParams | No
     return found
 
 
+def constraint_options(value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options in `structured_outputs`, which hold for a constraint by another field or by tools too."""
+    return {name: value[name] for name in _OPTIONS if value.get(name) is not None} if value else {}
+
+
 def _from_source(fields: GenerationFields, source: str) -> StructuredOutputsParams:
     if source == "response_format":
-        return _from_response_format(fields.response_format or {})
+        constraint = _from_response_format(fields.response_format or {})
+        return dataclasses.replace(constraint, **constraint_options(fields.structured_outputs))
     if source == "structured_outputs":
         return _from_object(fields.structured_outputs or {})
-    constraint: dict[str, Any] = {_OTHER_NAMES[source]: getattr(fields, source)}
-    return StructuredOutputsParams(**constraint, whitespace_pattern=fields.guided_whitespace_pattern)
+    given = {_OTHER_NAMES[source]: getattr(fields, source)}
+    options = {"whitespace_pattern": fields.guided_whitespace_pattern, **constraint_options(fields.structured_outputs)}
+    return StructuredOutputsParams(**given, **options)
 
 
 def structured_names(fields: GenerationFields) -> Mapping[str, str]:
@@ -82,9 +90,13 @@ def _sources(fields: GenerationFields) -> list[str]:
     response_format = fields.response_format
     if response_format is not None and response_format.get("type") != "text":
         found.append("response_format")
-    if fields.structured_outputs is not None:
+    if fields.structured_outputs is not None and not _has_options_alone(fields.structured_outputs):
         found.append("structured_outputs")
     return found + [name for name in _OTHER_NAMES if getattr(fields, name) not in (None, _UNSET.get(name))]
+
+
+def _has_options_alone(value: Mapping[str, Any]) -> bool:
+    return bool(value) and value.keys() <= {*_OPTIONS, *_HARMLESS}
 
 
 def _from_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams:

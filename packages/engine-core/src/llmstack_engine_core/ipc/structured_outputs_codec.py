@@ -29,6 +29,7 @@ _CHECKS: Final[dict[str, fields.Check]] = {
     "structural_tag": _TEXT,
     "disable_any_whitespace": fields.boolean,
     "whitespace_pattern": _TEXT,
+    "disable_additional_properties": fields.optional(fields.boolean),
 }
 _GET_FIELDS: Final = attrgetter(*_CHECKS)
 

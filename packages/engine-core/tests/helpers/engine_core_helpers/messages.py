@@ -117,6 +117,7 @@ PARAMS = st.builds(
             structural_tag=optional(TEXT),
             disable_any_whitespace=st.booleans(),
             whitespace_pattern=optional(TEXT),
+            disable_additional_properties=optional(st.booleans()),
         )
     ),
     kept_special_tokens=tuples(TEXT),

@@ -31,11 +31,14 @@ class StructuredOutputsConfig:
             such as `xgrammar:no-fallback`.
         disable_fallback: Either value holds: there is no other backend to fall back to.
         disable_any_whitespace: JSON comes without blanks, whatever the request says.
+        disable_additional_properties: Objects that declare `properties` and say nothing of others have no others, where
+            the request says nothing else. vLLM's default is false.
     """
 
     backend: str = "auto"
     disable_fallback: bool = False
     disable_any_whitespace: bool = False
+    disable_additional_properties: bool = True
 
 
 def read_structured_outputs_config(value: Mapping[str, Any] | str | None) -> StructuredOutputsConfig:
@@ -158,9 +161,12 @@ class ConstraintAdmission:
             await self._checker.shutdown()
 
     def _with_defaults(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
-        if not self._config.disable_any_whitespace or constraint.disable_any_whitespace:
-            return constraint
-        return dataclasses.replace(constraint, disable_any_whitespace=True)
+        config, defaults = self._config, {}
+        if config.disable_any_whitespace and not constraint.disable_any_whitespace:
+            defaults["disable_any_whitespace"] = True
+        if not config.disable_additional_properties and constraint.disable_additional_properties is None:
+            defaults["disable_additional_properties"] = False
+        return dataclasses.replace(constraint, **defaults) if defaults else constraint
 
     def _tokenizer(self, names: Mapping[str, str]) -> Path:
         if self._tokenizer_path is None:

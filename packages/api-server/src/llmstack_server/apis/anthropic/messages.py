@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
@@ -33,6 +34,7 @@ from llmstack_server.web.errors import ErrorAnswer, missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_server.web.sse import frame_named
+from llmstack_server.web.structured import constraint_options
 from llmstack_server.web.unsupported import check_word
 from llmstack_types import InvalidRequestError
 
@@ -101,6 +103,7 @@ def _conversation(fields: PromptFields) -> Conversation:
         parallel_tool_calls=is_parallel,
         chat_template_kwargs={**template_kwargs(fields.thinking), **(fields.chat_template_kwargs or {})},
         reasoning_effort=effort,
+        structured_outputs=fields.structured_outputs if isinstance(fields, MessagesRequest) else None,
     )
 
 
@@ -123,6 +126,7 @@ def _sampling(fields: MessagesRequest, *, has_reasoning: bool) -> GivenSampling:
         return GivenSampling(given, names)
     if "structured_outputs" in given:
         raise request_errors.invalid_value("output_config.format", "it cannot be combined with another constraint")
+    form = replace(form, **constraint_options(fields.structured_outputs))
     return GivenSampling(given | {"structured_outputs": form}, {**names, **_FORM_NAMES})
 
 

@@ -79,6 +79,7 @@ def conversation_of(fields: ChatCompletionRequest) -> Conversation:
         chat_template_kwargs=fields.chat_template_kwargs,
         reasoning_effort=fields.reasoning_effort,
         include_reasoning=fields.include_reasoning is not False,
+        structured_outputs=fields.structured_outputs,
     )
 
 

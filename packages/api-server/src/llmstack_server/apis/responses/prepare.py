@@ -37,6 +37,7 @@ from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.fields import parse
 from llmstack_server.web.pauses import collected
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
+from llmstack_server.web.structured import constraint_options
 from llmstack_types import InvalidRequestError
 
 _NAMES = {**PARAM_NAMES, "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
@@ -183,6 +184,7 @@ async def _conversation(state: ServerState, fields: ResponseRequest, items: Sequ
         chat_template_kwargs=fields.chat_template_kwargs,
         reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
         include_reasoning=fields.include_reasoning is not False,
+        structured_outputs=fields.structured_outputs,
     )
 
 
@@ -224,4 +226,5 @@ def _sampling(fields: ResponseRequest) -> GivenSampling:
         return GivenSampling(given, names)
     if "structured_outputs" in given:
         raise request_errors.invalid_value("text.format", "it cannot be combined with another constraint")
+    form = replace(form, **constraint_options(fields.structured_outputs))
     return GivenSampling(given | {"structured_outputs": form}, {**names, **_FORM_NAMES})
