@@ -101,7 +101,7 @@ def test_blanks_are_forbidden_to_all_where_the_configuration_says_so(make: Calla
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, False), (True, True), (False, False)])
-def test_the_letter_of_json_schema_is_the_default_of_a_server_that_is_told_so(
+def test_the_letter_of_json_schema_is_the_default_of_a_server_by_its_setting(
     make: Callable[..., ConstraintAdmission], asked: bool | None, expected: bool
 ) -> None:
     constraint = params(json_object=True, disable_additional_properties=asked)
