@@ -154,8 +154,9 @@ def normal_form(params: StructuredOutputsParams) -> StructuredOutputsParams:
     Raises:
         InvalidRequestError: Not exactly one kind is set, or a field has the wrong type.
     """
-    if isinstance(params.json, bool):  # these are schemas too
-        params = replace(params, json=json.dumps(params.json))
+    given: Any = params.json
+    if isinstance(given, bool):  # these are schemas too
+        params = replace(params, json=json.dumps(given))
     kind = kind_of(params)
     _check_types(params)
     value = getattr(params, kind)

@@ -161,7 +161,8 @@ class ConstraintAdmission:
             await self._checker.shutdown()
 
     def _with_defaults(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
-        config, defaults = self._config, {}
+        config = self._config
+        defaults: dict[str, Any] = {}
         if config.disable_any_whitespace and not constraint.disable_any_whitespace:
             defaults["disable_any_whitespace"] = True
         if not config.disable_additional_properties and constraint.disable_additional_properties is None:
