@@ -153,6 +153,21 @@ async def test_requests_that_no_other_replica_can_take_end_with_one_that_is_gone
     await replicas.client.shutdown()
 
 
+async def test_requests_of_one_that_is_gone_for_good_wait_for_another_that_is_being_replaced() -> None:
+    replicas = Replicas(READY, READY)
+    await replicas.client.wait_until_ready()
+    for index in (0, 1):
+        replicas.engines[index][0].die()
+        await replicas.read_until(lambda index=index: len(replicas.engines[index]) > 1)
+        if not index:
+            await replicas.add("r0", "r1")
+    replicas.client.note_end(1, "it has ended")  # both requests were waiting here
+    assert not replicas.ends
+    replicas.engines[0][1].deliver(READY)
+    await replicas.read_until(lambda: {"r0", "r1"} == set(replicas.engines[0][1].requests))
+    await replicas.client.shutdown()
+
+
 async def test_a_replica_that_has_ended_for_good_is_not_waited_for() -> None:
     for is_waiting in (False, True):
         replicas = Replicas(None, READY)

@@ -45,7 +45,6 @@ class Shared:
             return self.engines[-1]
 
         self.client = RecoveringClient(start, max_restarts=100, shared_turn=turn)
-        self.client._limits.backoff_s = lambda: 0.0  # type: ignore[method-assign]  # they die faster than processes
         self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:

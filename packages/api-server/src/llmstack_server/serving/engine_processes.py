@@ -83,7 +83,8 @@ class EngineProcesses:
             if self.on_loss is not None:
                 self.on_loss(process)
             line = f"engine core {index} has ended: {process.describe_end()}"
-            if process.has_been_ready or (process.was_killed and index in self._limits):
+            is_outside = process.was_killed or process.was_ended_from_outside
+            if process.has_been_ready or (is_outside and index in self._limits):
                 if not self._may_replace(index):
                     self._give_up(index, f"{line} too often", process.was_killed, on_death)
                     return

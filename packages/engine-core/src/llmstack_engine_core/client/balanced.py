@@ -221,10 +221,15 @@ class BalancedClient:
         return [num_requests + (0 if is_available(client) else UNAVAILABLE) for client, num_requests in pairs]
 
     def _move(self, index: int, requests: Sequence[EngineCoreRequest], are_suspects: bool) -> bool:
-        """Lets another engine core go on with requests of one that died; False where none computes the same bits."""
+        """Lets another engine core go on with requests of one that died; False where none computes the same bits.
+
+        Those of one that has died for good may wait in the place of one that is being replaced.
+        """
         contract_id = getattr(self._clients[index], "contract_id", "")
         loads = self._loads()
         others = [other for other, load in enumerate(loads) if other != index and load < UNAVAILABLE]
+        if self._clients[index].is_dead and not others:  # for good: they wait for one that is being replaced
+            others = [other for other, client in enumerate(self._clients) if other != index and not client.is_dead]
         for other in sorted(others, key=loads.__getitem__):
             client = self._clients[other]
             if isinstance(client, RecoveringClient) and contract_id and client.contract_id == contract_id:

@@ -348,7 +348,8 @@ class RecoveringClient(ResumingClient):
         if not self._limits.may_restart(is_search=is_search):
             raise EngineDeadError(f"{reason}; it was restarted too often within a minute")
         logger.error("the engine core died (%s): starting another for %d requests", reason, self.num_requests)
-        await asyncio.sleep(self._limits.backoff_s())
+        if not self._is_shared:  # its supervisor starts it, and does so at once
+            await asyncio.sleep(self._limits.backoff_s())
         self.num_restarts += 1
         try:
             self._client = self._start()
