@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmstack_llm.outputs.stats import IterationStats, LoggingStatLogger
 from llmstack_types import EngineReady, SchedulerStats
@@ -58,3 +60,46 @@ def test_several_engines_have_one_line(caplog: pytest.LogCaptureFixture):
         now[0] = 1.0
         stat_logger.tick()
     assert "generation 20.0 tokens/s, running 7, waiting 0, KV cache 75.0%" in caplog.text
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 1), st.integers(1, 50), st.floats(0, 1), st.sampled_from(["step", "loss"])),
+            min_size=1,
+        ),
+        min_size=1,
+    )
+)
+def test_the_hit_rate_is_that_of_the_interval_whatever_engine_cores_are_replaced(
+    intervals: list[list[tuple[int, int, float, str]]],
+):
+    """Totals of an engine core that takes the place of another one begin at 0, as its steps do."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    stats_logger, now = logging.getLogger("llmstack_llm.outputs.stats"), [0.0]
+    stat_logger = LoggingStatLogger(interval_s=1.0, clock=lambda: now[0])
+    engines = [SchedulerStats(), SchedulerStats()]
+    stats_logger.addHandler(handler)
+    stats_logger.setLevel(logging.INFO)
+    try:
+        for number, interval in enumerate(intervals, 1):
+            num_queries = num_hits = 0
+            for index, queries, share, kind in interval:
+                if kind == "loss":  # the client reports that nothing is running
+                    engines[index] = SchedulerStats()
+                    stat_logger.record(engines[index], IterationStats(num_prompt_tokens=1, engine_index=index))
+                last, hits = engines[index], int(queries * share)
+                engines[index] = last._replace(
+                    step=last.step + 1, prefix_cache_queries=last.prefix_cache_queries + queries,
+                    prefix_cache_hits=last.prefix_cache_hits + hits,
+                )  # fmt: skip
+                num_queries, num_hits = num_queries + queries, num_hits + hits
+                stat_logger.record(engines[index], IterationStats(num_prompt_tokens=1, engine_index=index))
+            now[0] = float(number)
+            stat_logger.tick()
+            assert lines[-1].endswith(f"hits {100 * num_hits / num_queries:.1f}%")
+    finally:
+        stats_logger.removeHandler(handler)
+        stats_logger.setLevel(logging.NOTSET)

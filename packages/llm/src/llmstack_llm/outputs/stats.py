@@ -109,8 +109,8 @@ class LoggingStatLogger:
         self._since_s = clock()
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
-        self._hits_before = 0
-        self._queries_before = 0
+        self._num_hits = 0
+        self._num_queries = 0
         self._engine_index_to_stats: dict[int, SchedulerStats] = {}
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
@@ -126,9 +126,18 @@ class LoggingStatLogger:
         self._num_prompt_tokens += iteration_stats.num_prompt_tokens
         self._num_generation_tokens += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
-            self._engine_index_to_stats[iteration_stats.engine_index] = scheduler_stats
+            self._note_hits(scheduler_stats, iteration_stats.engine_index)
         if self._clock() - self._since_s >= self._interval_s:
             self.tick()
+
+    def _note_hits(self, stats: SchedulerStats, engine_index: int) -> None:
+        """Adds what is new in an engine core's totals; those of another one in its place begin at 0."""
+        last = self._engine_index_to_stats.get(engine_index)
+        if last is None or stats.step < last.step:
+            last = SchedulerStats()
+        self._num_queries += max(stats.prefix_cache_queries - last.prefix_cache_queries, 0)
+        self._num_hits += max(stats.prefix_cache_hits - last.prefix_cache_hits, 0)
+        self._engine_index_to_stats[engine_index] = stats
 
     def tick(self) -> None:
         """Logs once the interval is over; called between steps too, so that the last line of a burst comes in time."""
@@ -141,18 +150,14 @@ class LoggingStatLogger:
 
     def _log(self, elapsed_s: float) -> None:
         engines = list(self._engine_index_to_stats.values())
-        num_queries = sum(stats.prefix_cache_queries for stats in engines)
-        num_hits = sum(stats.prefix_cache_hits for stats in engines)
-        new_queries, new_hits = num_queries - self._queries_before, num_hits - self._hits_before
         logger.info(
             "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV cache %.1f%%, hits %.1f%%",
             self._num_prompt_tokens / elapsed_s, self._num_generation_tokens / elapsed_s,
             sum(stats.num_running for stats in engines), sum(stats.num_waiting for stats in engines),
             100 * sum(stats.kv_cache_usage for stats in engines) / max(len(engines), 1),
-            100 * new_hits / new_queries if new_queries else 0.0,
+            100 * self._num_hits / self._num_queries if self._num_queries else 0.0,
         )  # fmt: skip
-        self._num_prompt_tokens = self._num_generation_tokens = 0
-        self._queries_before, self._hits_before = num_queries, num_hits
+        self._num_prompt_tokens = self._num_generation_tokens = self._num_hits = self._num_queries = 0
 
 
 def announce_engine(stat_loggers: Sequence[StatLogger], ready: EngineReady) -> None:
