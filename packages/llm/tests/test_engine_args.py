@@ -297,3 +297,19 @@ def test_packed_weights_are_kept_unless_that_is_switched_off(tmp_path: Path):
     model = str(write_model_folder(tmp_path))
     chosen = [EngineArgs(model, pack_cache=value).create_engine_config()[1].model.pack_cache for value in (True, False)]
     assert (EngineArgs(model).pack_cache, chosen) == (True, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("options", "num_warnings"),
+    [({}, 1), ({"language_model_only": True}, 0), ({"limit_mm_per_prompt": {"image": 0}}, 0),
+     ({"limit_mm_per_prompt": {"image": 2}}, 1)],
+)  # fmt: skip
+def test_a_model_with_vision_serves_its_text_and_warns_unless_that_is_meant(
+    options: dict[str, Any], num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    text = {"model_type": "llama", "hidden_size": 64, "vocab_size": 257, "max_position_embeddings": 128}
+    config = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}, "text_config": text}
+    args = EngineArgs(str(write_model_folder(tmp_path, config=config)), **options)
+    model_config, _ = args.create_engine_config()
+    assert (model_config.architecture, model_config.max_model_len) == ("LlamaForCausalLM", 128)
+    assert caplog.text.count("LlavaForConditionalGeneration: only its text is served") == num_warnings

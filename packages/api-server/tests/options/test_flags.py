@@ -133,9 +133,24 @@ def test_the_name_of_the_demo_model_in_the_api_is_one_on_the_command_line(
     assert config("llmstack-demo").model == "llmstack-demo"
 
 
-def test_the_older_form_of_a_flag_without_refused_keys_is_accepted():
-    [accepted] = config("--limit-mm-per-prompt", "image=5,video=1").settings.accepted
-    assert accepted.value == "image=5,video=1"
+@pytest.mark.parametrize(
+    ("words", "limits", "is_text_only"),
+    [
+        (["--limit-mm-per-prompt", "image=5,video=1"], {"image": 5, "video": 1}, False),
+        (["--limit-mm-per-prompt", "image=0"], {"image": 0}, True),
+        (["--limit-mm-per-prompt", '{"image": 0, "video": {"count": 0}}'], {"image": 0, "video": {"count": 0}}, True),
+        (["--language-model-only"], None, True),
+        ([], None, False),
+    ],
+)
+def test_text_alone_is_asked_for_in_several_forms(words: list[str], limits: object, is_text_only: bool):
+    engine = config(*words).engine
+    assert (engine.limit_mm_per_prompt, engine.is_text_only) == (limits, is_text_only)
+
+
+def test_limits_of_media_that_are_no_numbers_are_refused():
+    with pytest.raises(ServeError, match="--limit-mm-per-prompt"):
+        config("--limit-mm-per-prompt", "image=many")
 
 
 @pytest.mark.parametrize(

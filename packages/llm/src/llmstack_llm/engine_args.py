@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -26,6 +27,9 @@ from llmstack_llm.options.problem import OptionsError, Problem
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
     from llmstack_llm.model.config import ModelConfig
+
+
+logger = logging.getLogger(__name__)
 
 
 class EngineArgsError(OptionsError):
@@ -101,6 +105,7 @@ class EngineArgs(
         )
         if self.trust_remote_code:
             self._check_repository_code(model_config)
+        self._warn_of_other_parts(model_config)
         if self.stream_interval != 1:
             defaults = {**model_config.default_sampling, "stream_interval": self.stream_interval}
             model_config = dataclasses.replace(model_config, default_sampling=defaults)
@@ -113,6 +118,14 @@ class EngineArgs(
         if problem := repository_code_problem(model_config.hf_config):
             raise ModelConfigError(problem)
         warn_about_code(model_config.hf_config)
+
+    def _warn_of_other_parts(self, model_config: ModelConfig) -> None:
+        """Logs once that a model's parts for images or sound are not served, unless it was asked for text only."""
+        from llmstack_model_files import TEXT_PART_OF
+
+        whole = model_config.hf_config.get(TEXT_PART_OF)
+        if whole and not self.is_text_only:
+            logger.warning("%s: only its text is served; --language-model-only says that this is meant", whole)
 
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig

@@ -15,7 +15,7 @@ from llmstack_llm.offline.keywords import own_options
 def test_what_only_tunes_is_left_out_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture):
     given = {
         "dtype": "float32", "compilation_config": {"mode": 3}, "disable_custom_all_reduce": True, "max_num_seqs": None,
-        "max_seq_len_to_capture": 8192, "limit_mm_per_prompt": {"image": 1}, "attention_backend": "FLASH_ATTN",
+        "max_seq_len_to_capture": 8192, "mm_processor_cache_gb": 1, "attention_backend": "FLASH_ATTN",
     }  # fmt: skip
     with caplog.at_level(logging.WARNING):
         assert own_options(given) == {"dtype": "float32"}

@@ -16,9 +16,11 @@ from llmstack_model_files.page_cache import read_ahead
 from llmstack_model_files.positions import extended_positions
 from llmstack_model_files.resolve import looks_like_path, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors, check_safetensors_content
+from llmstack_model_files.text_part import TEXT_PART_OF, text_part
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
+    "TEXT_PART_OF",
     "AdapterFiles",
     "ModelFilesError",
     "TensorInfo",
@@ -39,5 +41,6 @@ __all__ = [
     "read_model_config",
     "resolve_model",
     "safetensors_files",
+    "text_part",
     "weights_digest",
 ]

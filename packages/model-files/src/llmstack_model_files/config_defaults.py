@@ -27,6 +27,18 @@ _QWEN: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32_768,
 }
+_QWEN2_VL: Mapping[str, Any] = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
 _GEMMA: Mapping[str, Any] = {"vocab_size": 256_000, "max_position_embeddings": 8192}
 _ROBERTA: Mapping[str, Any] = {"vocab_size": 50_265, "max_position_embeddings": 512}
 
@@ -76,6 +88,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "original_max_position_embeddings": 4096,
     },
     "qwen2": {**_QWEN, "max_window_layers": 28},
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_vl_text": _QWEN2_VL,
     "qwen3": {**_QWEN, "max_window_layers": 28, "head_dim": 128},
     "qwen3_moe": {
         **_QWEN,
@@ -84,6 +98,20 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 24,
         "num_key_value_heads": 4,
     },
+    "qwen3_vl_moe_text": {
+        **_QWEN,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 128_000,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "rope_theta": 5e5,
+    },
+    "qwen3_vl_text": {**_QWEN, "max_position_embeddings": 128_000, "head_dim": 128, "rope_theta": 5e5},
     "roberta": _ROBERTA,
     "stablelm": {
         **_LLAMA,

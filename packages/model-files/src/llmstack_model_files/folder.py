@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, overload
 
 from llmstack_model_files.config_defaults import with_defaults
+from llmstack_model_files.text_part import text_part
 
 MAX_JSON_BYTES = 64 << 20
 _QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
@@ -102,6 +103,8 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
 def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`config.json` of a model folder with the values of `overrides`, and the defaults of what it leaves out.
 
+    Of a model with parts for images or sound it is the configuration of the text model: see `text_part`.
+
     Wherever a checkpoint describes its quantization, it is `quantization_config` of the whole here. Some have it in
     `text_config`, and older ones of ModelOpt, AutoGPTQ and AutoAWQ in a file of its own.
 
@@ -114,7 +117,7 @@ def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, A
         nested = text_config.get("quantization_config") if isinstance(text_config, Mapping) else None
         if (found := nested or _separate_quantization(folder)) is not None:
             config["quantization_config"] = found
-    return with_defaults(config)
+    return with_defaults(text_part(config))
 
 
 def _separate_quantization(folder: Path) -> dict[str, Any] | None:

@@ -18,7 +18,6 @@ ARCHITECTURES: Mapping[str, str] = {
     "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
     "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
-    "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma:Gemma3WithVision",
     "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",

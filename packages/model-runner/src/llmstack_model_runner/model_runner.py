@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 
 from llmstack_kernels.dispatch import backends, torch_build
-from llmstack_model_files import ModelFilesError, read_model_config, weights_digest
+from llmstack_model_files import ModelFilesError, weights_digest
 from llmstack_model_runner.adapters.store import AdapterHost, make_store
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.errors import allocation
@@ -76,6 +75,7 @@ from llmstack_model_runner.weights import (
     kept_weights,
     load_weights,
     num_weight_bytes,
+    read_served_config,
     resolve_dtype,
 )
 from llmstack_types import (
@@ -153,7 +153,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
         self._weights_digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
-        model_config = read_model_config(model_path, json.loads(config.hf_overrides or "{}"))
+        model_config = read_served_config(config)
         checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         check = partial(check_quantized, checkpoint_format=checkpoint_format, scheme=scheme, device=self._device)

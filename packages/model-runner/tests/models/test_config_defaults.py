@@ -37,7 +37,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 3},
     "GptOssForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 2, "head_dim": 8},
 }
-DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name) and "Conditional" not in name]
+DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
 # Windows that are on, so that their numbers count.
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from model_runner_helpers.paged_harness import PagedHarness
 
+from llmstack_model_files import text_part
 from llmstack_model_runner.models import load_model_class, supported_architectures
 from llmstack_model_runner.models.gpt2 import GPT2
 from llmstack_model_runner.weights import load_weights
@@ -146,7 +147,6 @@ def test_the_old_entry_point_group_is_read_with_a_deprecation_line(
         ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Gemma2ForCausalLM", {"hidden_activation": "gelu", "num_key_value_heads": 2}, "activation 'gelu'"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        ("Gemma3ForConditionalGeneration", {}, "text_config"),
         ("GPTNeoXForCausalLM", {"hidden_size": 15}, "multiple"),
         ("GPTJForCausalLM", {"n_embd": 16, "n_head": 2, "rotary_dim": 10}, "rotary_dim"),
         ("PhiForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
@@ -197,8 +197,9 @@ def test_gemma_3_with_vision_fills_in_what_its_configuration_leaves_out() -> Non
         "vocab_size": 50,
     }
     scaling = {"rope_type": "linear", "factor": 8.0}
-    model_class = load_model_class("Gemma3ForConditionalGeneration")
-    settings = model_class.read_settings({"text_config": given | {"rope_scaling": scaling}})  # type: ignore[attr-defined]  # of the Llama family
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": given | {"rope_scaling": scaling}}
+    config = text_part(whole)
+    settings = load_model_class(config["architectures"][0]).read_settings(config)  # type: ignore[attr-defined]  # of the Llama family
     assert (settings.max_model_len, settings.is_tied) == (131_072, True)
     assert [layer.sliding_window for layer in settings.layers] == [1024] * 5 + [None, 1024]
     assert {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in settings.layers} == {(8, 4, 256)}
@@ -206,15 +207,6 @@ def test_gemma_3_with_vision_fills_in_what_its_configuration_leaves_out() -> Non
         ("default", 10_000.0),
         ("linear", 1_000_000.0),
     ]
-
-
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_gemma_3_with_vision_finds_its_text_model_under_either_name(prefix: str) -> None:
-    config = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50, "head_dim": 8}
-    config["max_position_embeddings"] = 32
-    model = load_model_class("Gemma3ForConditionalGeneration")({"text_config": config}, torch.float32, CPU)
-    weights = {prefix + name.removeprefix("model."): torch.zeros(slot.shape) for name, slot in model.slots().items()}
-    model.load_weights({**weights, "vision_tower.x": torch.zeros(1), "multi_modal_projector.y": torch.zeros(1)}.items())
 
 
 def test_gpt_neox_reads_the_names_of_published_checkpoints() -> None:

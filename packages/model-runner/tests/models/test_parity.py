@@ -77,14 +77,6 @@ GPT_OSS |= {"rope_parameters": YARN_ROPE | {"beta_fast": 32.0, "truncate": False
 PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": 0}
 NEOX = LLAMA | {"hidden_size": 64}
 FALCON = LLAMA | {"num_attention_heads": 6, "hidden_size": 48, "tie_word_embeddings": True}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 # For heads of 16 with RoPE over half of the dimensions.
 LONG_ROPE = {
@@ -139,7 +131,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"sliding_window_pattern": 3, "final_logit_softcapping": 2.0}
         | {"rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": {"rope_type": "default"}}},
     ),
-    "gemma 3 with vision": ("Gemma3", {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4}),
     "phi 3": ("Phi3", PHI3),
     "phi 3 with sliding window": ("Phi3", PHI3 | {"sliding_window": 7}),
     "phi 3 with rope on a part of each head": (
@@ -185,7 +176,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",
-    "Gemma3": "Gemma3ForConditionalGeneration",
     "Gemma3Text": "Gemma3ForCausalLM",
 }
 

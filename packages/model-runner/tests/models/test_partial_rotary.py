@@ -40,7 +40,7 @@ OWN_SIZES = {
     "FalconForCausalLM": {key: value for key, value in SIZES.items() if key != "head_dim"},
     "OPTForCausalLM": SIZES | {"ffn_dim": 40, "word_embed_proj_dim": 64, "init_std": 0.3},
 }
-DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name) and "Conditional" not in name]
+DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
 PARTLY_ROTATED = ("GPTNeoXForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
 HALF = {"partial_rotary_factor": 0.5}

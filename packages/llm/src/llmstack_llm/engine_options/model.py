@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from llmstack_llm.options.option import REQUIRED, OptionGroup, option, option_group, positional_group
 from llmstack_llm.options.problem import Problem
+from llmstack_llm.options.value_type import ValueType
 from llmstack_types.vocabulary import (
     DTYPE_ALIASES,
     QUANTIZATION_ALIASES,
@@ -164,6 +165,14 @@ class RepositoryOptions(OptionGroup):
             yield Problem("{skip_tokenizer_init} and {tokenizer} contradict each other; give one of them")
 
 
+def read_media_limits(text: str) -> Any:
+    """A JSON object, or vLLM's older form such as `image=5,video=0`."""
+    older = dict(part.partition("=")[::2] for part in text.split(",")) if "{" not in text else {}
+    if older and all(count.strip().isdecimal() for count in older.values()):
+        return {kind.strip(): int(count) for kind, count in older.items()}
+    return ValueType(dict).read(text)
+
+
 @option_group
 class UseOptions(OptionGroup):
     """Which of the model's abilities are offered."""
@@ -198,7 +207,29 @@ class UseOptions(OptionGroup):
     enable_prompt_embeds: bool = option(
         False, flag="--enable-prompt-embeds", help="prompts of completions may be vectors in place of tokens"
     )
+    language_model_only: bool = option(
+        False,
+        flag="--language-model-only",
+        help="serve the text model of a model with parts for images or sound; so it is without the flag too, with a "
+        "warning",
+    )
+    limit_mm_per_prompt: Mapping[str, Any] | None = option(
+        None,
+        flag="--limit-mm-per-prompt",
+        read=read_media_limits,
+        metavar="JSON",
+        help="only zeros have an effect, that of --language-model-only: requests with images, audio or video are "
+        "refused",
+        example='{"image": 0}',
+    )
     device: Device = option("auto", flag="--device", help="'auto' is a GPU where there is one, else the CPU")
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether a model with parts for images or sound is asked for its text alone."""
+        limits = (self.limit_mm_per_prompt or {}).values()
+        counts = [limit.get("count") if isinstance(limit, Mapping) else limit for limit in limits]
+        return self.language_model_only or (bool(counts) and not any(counts))
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds a runner and a task that exclude each other."""

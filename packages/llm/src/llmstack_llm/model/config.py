@@ -15,10 +15,6 @@ from llmstack_llm.model.use import ModelUse
 from llmstack_types import LLMStackError, SamplingParams
 
 _NOTHING: Mapping[str, Any] = {}
-# What published configurations leave out and mean.
-_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
-    "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
-}
 # Where each architecture writes its number of positions; the first key that is there counts.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
 _POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert")
@@ -121,7 +117,7 @@ def load_model_config(
         tokenizer_path = converted_folder(path if is_own else _tokenizer_folder(str(tokenizer), tokenizer_revision))
     config = read_model_config(path, hf_overrides)
     architecture = _architecture(config)
-    text_config = {**_LEFT_OUT.get(architecture, {}), **_text_config(config)}
+    text_config = _text_config(config)
     generation = read_generation_config(path)
     vocab_size = _vocab_size(text_config)
     num_positions = _num_positions(text_config)

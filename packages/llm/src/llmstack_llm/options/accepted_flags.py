@@ -77,10 +77,6 @@ _REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
     "no metrics are hidden": ("--show-hidden-metrics-for-version",),
     "late interaction is not offered": ("--enable-flash-late-interaction",),
     "/docs needs no network in any case": ("--enable-offline-docs",),
-    "only text is served": ("--language-model-only",),
-    "requests with images, audio or video are refused until this server reads them, so none exceeds a limit": (
-        "--limit-mm-per-prompt",
-    ),
     "requests with images, audio or video are refused until this server reads them, so there is nothing to process": (
         "--disable-chunked-mm-input", "--disable-mm-preprocessor-cache", "--ec-manager-config",
         "--enable-multimodal-encoder-data-parallel", "--mm-cache-preprocessor",

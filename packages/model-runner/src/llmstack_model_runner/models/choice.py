@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from llmstack_model_files import TEXT_PART_OF
 from llmstack_model_runner.architectures import is_supported
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.layers.rotary import UnsupportedVariantError
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.models.base import CausalLM, Model
+from llmstack_model_runner.models.text_part import make_text_part
 from llmstack_types.vocabulary import ModelImpl, words_of
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ def make_model(
     """
 
     def make(model_class: type[Model]) -> Model:
+        if arguments[0].get(TEXT_PART_OF):
+            model_class = make_text_part(model_class)
         check(model_class)
         check_can_be_sharded(model_class, own, architecture, arguments[-1])
         with allocation("the sizes in config.json do not fit on the device", "use a smaller model"):

@@ -87,36 +87,6 @@ class Gemma3(Llama):
         return replace(settings, layers=layers)
 
 
-class Gemma3WithVision(Gemma3):
-    """The text model of `Gemma3ForConditionalGeneration`; the vision tower is not loaded."""
-
-    @classmethod
-    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        text_config = config.get("text_config")
-        if not isinstance(text_config, Mapping):
-            raise ValueError("config.json: text_config must be an object.")
-        return super().read_settings(text_config)
-
-    def rename(self, name: str) -> str:
-        """Drops the prefix, which checkpoints write in two orders."""
-        for prefix, replacement in _PREFIXES.items():
-            if name.startswith(prefix):
-                return replacement + name.removeprefix(prefix)
-        return name
-
-    def is_ignored(self, name: str) -> bool:
-        """Whether the tensor belongs to the vision tower, to its projection, or is not needed by the text model."""
-        return name.removeprefix("model.").startswith(_VISION_PREFIXES) or super().is_ignored(name)
-
-
-_PREFIXES = {
-    "language_model.model.": "model.",
-    "model.language_model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-}
-_VISION_PREFIXES = ("vision_tower.", "multi_modal_projector.")
-
-
 def _read(config: Mapping[str, Any], sliding_window: int | None, **variants: Any) -> Settings:
     refuse(config, "use_bidirectional_attention", False)
     has_bias = read_bool(config, "attention_bias", False)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from llmstack_kernels.linear import StoredWeight
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.experts import ExpertSettings
+from llmstack_model_runner.layers.weight_slot import AnyWeight, FileTensor, WeightPart
 from llmstack_model_runner.models.config_values import read_bool, read_int
 from llmstack_model_runner.models.llama import Llama, Qwen3, Settings, read_llama
+
+# The tensors of all experts to the projections that they join.
+_STACKS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class Mixtral(Llama):
@@ -47,6 +55,49 @@ class Qwen3Moe(Qwen3):
             for index, layer in enumerate(settings.layers)
         ]
         return replace(settings, layers=layers)
+
+    def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
+        """Loads all tensors; those of all experts of a layer, which Qwen 3 VL has, as one of each."""
+        super().load_weights(part for weight in weights for part in self._single_experts(*weight))
+
+    def _single_experts(self, name: str, weight: AnyWeight) -> Iterator[tuple[str, AnyWeight]]:
+        stem, _, kind = name.rpartition(".experts.")
+        parts = _STACKS.get(kind) if stem else None
+        if parts is None or isinstance(weight, UnreadWeight | StoredWeight):
+            yield name, weight
+            return
+        shape = tuple(weight.shape)
+        if len(shape) != 3:
+            raise ValueError(f"{name[:128]} has the shape {list(shape)[:4]}, which is not that of experts.")
+        # As published they are [experts, inputs, outputs].
+        is_transposed = shape[1 if kind == "gate_up_proj" else 2] == self._hidden_size
+        for number in range(shape[0]):
+            for index, part in enumerate(parts):
+                expert = _ExpertOfStack(weight, number, (index, len(parts)), is_transposed)
+                yield f"{stem}.experts.{number}.{part}.weight", expert
+
+
+class _ExpertOfStack:
+    """A matrix [outputs, inputs] of a tensor of all experts; only what is asked for is read."""
+
+    def __init__(
+        self, stack: torch.Tensor | FileTensor, number: int, share: tuple[int, int], is_transposed: bool
+    ) -> None:
+        """`share`: Place and number of the matrices that are joined by their outputs."""
+        self._stack, self._number, self._share, self._is_transposed = stack, number, share, is_transposed
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, inputs = tuple(self._stack.shape)[1:][:: -1 if self._is_transposed else 1]
+        return outputs // self._share[1], inputs
+
+    def read(self, part: WeightPart | None) -> torch.Tensor:
+        own = WeightPart(0, (range(self._number, self._number + 1),))
+        stack = self._stack
+        (expert,) = own.read(stack) if isinstance(stack, torch.Tensor) else stack.read(own)
+        index, count = self._share
+        matrix = (expert.t() if self._is_transposed else expert).chunk(count)[index]
+        return matrix if part is None else part.read(matrix)
 
 
 def read_expert_numbers(config: Mapping[str, Any], num_experts: int, num_choices: int) -> tuple[int, int]:

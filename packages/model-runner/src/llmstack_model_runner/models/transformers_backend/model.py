@@ -71,7 +71,11 @@ class TransformersModel(CausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
         """Loads through transformers, which renames and joins tensors of older checkpoints."""
-        plain = ((name, _in_full_precision(name, tensor)) for name, tensor in weights)
+        plain = (
+            (self.rename(name), _in_full_precision(name, tensor))
+            for name, tensor in weights
+            if not self.is_ignored(name)
+        )
         self._model = load_model(self._config, self._model_class, plain, self._dtype, self._device)
 
     @torch.inference_mode()

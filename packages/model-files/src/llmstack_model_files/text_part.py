@@ -1,0 +1,116 @@
+"""Models with parts for images or sound, of which the text model is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from llmstack_model_files.config_defaults import with_defaults
+
+TEXT_PART_OF: Final = "text_part_of"
+"""Field of a text model's configuration: the architecture that it is a part of."""
+
+
+class _Whole(NamedTuple):
+    """A class of several parts: type of its text model unless the configuration says it, and further defaults."""
+
+    text_type: str
+    is_tied: bool = False
+    field: str = "text_config"
+    defaults: Mapping[str, Any] = {}
+
+
+class _Text(NamedTuple):
+    """The class that a text model has by itself, and fields that are not its to choose."""
+
+    architecture: str
+    model_type: str
+    fixed: Mapping[str, Any] = {}
+
+
+_VOXTRAL: Mapping[str, Any] = {
+    "vocab_size": 131_072,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e8,
+    "head_dim": 128,
+}
+WHOLES: Mapping[str, _Whole] = {
+    "Gemma3ForConditionalGeneration": _Whole("gemma3_text", is_tied=True),
+    "Gemma3nForConditionalGeneration": _Whole("gemma3n_text", is_tied=True),
+    "Idefics3ForConditionalGeneration": _Whole("llama"),
+    "InternVLChatModel": _Whole("qwen2", field="llm_config"),
+    "InternVLForConditionalGeneration": _Whole("qwen2", is_tied=True),
+    "LlavaForConditionalGeneration": _Whole("llama"),
+    "LlavaNextForConditionalGeneration": _Whole("llama"),
+    "LlavaOnevisionForConditionalGeneration": _Whole("qwen2"),
+    "Mistral3ForConditionalGeneration": _Whole("mistral", is_tied=True),
+    "Qwen2AudioForConditionalGeneration": _Whole("qwen2"),
+    "Qwen2VLForConditionalGeneration": _Whole("qwen2_vl_text"),
+    "Qwen2_5_VLForConditionalGeneration": _Whole("qwen2_5_vl_text"),
+    "Qwen3VLForConditionalGeneration": _Whole("qwen3_vl_text"),
+    "Qwen3VLMoeForConditionalGeneration": _Whole("qwen3_vl_moe_text"),
+    "SmolVLMForConditionalGeneration": _Whole("llama"),
+    "VipLlavaForConditionalGeneration": _Whole("llama"),
+    "VoxtralForConditionalGeneration": _Whole("llama", defaults=_VOXTRAL),
+}
+# Positions of three axes (mrope) are equal for text, so Qwen-VL's text models are Qwen's.
+TEXT_TYPES: Mapping[str, _Text] = {
+    "gemma": _Text("GemmaForCausalLM", "gemma"),
+    "gemma2": _Text("Gemma2ForCausalLM", "gemma2"),
+    "gemma3_text": _Text("Gemma3ForCausalLM", "gemma3_text"),
+    "gemma3n_text": _Text("Gemma3nForCausalLM", "gemma3n_text"),
+    "gpt_oss": _Text("GptOssForCausalLM", "gpt_oss"),
+    "llama": _Text("LlamaForCausalLM", "llama"),
+    "ministral3": _Text("Ministral3ForCausalLM", "ministral3"),
+    "mistral": _Text("MistralForCausalLM", "mistral"),
+    "phi3": _Text("Phi3ForCausalLM", "phi3"),
+    "qwen2": _Text("Qwen2ForCausalLM", "qwen2"),
+    "qwen2_5_vl_text": _Text("Qwen2ForCausalLM", "qwen2"),
+    "qwen2_vl_text": _Text("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": _Text("Qwen3ForCausalLM", "qwen3"),
+    "qwen3_moe": _Text("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "qwen3_vl_moe_text": _Text(
+        "Qwen3MoeForCausalLM", "qwen3_moe", {"norm_topk_prob": True, "use_sliding_window": False}
+    ),
+    "qwen3_vl_text": _Text("Qwen3ForCausalLM", "qwen3", {"use_sliding_window": False}),
+}
+# Fields of the whole that hold for the text model too.
+_COMMON = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "pad_token_id", "quantization_config",
+           "tie_word_embeddings", "torch_dtype")  # fmt: skip
+_FLAT_TYPES = ("qwen2_vl", "qwen2_5_vl")  # whose published configurations have the text model's fields beside the rest
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model of a class in `WHOLES`; any other one, or of other texts, as it is."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    whole = WHOLES.get(name)
+    found = None if whole is None else config.get(whole.field)
+    if whole is not None and found is None and config.get("model_type") in _FLAT_TYPES:
+        found = {key: value for key, value in config.items() if key not in ("model_type", "vision_config")}
+    if whole is None or not isinstance(found, Mapping):
+        return dict(config)
+    text_type = str(found.get("model_type") or whole.text_type)
+    text = TEXT_TYPES.get(text_type)
+    if text is None:
+        return dict(config)
+    common = {key: config[key] for key in _COMMON if config.get(key) is not None}
+    given = {"tie_word_embeddings": whole.is_tied, **common, **whole.defaults, **found, "model_type": text_type}
+    completed = with_defaults(given)
+    rope = {key: _of_text(completed[key]) for key in ("rope_parameters", "rope_scaling") if completed.get(key)}
+    own: dict[str, Any] = {"architectures": [text.architecture], "model_type": text.model_type, TEXT_PART_OF: name}
+    if "tie_word_embeddings" in config:
+        own["tie_word_embeddings"] = bool(config["tie_word_embeddings"]) or found.get("tie_word_embeddings") is True
+    return {**completed, **rope, **text.fixed, **own}
+
+
+def _of_text(rope: Any) -> Any:
+    """A rotary embedding of three axes, as text has it."""
+    if not isinstance(rope, Mapping) or "mrope" not in (rope.get("type"), rope.get("rope_type")):
+        return rope
+    return {**{key: value for key, value in rope.items() if key != "type"}, "rope_type": "default"}

@@ -1,0 +1,56 @@
+"""Configurations of models with several parts: that of the text model, wherever its fields are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmstack_model_files import TEXT_PART_OF, text_part
+
+LLAVA: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "torch_dtype": "float16",
+    "vision_config": {"hidden_size": 8}, "image_token_index": 7,
+    "text_config": {"model_type": "mistral", "hidden_size": 64, "num_key_value_heads": 2},
+}  # fmt: skip
+
+
+def test_the_text_models_own_fields_and_those_of_the_whole_are_together() -> None:
+    found = text_part(LLAVA)
+    assert (found["architectures"], found["model_type"]) == (["MistralForCausalLM"], "mistral")
+    assert (found["hidden_size"], found["num_key_value_heads"], found["num_hidden_layers"]) == (64, 2, 32)
+    assert (found["torch_dtype"], found[TEXT_PART_OF]) == ("float16", "LlavaForConditionalGeneration")
+    assert "vision_config" not in found
+    assert "image_token_index" not in found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["LlamaForCausalLM"], "text_config": {"model_type": "llama"}},
+        LLAVA | {"text_config": {"model_type": "mamba"}},
+        LLAVA | {"text_config": 3},
+        {"architectures": 3},
+        {},
+    ],
+)
+def test_others_are_as_they_were(config: dict[str, Any]) -> None:
+    assert text_part(config) == config
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_positions_of_three_axes_are_those_of_text(field: str) -> None:
+    rope = {"type": "mrope", "mrope_section": [1, 1, 2], "rope_theta": 5.0}
+    found = text_part({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+                       "hidden_size": 64, field: rope, "vision_config": {}})  # fmt: skip
+    assert found[field] == {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 5.0}
+    assert (found["architectures"], found["hidden_size"]) == (["Qwen2ForCausalLM"], 64)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "expected"),
+    [({}, {}, True), ({"tie_word_embeddings": False}, {}, False), ({}, {"tie_word_embeddings": False}, False)],
+)
+def test_the_head_is_tied_as_the_class_says(whole: dict[str, Any], text: dict[str, Any], expected: bool) -> None:
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"hidden_size": 8, **text}, **whole}
+    assert text_part(config)["tie_word_embeddings"] is expected
