@@ -35,10 +35,14 @@ async def clients(engine: FakeEngineClient) -> AsyncIterator[tuple[openai.AsyncO
     async with AsyncExitStack() as stack:
         yield (
             await stack.enter_async_context(
-                openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=_http(app))
+                openai.AsyncOpenAI(
+                    base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=_http(app)
+                )
             ),
             await stack.enter_async_context(
-                anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=_http(app))
+                anthropic.AsyncAnthropic(
+                    base_url="http://localhost", api_key="none", max_retries=0, http_client=_http(app)
+                )
             ),
         )
 

@@ -323,7 +323,9 @@ async def test_a_response_that_fails_is_not_remembered():
 async def test_the_official_client_retries_and_streams_with_a_key():
     app, state = server()
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as client:
+    async with openai.AsyncOpenAI(
+        base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
+    ) as client:
         texts = []
         for _ in range(2):
             stream = await client.completions.create(

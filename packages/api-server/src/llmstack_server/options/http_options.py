@@ -74,6 +74,13 @@ class CORSConfig(OptionGroup):
     allows_credentials: bool = option(
         False, flag="--allow-credentials", help="let browsers send cookies from other origins"
     )
+    hosts: tuple[str, ...] = option(
+        (),
+        flag="--allowed-hosts",
+        metavar="NAME",
+        help="further names for the Host header of a server without API keys on a loopback address, such as the name "
+        "that a proxy passes on; one by one or as a JSON array, and * for any",
+    )
 
 
 @positional_group

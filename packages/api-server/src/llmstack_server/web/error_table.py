@@ -65,6 +65,9 @@ KINDS = (
     _invalid(
         "operator_key_required", "a control route with a key that is no operator's, where there are several", None, 403
     ),
+    _invalid(
+        "cross_site_request", "a browser's request from a page of another origin, on a server without keys", None, 403
+    ),
     _invalid("unknown_url", "an unknown path", None, 404),
     ErrorKind(
         "method_not_supported", 405, INVALID_REQUEST, "a method that the path does not have", varying_headers=("allow",)
@@ -92,7 +95,13 @@ KINDS = (
         headers=_CLOSE,
     ),
     ErrorKind("invalid_http", 400, INVALID_REQUEST, "bytes that are no request of HTTP/1", headers=_CLOSE),
-    ErrorKind("invalid_host", 400, INVALID_REQUEST, "no `Host` header, or several", headers=_CLOSE),
+    ErrorKind(
+        "invalid_host",
+        400,
+        INVALID_REQUEST,
+        "no `Host` header, or several; without keys on a loopback address, a name that is not this machine's",
+        headers=_CLOSE,
+    ),
     ErrorKind(
         "expectation_failed", 417, INVALID_REQUEST, "an `Expect` header other than `100-continue`", headers=_CLOSE
     ),

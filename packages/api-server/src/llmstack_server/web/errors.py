@@ -159,6 +159,18 @@ def invalid_host() -> ErrorAnswer:
     return error_answer("invalid_host", "The request needs exactly one 'Host' header.")
 
 
+def unknown_host() -> ErrorAnswer:
+    """400 `invalid_host`, for a name that may be that of a foreign page."""
+    reason = "The name in the 'Host' header is not one of this machine. --allowed-hosts allows further names."
+    return error_answer("invalid_host", reason)
+
+
+def cross_site_request() -> ErrorAnswer:
+    """403 `cross_site_request`, for a browser's request from a page of another origin."""
+    reason = "A page of another origin may not send this request. --allowed-origins allows origins."
+    return error_answer("cross_site_request", reason)
+
+
 def invalid_http() -> ErrorAnswer:
     """400 `invalid_http`, for bytes that are no request of HTTP/1."""
     return error_answer("invalid_http", "The server could not read the request as HTTP/1.1.")

@@ -27,6 +27,7 @@ from llmstack_server.web.errors import (
     server_shutting_down,
 )
 from llmstack_server.web.keep_alive import PART_WRITER, PartWriter
+from llmstack_server.web.origins import OriginGuard
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
@@ -205,18 +206,20 @@ def _has_key(headers: Headers) -> bool:
 
 
 class GateMiddleware:
-    """Refuses requests that need the engine while it is not ready, asleep, or being shut down."""
+    """Refuses requests of foreign pages, and those that need the engine while it is not ready or asleep."""
 
     def __init__(self, app: ASGIApp, state: ServerState, routes: Sequence[BaseRoute]) -> None:
         self._app = app
         self._state = state
         self._routes = routes
+        self._guard = OriginGuard(state.config.http)
         processes = state.config.processes
         # The engine core of an attached server may be put to sleep by another one.
         self._can_sleep = processes.has_sleep_mode or processes.is_attached
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            self._guard.check(scope)
             path = route_path(scope)
             if path not in UNGATED_PATHS and not path.startswith(UNGATED_FOLDERS):
                 refusal = self._refusal(path)

@@ -53,7 +53,7 @@ generating_app = pytest.fixture(scope="module")(new_app)
 
 def client_of(app: Any, **options: Any) -> Any:
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    return anthropic.AsyncAnthropic(base_url="http://test", http_client=http, max_retries=0, **options)
+    return anthropic.AsyncAnthropic(base_url="http://localhost", http_client=http, max_retries=0, **options)
 
 
 @pytest.fixture

@@ -32,5 +32,7 @@ def app(state: ServerState) -> Any:
 @pytest.fixture
 async def client(app: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as made:
+    async with openai.AsyncOpenAI(
+        base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
+    ) as made:
         yield made

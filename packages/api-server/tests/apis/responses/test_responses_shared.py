@@ -35,7 +35,7 @@ async def clients(tmp_path: Path, engine: FakeEngineClient) -> AsyncIterator[lis
             state = ready_state(engine)
             state.peers = await stack.enter_async_context(Peers(tmp_path, index, 2))
             http = httpx2.AsyncClient(transport=httpx2.ASGITransport(build_app(state)))
-            client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http)
+            client = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http)
             found.append(await stack.enter_async_context(client))
         yield found
 
