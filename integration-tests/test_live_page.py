@@ -70,7 +70,7 @@ def test_requests_are_drawn_while_they_run_and_a_saved_file_shows_the_same(
         r"\d+ requests over the steps", browser.find_element(By.TAG_NAME, "canvas").get_attribute("aria-label")
     )
     browser.find_element(By.CSS_SELECTOR, "#requests button").click()
-    wait(browser, lambda driver: "tokens were decoded" in text_of(driver, "#details-text"))
+    wait(browser, lambda driver: "tokens came" in text_of(driver, "#details-text"))
     # The first requests calibrate the prediction of those that follow.
     for _ in range(20):
         generate(demo_server, 2)

@@ -45,7 +45,7 @@ def test_a_request_alone_has_waited_for_nothing() -> None:
     add(core, "r", 10)
     run(core)
     found = explained(core, "r")
-    assert found.sentences[0].startswith("It ended (finished length capped), ")
+    assert found.sentences[0].startswith("It ended (length limit), ")
     assert "no step was being computed" in found.sentences[1]
     assert found.facts["prompt_tokens"] == 10
     assert (found.facts["prefill_steps"], found.facts["decode_steps"], found.facts["preemptions"]) == (1, 3, 0)
@@ -298,7 +298,7 @@ def test_a_beam_search_is_one_request() -> None:
     assert last_part(log, ["r"]) == ("r", 13.5)
     found = explain(log, "r")
     assert found.sentences[:2] == [
-        "It ended (finished length capped), 4.6 s after it came, with 3 steps.",
+        "It ended (length limit), 4.6 s after it came, with 3 steps.",
         "It was a beam search: 4 beams had a part in these steps.",
     ]
     facts = found.facts

@@ -99,7 +99,7 @@ def test_an_end_alone_has_neither_a_time_nor_a_deadline_that_was_met() -> None:
     log = without_first(log_of_two(), 12)
     ended = [event for event in log.events if event.status is RequestStatus.FINISHED_LENGTH_CAPPED]
     found = explain(log._replace(events=ended, notes={"r": RequestNote(given_s=5.0)}), "r")
-    assert found.sentences == [f"It ended (finished length capped). {NO_LONGER_KEPT}"]
+    assert found.sentences == [f"It ended (length limit). {NO_LONGER_KEPT}"]
     assert not {"total_ms", "deadline"} & set(found.facts)
 
 

@@ -113,7 +113,7 @@ def test_the_time_with_another_engine_core_is_named(num_tokens: int, sentence: s
     request = EngineCoreRequest("r", [1], SamplingParams(), arrival_time_s=6.5, output_token_ids=(1,) * num_tokens)
     log = log_of([[row("r", 0, 4 + num_tokens)]], [("r", CAME, 10.0), ("r", ENDED, 10.5)], r=note_of(request, 9.0))
     found = explain(log, "r")
-    assert found.sentences[0].startswith("It ended (finished length capped), 500 ms after it came here, ")
+    assert found.sentences[0].startswith("It ended (length limit), 500 ms after it came here, ")
     assert found.sentences[1] == f"{sentence}: what follows is of the time since."
     assert found.facts["earlier_ms"] == 3500.0
     assert not any(note_of(request, 6.0)[2:])  # this engine core ran when it came

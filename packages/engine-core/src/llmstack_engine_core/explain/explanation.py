@@ -20,7 +20,7 @@ from llmstack_engine_core.explain.history import (
     num_prefill_tokens,
 )
 from llmstack_engine_core.explain.waits import Limits, heaviest, preparation, queue
-from llmstack_engine_core.explain.wording import to_count, to_ms, to_text
+from llmstack_engine_core.explain.wording import to_count, to_end, to_ms, to_text
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, fit_cost_model, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_types import RequestEvent, RequestStatus, StepRecord, StepRecording
@@ -94,7 +94,7 @@ def add_parts(made: Explanation, parts: Sequence[str]) -> None:
 def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     status = history.status
     facts["status"] = None if status is None else status.value
-    state = f"It ended ({status.value.replace('_', ' ')})" if status and history.is_over else "It is not over"
+    state = f"It ended ({to_end(status)})" if status and history.is_over else "It is not over"
     if history.arrived_s is None and not history.own:
         yield f"{state}. {NO_STEPS}"
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from llmstack_types import RequestStatus
+
 
 def to_ms(seconds: float) -> float:
     return round(1000 * seconds, 1)
@@ -10,6 +12,13 @@ def to_ms(seconds: float) -> float:
 def to_count(number: int, what: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def to_end(status: RequestStatus) -> str:
+    """How a request ended: `length limit`, `stopped`."""
+    if status is RequestStatus.FINISHED_LENGTH_CAPPED:
+        return "length limit"
+    return status.value.removeprefix("finished_").replace("_", " ")
 
 
 def to_text(seconds: float) -> str:

@@ -33,7 +33,7 @@ function describe() {
     return;
   }
   const lanes = lanesIn(data, end, width());
-  for (const lane of lanes) lane.facts ??= factsOf(data, lane);
+  for (const lane of lanes) lane.facts ??= factsOf(data, lane); // until the next part of the stream
   const sharing = last.used === null ? null : sharingAt(data, end, lanes);
   writeFacts(data, end, lanes, sharing);
   const first = stepAt(data, Math.max(data.numForgotten, end - width() + 1));
@@ -85,7 +85,7 @@ function fillTable(lanes, sharing) {
     const row = rowOf.get(lane.id) || makeRow(lane.id);
     const { facts } = lane;
     const values = [facts.state, milliseconds(facts.queueMs), milliseconds(facts.ttftMs), milliseconds(facts.predictedMs),
-      orDash(facts.cached), facts.prefilled, facts.decoded, facts.preempted, sharing ? sharing.shares.get(lane.id) || 0 : "–"];
+      orDash(facts.cached), facts.prefilled, facts.generated, facts.preempted, sharing ? sharing.shares.get(lane.id) || 0 : "–"];
     for (const [index, value] of values.entries()) write(row.children[index + 1], String(value));
     row.className = facts.isOver ? "over" : lane.id === view.selected ? "chosen" : "";
     return row;
@@ -131,7 +131,7 @@ function describeSelected(panel, sharing) {
   if (facts.chunks) sentences.push(`${times(facts.prefilled, "token", "tokens")} of its prompt were computed in ${times(facts.chunks, "step", "steps")}.`);
   if (facts.ttftMs !== undefined) sentences.push(`The first token came after ${milliseconds(facts.ttftMs)}.`);
   if (facts.predictedMs !== undefined) sentences.push(`It was predicted after ${milliseconds(facts.predictedMs)}.`);
-  if (facts.decoded) sentences.push(`${facts.decoded} tokens were decoded${facts.drafted ? `, ${facts.drafted} of them drafted` : ""}.`);
+  if (facts.generated) sentences.push(`${times(facts.generated, "token", "tokens")} came${facts.drafted ? `, ${facts.drafted} of them drafted` : ""}.`);
   if (facts.preempted) sentences.push(`It was preempted ${times(facts.preempted, "time", "times")}.`);
   if (facts.first !== undefined) sentences.push(`Its steps are ${facts.first} to ${facts.last}.`);
   sentences.push(...sharersOf(panel, lane, sharing));

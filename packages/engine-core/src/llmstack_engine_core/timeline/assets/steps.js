@@ -4,6 +4,7 @@
 const MAX_STEPS = 5000; // kept; older ones are forgotten
 const MAX_PREDICTIONS = 4096;
 const MAX_SHARED_BLOCKS = 200000; // more take too long to compare between two frames
+const WORDS = { finished_length_capped: "length limit", finished_stopped: "stopped", finished_repetition: "repetition" };
 const SAME_S = 0.001; // no request enters a state twice within so many seconds
 
 function emptyData() {
@@ -88,6 +89,7 @@ const isLoss = (state) => state === "preempted" || state === "swapped" || state 
 function place(data, touched) {
   const fresh = [];
   for (const lane of data.lanes.values()) {
+    lane.facts = undefined; // predictions come for requests that are over, too
     if (!touched.has(lane) && isOver(lane)) continue;
     lane.spans = spansOf(data, lane);
     if (lane.spans.length) {
@@ -166,6 +168,15 @@ function sharingAt(data, place, lanes) {
   return { count, shares, owners };
 }
 
+// Tokens that a request has got: one a decode, drafts beside it, and one at the end of a prompt.
+function generatedBy(lane) {
+  const { runs } = lane;
+  const end = lane.events[lane.events.length - 1];
+  const hasAll = end !== undefined && end.state === "finished_length_capped"; // its only token; vectors end by "stopped"
+  const isEnd = (run, index) => run.kind === "p" && (index + 1 < runs.length ? runs[index + 1].kind === "d" : hasAll);
+  return runs.reduce((total, run, index) => total + (run.kind === "d" ? run.tokens : Number(isEnd(run, index))), 0);
+}
+
 // What is known of a request: times in milliseconds, undefined where the steps do not tell.
 function factsOf(data, lane) {
   const arrival = lane.events.find((event) => event.state.startsWith("waiting"));
@@ -186,7 +197,7 @@ function factsOf(data, lane) {
   const known = data.predictions.get(lane.id) || data.predictions.get(lane.id.replace(/^\d+_/, "")) || {};
   const steppedMs = arrival && step && isWhole ? Math.max(0, 1000 * (step.time - arrival.time) + step.ms) : undefined;
   return {
-    state: end ? end.state.replace("finished_", "").replaceAll("_", " ") : "running",
+    state: end ? WORDS[end.state] || end.state.replace("finished_", "").replaceAll("_", " ") : "running",
     isOver: isOver(lane),
     queueMs: arrival && begunAt ? Math.max(0, 1000 * (begunAt - arrival.time)) : undefined,
     ttftMs: known.real ?? steppedMs,
@@ -194,7 +205,7 @@ function factsOf(data, lane) {
     cached: arrival && first && isWhole ? first.computed : undefined,
     chunks: prefills.reduce((total, run) => total + run.to - run.from + 1, 0),
     prefilled: sum(prefills, "tokens"),
-    decoded: sum(lane.runs.filter((run) => run.kind === "d"), "tokens"),
+    generated: generatedBy(lane),
     drafted: sum(lane.runs, "drafts"),
     preempted: lane.events.filter((event) => isLoss(event.state)).length,
     first: first && first.from,
