@@ -7,6 +7,7 @@ from llmstack_output_parsers.reader import MAX_HELD_CHARS
 from llmstack_output_parsers.testing import FoldedMessage, check_output_parser
 
 CALL = '<tool_call>{"name": "now"}</tool_call>'
+TAG = "<tool_call>"
 PLACES = [1, 12, 40, 1000, MAX_HELD_CHARS - 1, MAX_HELD_CHARS, MAX_HELD_CHARS + 40]
 
 
@@ -19,12 +20,12 @@ def test_white_space_before_a_call():
 
 def test_white_space_in_a_call():
     text = "<tool_call>" + " " * (MAX_HELD_CHARS + 5) + '{"name": "now"}'
-    assert check_output_parser(HermesToolParser, text, PLACES) == FoldedMessage(text)
+    assert check_output_parser(HermesToolParser, text, PLACES) == FoldedMessage(text.removeprefix(TAG))
 
 
 def test_arguments_before_the_name():
     text = '<tool_call>{"arguments": {"a": "' + "x" * MAX_HELD_CHARS + '"}, "name": "now"}'
-    assert check_output_parser(HermesToolParser, text, PLACES) == FoldedMessage(text)
+    assert check_output_parser(HermesToolParser, text, PLACES) == FoldedMessage(text.removeprefix(TAG))
 
 
 def test_other_members_of_a_call():

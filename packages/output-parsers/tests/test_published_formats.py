@@ -71,29 +71,30 @@ ONE_CALL = {
     "step3p5": f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{CITY}\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
 }  # fmt: skip
+# A start of a call, and text after it that is no call.
 NO_CALLS = {
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather {}",
-    "deepseek_v31": "<｜tool▁call▁begin｜>get_weather {}",
-    "deepseek_v32": f"<{DSML}function_calls> nothing",
-    "gemma4": "<|tool_call>call: {}",
-    "glm45": "<tool_call>get weather",
-    "functiongemma": "<start_function_call>call: {}",
-    "granite-20b-fc": "<function_call> nothing",
-    "longcat": "<longcat_tool_call> nothing",
-    "minimax": "<tool_calls>none",
-    "olmo3": "<function_calls>\nunknown()",
-    "granite": "<tool_call> tool",
-    "hunyuan": "<tool_calls>none",
-    "internlm": "<|action_start|><|plugin|> nothing",
-    "kimi_k2": "<|tool_calls_section_begin|> nothing",
-    "lfm2": "<|tool_call_start|>[unknown()]",
-    "inkling": "<|content_invoke_tool_json|> nothing",
-    "minimax_m2": "<minimax:tool_call> nothing",
-    "minimax_m3": f"{MM}<tool_call> nothing",
-    "openai": "a <|mess to=functions.now",
-    "phi4_mini": "functools are useful",
-    "seed_oss": "<seed:tool_call> nothing",
-    "step3": "<｜tool_calls_begin｜> nothing",
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "get_weather {}"),
+    "deepseek_v31": ("<｜tool▁call▁begin｜>", "get_weather {}"),
+    "deepseek_v32": (f"<{DSML}function_calls>", " nothing"),
+    "gemma4": ("<|tool_call>", "call: {}"),
+    "glm45": ("<tool_call>", "get weather"),
+    "functiongemma": ("<start_function_call>", "call: {}"),
+    "granite-20b-fc": ("<function_call>", " nothing"),
+    "longcat": ("<longcat_tool_call>", " nothing"),
+    "minimax": ("<tool_calls>", "none"),
+    "olmo3": ("<function_calls>", "\nunknown()"),
+    "granite": ("<tool_call>", " tool"),
+    "hunyuan": ("<tool_calls>", "none"),
+    "internlm": ("<|action_start|><|plugin|>", " nothing"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", " nothing to do"),
+    "lfm2": ("<|tool_call_start|>", "[unknown()]"),
+    "inkling": ("<|content_invoke_tool_json|>", " nothing"),
+    "minimax_m2": ("<minimax:tool_call>", " nothing"),
+    "minimax_m3": (f"{MM}<tool_call>", " nothing"),
+    "openai": ("", "a <|mess to=functions.now"),
+    "phi4_mini": ("", "functools are useful"),
+    "seed_oss": ("<seed:tool_call>", " nothing"),
+    "step3": ("<｜tool_calls_begin｜>", " nothing"),
 }
 REASONED = {
     "deepseek_r1": "why\nnot</think>Yes",
@@ -136,9 +137,10 @@ def test_several_calls_follow_each_other(name: str):
 
 
 @pytest.mark.parametrize("name", NO_CALLS)
-def test_markers_without_a_call_are_content_to_the_last_character(name: str):
-    found = check_output_parser(lambda: tool_parser_of(name), NO_CALLS[name])
-    assert (found.content, found.calls) == (NO_CALLS[name], [])
+def test_text_without_a_call_is_content_and_its_markers_are_not(name: str):
+    marker, text = NO_CALLS[name]
+    found = check_output_parser(lambda: tool_parser_of(name), f"Well. {marker}{text}")
+    assert (found.content, found.calls) == (f"Well. {text}", [])
 
 
 @pytest.mark.parametrize("name", REASONED)
@@ -237,12 +239,10 @@ def test_a_recipient_of_harmony_may_stand_before_the_channel(size: int, space: s
     found = parse(tool_parser_of("openai"), pieces)
     assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [("now", {"a": 1})]
     assert found.content == ""
-    passed = parse(REASONING_PARSERS["openai"](is_open=None), pieces)
-    assert (passed.reasoning, passed.content) == ("", text.strip())
+    chained = ChainedParser(REASONING_PARSERS["openai"](is_open=None), tool_parser_of("openai"))
     behind = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant {text.strip()}"
-    parsed = parse(REASONING_PARSERS["openai"](is_open=None), [behind])
-    assert parsed.reasoning == "hm"
-    assert [name for name, _ in parse(tool_parser_of("openai"), [parsed.content]).calls] == ["now"]
+    parsed = parse(chained, [behind])
+    assert (parsed.reasoning, [name for name, _ in parsed.calls]) == ("hm", ["now"])
 
 
 def test_text_of_harmony_that_only_resembles_a_recipient_is_content():

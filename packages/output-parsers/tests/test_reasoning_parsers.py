@@ -61,3 +61,19 @@ def test_calls_are_looked_for_behind_the_reasoning_only():
     assert found == FoldedMessage(reasoning=call, calls=[("now", "{}")])
     assert check_output_parser(make, f"<think>a</think>Well. {call}").content == "Well. "
     assert check_output_parser(make, "<think>a</think>b <tool_c").content == "b <tool_c"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gemma4", "Well. <|channel>thought\nhm<channel|>Hi"),
+        ("mistral", "Well. [THINK]hm[/THINK]Hi"),
+        ("seed_oss", "Well. <seed:think>hm</seed:think>Hi"),
+        ("minimax_m3", "Well. <mm:think>hm</mm:think>Hi"),
+        ("inkling", "Well. <|content_thinking|>hm<|end_message|><|content_text|>Hi<|end_message|>"),
+        ("gemma4", "Well. <channel|><|channel>thought\nhm<channel|>\n\nHi"),
+    ],
+)
+@pytest.mark.parametrize("is_open", [None, False])
+def test_reasoning_between_control_tokens_may_follow_text(name: str, text: str, is_open: bool | None):
+    assert parsed(name, text, is_open=is_open) == FoldedMessage("Well. Hi", "hm")

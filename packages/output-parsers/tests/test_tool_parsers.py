@@ -82,30 +82,12 @@ def test_content_after_a_call_stays_and_white_space_beside_calls_goes():
 NO_CALLS = [
     ("hermes", "Hello <b>you</b>, <tool_call"),
     ("hermes", "  \n "),
-    ("hermes", "<tool_call>nonsense</tool_call>"),
-    ("hermes", "<tool_call>{'name': 'now'}</tool_call>"),
-    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
-    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
-    ("hermes", "<tool_call>{}</tool_call>"),
-    ("hermes", '<tool_call>{"name": "now", "arguments": {\'a\': 1}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "now", "arguments": "[1]"}</tool_call>'),
-    ("hermes", '<tool_call> {"name": "no'),
-    ("hermes", '<tool_call>{"name": "' + "x" * 300 + '"}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "\\ud8"}</tool_call>'),
     ("llama3_json", '{"answer": {"name": "now", "parameters": {}}}'),
     ("llama3_json", '{"name": "John", "parameters": {}}'),
     ("llama3_json", "Hello"),
-    ("llama3_json", "<|python_tag|>print(1)"),
-    ("mistral", "[TOOL_CALLS] []"),
-    ("mistral", "[TOOL_CALLS] and so on"),
-    ("mistral", "[TOOL_CALLS]now[ARGS]"),
     ("pythonic", "[1, 2, 3]"),
     ("pythonic", "[get_weather('Paris')]"),
     ("pythonic", "[other(city='Paris')]"),
-    ("pythonic", "<|python_start|>Hello"),
-    ("qwen3_coder", "<tool_call>Hello</tool_call>"),
     ("qwen3_coder", "<function=get_weather\n"),
     ("qwen3_coder", "<function= ></function>"),
 ]
@@ -116,20 +98,91 @@ def test_what_is_no_call_stays_content_to_the_last_character(form: str, text: st
     assert parsed(form, text) == FoldedMessage(text)
 
 
-BROKEN_OFF = [
-    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b', "", '{"a": "b'),
-    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": x}}</tool_call>', "x}}</tool_call>", '{"a": '),
-    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1]}', "]}", '{"a": 1'),
-    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}, oops', ", oops", "{}"),
-    ("pythonic", "[now(a=1, b=oops)]", ")]", '{"a": 1, "b": '),
-    ("pythonic", "[now(a='b", "", '{"a": "b'),
-    ("qwen3_coder", "<function=now><parameter=a>b\nc\n", "", '{"a": "b\\nc'),
+REFUSED = [
+    ("hermes", "<tool_call>nonsense</tool_call>", "nonsense"),
+    ("hermes", "<tool_call>{'name': 'now'}</tool_call>", "{'name': 'now'}"),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>', '{"name": 5, "arguments": {}}'),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>', '{"name": "", "arguments": {}}'),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '{"arguments": {}}'),
+    ("hermes", "<tool_call>{}</tool_call>", "{}"),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {\'a\': 1}}', '{"name": "now", "arguments": {\'a\': 1}}'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>', '{"name": "now", "arguments": [1]}'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "[1]"}</tool_call>', '{"name": "now", "arguments": "[1]"}'),
+    ("hermes", '<tool_call>{"name": "' + "x" * 300 + '"}</tool_call>', '{"name": "' + "x" * 300 + '"}'),
+    ("hermes", '<tool_call>{"name": "\\ud8"}</tool_call>', '{"name": "\\ud8"}'),
+    ("hermes", "So </tool_call> it is", "So  it is"),
+    ("llama3_json", "<|python_tag|>print(1)", "print(1)"),
+    ("mistral", "[TOOL_CALLS] []", " []"),
+    ("mistral", "[TOOL_CALLS] and so on", " and so on"),
+    ("mistral", "[TOOL_CALLS]now[ARGS]x", "nowx"),
+    ("pythonic", "<|python_start|>Hello you", "Hello you"),
+    ("qwen3_coder", "<tool_call>Hello</tool_call>", "Hello"),
 ]
 
 
+@pytest.mark.parametrize(("form", "text", "content"), REFUSED)
+def test_what_is_no_call_is_content_without_its_control_tokens(form: str, text: str, content: str):
+    assert parsed(form, text) == FoldedMessage(content)
+
+
+CUT = [
+    ("hermes", '<tool_call> {"name": "no'),
+    ("hermes", "<tool_call>"),
+    ("mistral", "[TOOL_CALLS]now[ARGS]"),
+    ("llama3_json", '<|python_tag|>{"name": "now"'),
+    ("qwen3_coder", "<tool_call>\n<function=get_wea"),
+    ("glm45", "<tool_call>get_wea"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.no"),
+    ("openai", "<|start|>assistant<|channel|>comment"),
+    ("openai", "<|channel|>commentary to=functions.no"),
+    ("openai", "<|channel|>commentary to=fun"),
+    ("phi4_mini", 'functools[{"na'),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), CUT)
+def test_a_call_that_is_cut_before_its_arguments_is_neither_a_call_nor_content(form: str, text: str):
+    assert parsed(form, f"Well. {text}" if form != "llama3_json" else text).calls == []
+    assert parsed(form, f"Well. {text}").content == "Well. "
+
+
+BROKEN_OFF = [
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b', "", '{"a": "b"}'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b", "c', "", '{"a": "b"}'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": [1, {"b": tr', "", '{"a": [1, {}]}'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 12', "", '{"a": 12}'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": x}}</tool_call>', "x}}", "{}"),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1]}', "]}", '{"a": 1}'),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}, oops', ", oops", "{}"),
+    ("pythonic", "[now(a=1, b=oops)]", ")]", '{"a": 1}'),
+    ("pythonic", "[now(a='b", "", '{"a": "b"}'),
+    ("qwen3_coder", "<function=now><parameter=a>b\nc\n", "", '{"a": "b\\nc"}'),
+    ("qwen3_coder", "<function=now><parameter=a>b</parameter><parameter=c", "", '{"a": "b"}'),
+    ("qwen3_coder", "<function=now><parameter=a>b\n</para", "", '{"a": "b"}'),
+    ("glm45", "<tool_call>now<arg_key>a</arg_key><arg_value>b</arg_value><arg_key>c</arg", "", '{"a": "b"}'),
+    ("glm45", "<tool_call>now<arg_key>a</arg_key><arg_va", "", '{"a": ""}'),
+    ("gemma4", '<|tool_call>call:now{a:1,b:<|"|>x', "", '{"a": 1, "b": "x"}'),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("form", "text", "content", "arguments"), BROKEN_OFF)
-def test_a_call_that_has_begun_keeps_what_came_of_it(form: str, text: str, content: str, arguments: str):
+def test_a_call_that_has_begun_is_completed_with_what_came_of_it(form: str, text: str, content: str, arguments: str):
     assert parsed(form, text) == FoldedMessage(content, calls=[("now", arguments)])
+
+
+SLIPS = [
+    ('{"a": "b\nc\td"}', {"a": "b\nc\td"}),
+    ('{"a": "it\\\'s \\d"}', {"a": "it's \\d"}),
+    ('{"a": "\\u00e9\\u12"}', {"a": "é\\u12"}),
+    ('{"a": [1, 2,], "b": {"c": 1,},}', {"a": [1, 2], "b": {"c": 1}}),
+    ('{"a": True, "b": None, "c": False}', {"a": True, "b": None, "c": False}),
+]
+
+
+@pytest.mark.parametrize(("written", "value"), SLIPS)
+def test_slips_in_the_json_of_arguments_are_mended(written: str, value: dict[str, Any]):
+    ((_, arguments),) = parsed("hermes", f'<tool_call>{{"name": "now", "arguments": {written}}}</tool_call>').calls
+    assert json.loads(arguments) == value
 
 
 def test_arguments_are_passed_on_as_they_come():
@@ -138,7 +191,7 @@ def test_arguments_are_passed_on_as_they_come():
     pieces = [parser.feed(character).tool_calls for character in text]
     begins = text.index("{", 20) + 2  # where the object's first key proves that it is one
     assert [len(calls) for calls in pieces[:begins]] == [0] * (begins - 1) + [1]
-    assert [calls[0].arguments for calls in pieces[begins:] if calls] == list('city": "Paris"}')
+    assert [calls[0].arguments for calls in pieces[begins:] if calls] == ['"city": "', *'Paris"}']
 
 
 @pytest.mark.parametrize("form", sorted(TOOL_PARSERS))

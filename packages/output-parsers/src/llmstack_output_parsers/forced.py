@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmstack_output_parsers.json_calls import JsonCallParser
-from llmstack_output_parsers.parser import ToolParser
 from llmstack_output_parsers.reader import Steps
 
 
@@ -21,13 +20,15 @@ class RequiredCallsParser(JsonCallParser):
             yield from self.read_array(before)
         else:
             self.say(before)
-        while not self.reader.is_ended:
-            self.say(self.reader.take_rest())
-            yield
-        self.say(self.reader.take_rest())
+        yield from self.say_until(())
+
+    def say_refused(self, text: str) -> None:
+        """What the end of the text has cut before a call begins is no content: the array is the model's only text."""
+        if not self.reader.is_ended:
+            self.say(text)
 
 
-class NamedCallParser(ToolParser):
+class NamedCallParser(JsonCallParser):
     """The arguments of one function, without a name."""
 
     def __init__(self, name: str, *, call_ids: Callable[[], str] | None = None) -> None:
@@ -35,11 +36,13 @@ class NamedCallParser(ToolParser):
         self._name = name
 
     def run(self) -> Steps[None]:
-        """Parses one call from the first character on."""
-        yield from self.reader.take_spaces()
-        if (yield from self.reader.peek()):
+        """Parses one call from the first character on; text that is not an object is content."""
+        self.reader.hold()
+        character = yield from self.reader.take_spaces()
+        spaces = self.reader.release()
+        if character != "{":
+            self.say(spaces if character else "")
+        else:
             self.begin_call(self._name)
-        while not self.reader.is_ended:
-            self.add_arguments(self.reader.take_rest())
-            yield
-        self.add_arguments(self.reader.take_rest())
+            yield from self.pass_object()
+        yield from self.say_until(())

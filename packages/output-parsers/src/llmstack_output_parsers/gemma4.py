@@ -8,12 +8,14 @@ from typing import ClassVar
 
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
 from llmstack_output_parsers.parser import ToolParser
-from llmstack_output_parsers.reader import Steps
-from llmstack_output_parsers.schema_values import converted, json_text
+from llmstack_output_parsers.reader import SPACES, Steps, without_cut_tag
+from llmstack_output_parsers.schema_values import Schemas, json_text
 
 CALL, CALL_END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MAX_DEPTH = 32
 MAX_BARE_CHARS = 4096
+MAX_GAP_CHARS = 256
+_SPACES = frozenset(SPACES)
 _NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-.")
 _KEY_CHARACTERS = frozenset(string.printable) - frozenset('{}[]<>,:"')
 _BARE_CHARACTERS = frozenset(string.printable) - frozenset("{}[]<>,")
@@ -33,9 +35,14 @@ class Gemma4ToolParser(ToolParser):
     call, call_end, quote = CALL, CALL_END, QUOTE
     kept_tokens: ClassVar[Sequence[str]] = (call, call_end, quote)
 
+    @property
+    def starts(self) -> Sequence[str]:
+        """The token before a call."""
+        return (self.call,)
+
     def run(self) -> Steps[None]:
         """Parses content and calls, alternating."""
-        while before := (yield from self.say_until((self.call,))):
+        while before := (yield from self.say_until(self.starts)):
             self.reader.hold()
             yield from self.reader.take_spaces()
             yield from self.reader.take_if("call:")
@@ -43,7 +50,7 @@ class Gemma4ToolParser(ToolParser):
             is_call = bool(name) and (yield from self.reader.peek()) == "{"
             held = self.reader.release()
             if not is_call:
-                self.say(before + held)
+                self.say_refused(before + held)
                 continue
             self.begin_call(name)
             if (yield from self._pass_object(MAX_DEPTH)):
@@ -100,7 +107,7 @@ class Gemma4ToolParser(ToolParser):
         bare = yield from self.reader.take_while(_BARE_CHARACTERS, MAX_BARE_CHARS)
         if not bare.strip() or not (yield from self.reader.peek()):
             return False
-        self.add_arguments(converted(bare.strip(), _JSON_TYPES))
+        self.add_arguments(Schemas(None).converted(bare.strip(), _JSON_TYPES))
         return True
 
     def _pass_string(self) -> Steps[bool]:
@@ -109,13 +116,21 @@ class Gemma4ToolParser(ToolParser):
         self.add_arguments('"')
         while True:
             text, marker = self.reader.take_until((self.quote,))
-            self.add_arguments(json_text(text)[1:-1])
-            if marker:
+            if not marker and self.reader.is_ended:
+                text = without_cut_tag(text, (self.quote,))
+            is_end = bool(marker) and (yield from self.reader.look_ahead(self._goes_on()))
+            self.add_arguments(json_text(text if is_end else text + marker)[1:-1])
+            if is_end:
                 self.add_arguments('"')
-                return True
-            if self.reader.is_ended:
-                return False
-            yield
+            if is_end or self.reader.is_at_end:
+                return is_end
+            if not marker:
+                yield
+
+    def _goes_on(self) -> Steps[bool]:
+        """Whether the text after a quote is what may follow a string; otherwise the quote is part of the string."""
+        yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
+        return (yield from self.reader.peek()) in ("", ",", "}", "]")
 
 
 class FunctionGemmaToolParser(Gemma4ToolParser):

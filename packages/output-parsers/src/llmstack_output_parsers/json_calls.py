@@ -34,7 +34,7 @@ class JsonCallParser(ToolParser):
     """Base of the parsers of JSON calls.
 
     A call begins when its name is known and its arguments are known to be an object. Until then its text is held, and
-    becomes content if it is not a call. All text after that is passed on as the model writes it.
+    becomes content if it is not a call. All text after that is passed on as the model writes it, except for slips.
 
     Attributes:
         argument_keys: Keys of the arguments in the object.
@@ -52,7 +52,7 @@ class JsonCallParser(ToolParser):
         has_begun = yield from self._read_object(is_certain)
         held = self.reader.release()
         if not has_begun:
-            self.say(before + held)
+            self.say_refused(before + held)
         return has_begun
 
     def read_array(self, before: str = "", *, is_certain: bool = True) -> Steps[None]:
@@ -139,14 +139,15 @@ class JsonCallParser(ToolParser):
             return False
         self._begin(name)
         self.add_arguments(head)
-        yield from self._pass_rest_of_object()
+        yield from self.pass_object()
         return True
 
-    def _pass_rest_of_object(self) -> Steps[None]:
-        scanner = JsonScanner(num_open_objects=1)
+    def pass_object(self) -> Steps[None]:
+        """Passes on the arguments of the call that has begun, or their rest."""
+        writer = self.writer
         while True:
-            self.add_arguments(self.reader.take_json_piece(scanner))
-            if scanner.is_complete or scanner.is_broken or self.reader.is_ended:
+            self.reader.take_json_piece(writer)
+            if writer.is_complete or writer.is_broken or self.reader.is_ended:
                 return
             yield
 

@@ -21,6 +21,7 @@ class HermesToolParser(JsonCallParser):
     """Calls of Hermes, Qwen 2.5 and Qwen 3, as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
     kept_tokens = (TOOL_CALL, TOOL_CALL_END)
+    starts = (TOOL_CALL,)
     strict_tags = (f"{TOOL_CALL}\n", f"\n{TOOL_CALL_END}")
 
     def run(self) -> Steps[None]:
@@ -39,7 +40,7 @@ class HermesToolParser(JsonCallParser):
         is_closed = yield from self.reader.take_if(TOOL_CALL_END)
         held = self.reader.release()
         if not is_closed:
-            self.say(held)
+            self.say_refused(held)
 
 
 class Llama3JsonToolParser(JsonCallParser):
@@ -49,6 +50,7 @@ class Llama3JsonToolParser(JsonCallParser):
     """
 
     kept_tokens = (PYTHON_TAG,)
+    starts = kept_tokens
 
     def run(self) -> Steps[None]:
         """Parses calls first, then content."""
@@ -86,10 +88,7 @@ class XlamToolParser(JsonCallParser):
             yield from self.read_array(spaces, is_certain=False)
         else:
             self.say(spaces)
-        while not self.reader.is_ended:
-            self.say(self.reader.take_rest())
-            yield
-        self.say(self.reader.take_rest())
+        yield from self.say_until(())
 
 
 class MistralToolParser(JsonCallParser):
@@ -100,6 +99,7 @@ class MistralToolParser(JsonCallParser):
     """
 
     kept_tokens = (TOOL_CALLS, CALL_ID, ARGUMENTS)
+    starts = (TOOL_CALLS,)
 
     def random_id(self) -> str:
         """An id of nine characters, as the template requires."""
@@ -128,4 +128,4 @@ class MistralToolParser(JsonCallParser):
         has_begun = bool(name) and (yield from self.pass_arguments(name))
         held = self.reader.release()
         if not has_begun:
-            self.say(before + held)
+            self.say_refused(before + held)

@@ -18,11 +18,10 @@ class JsonScanner:
         is_broken: It is not JSON.
     """
 
-    def __init__(self, *, num_open_objects: int = 0) -> None:
-        """`num_open_objects`: Number of braces before the text."""
+    def __init__(self) -> None:
         self.is_complete = False
         self.is_broken = False
-        self._closers = ["}"] * num_open_objects
+        self._closers: list[str] = []
         self._is_in_string = False
         self._is_escaped = False
         self._is_in_scalar = False

@@ -18,23 +18,23 @@ class MarkedJsonToolParser(JsonCallParser):
     """Base of the parsers of objects, or arrays of them, after a marker.
 
     Attributes:
-        markers: Texts before calls; all begin with the same character.
         preambles: Texts that may stand between a marker and the JSON, in this order.
         closings: Texts that may stand after it, in this order.
     """
 
-    markers: ClassVar[Sequence[str]]
     preambles: ClassVar[Sequence[str]] = ()
     closings: ClassVar[Sequence[str]] = ()
 
     def run(self) -> Steps[None]:
         """Parses content and calls, alternating."""
-        while before := (yield from self.say_until(self.markers)):
+        while before := (yield from self.say_until(self.starts)):
             self.reader.hold()
             yield from self.take_each(self.preambles)
             before += self.reader.release()
             if (yield from self.read_after(before)):
                 yield from self.take_each(self.closings)
+                if self.reader.ends_within(self.closings):
+                    self.reader.take_rest()  # the end of the text has cut a tag
 
     def take_each(self, texts: Sequence[str]) -> Steps[str]:
         """Takes the texts that are next, in their order, and white space around them; returns the next character."""
@@ -51,7 +51,7 @@ class MarkedJsonToolParser(JsonCallParser):
             return True
         if character == "{":
             return (yield from self.read_call(before, is_certain=True))
-        self.say(before)
+        self.say_refused(before)
         return False
 
 
@@ -59,7 +59,7 @@ class HunyuanToolParser(MarkedJsonToolParser):
     """Calls of Hunyuan A13B, as `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`."""
 
     kept_tokens = ("<tool_calls>", "</tool_calls>")
-    markers = ("<tool_calls>",)
+    starts = ("<tool_calls>",)
     closings = ("</tool_calls>",)
 
 
@@ -67,7 +67,7 @@ class MiniMaxToolParser(MarkedJsonToolParser):
     """Calls of MiniMax M1, as objects between `<tool_calls>` and `</tool_calls>`."""
 
     kept_tokens = ("<tool_calls>", "</tool_calls>")
-    markers = ("<tool_calls>",)
+    starts = ("<tool_calls>",)
     closings = ("</tool_calls>",)
 
     def read_after(self, before: str) -> Steps[bool]:
@@ -82,7 +82,7 @@ class LongCatToolParser(MarkedJsonToolParser):
     """Calls of LongCat, as `<longcat_tool_call>{"name": ..., "arguments": {...}}</longcat_tool_call>`."""
 
     kept_tokens = ("<longcat_tool_call>", "</longcat_tool_call>")
-    markers = ("<longcat_tool_call>",)
+    starts = ("<longcat_tool_call>",)
     closings = ("</longcat_tool_call>",)
 
 
@@ -90,22 +90,21 @@ class Granite20bToolParser(MarkedJsonToolParser):
     """Calls of Granite 20B Function Calling, as `<function_call> {"name": ..., "arguments": {...}}` for each."""
 
     kept_tokens = ("<function_call>",)
-    markers = ("<function_call>",)
+    starts = ("<function_call>",)
 
 
 class GraniteToolParser(MarkedJsonToolParser):
     """Calls of Granite 3 and 4, as an array or an object after `<|tool_call|>` or `<tool_call>`."""
 
     kept_tokens = ("<|tool_call|>", TOOL_CALL, TOOL_CALL_END)
-    markers = ("<|tool_call|>", TOOL_CALL)
+    starts = ("<|tool_call|>", TOOL_CALL)
     closings = (TOOL_CALL_END,)
 
 
 class Phi4MiniToolParser(MarkedJsonToolParser):
     """Calls of Phi-4-mini, as `functools[{"name": ..., "arguments": {...}}]`."""
 
-    kept_tokens = ("<|tool_call|>", "<|/tool_call|>")
-    markers = ("functools",)
+    starts = ("functools",)
 
     def read_after(self, before: str) -> Steps[bool]:
         """The word alone is content."""
@@ -119,7 +118,7 @@ class InternLMToolParser(MarkedJsonToolParser):
     """Calls of InternLM, as `<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
 
     kept_tokens = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
-    markers = ("<|action_start|>",)
+    starts = ("<|action_start|>",)
     preambles = ("<|plugin|>",)
     closings = ("<|action_end|>",)
 
@@ -128,16 +127,9 @@ class InklingToolParser(MarkedJsonToolParser):
     """Calls of Inkling, as `{"name": ..., "args": {...}}` in a block of their own."""
 
     kept_tokens = ("<|content_invoke_tool_json|>", "<|content_text|>", "<|end_message|>")
-    markers = kept_tokens
+    starts = (kept_tokens[0],)
     argument_keys = ("args", "arguments")
     closings = ("<|end_message|>",)
-
-    def read_after(self, before: str) -> Steps[bool]:
-        """The tokens of other blocks are no content."""
-        if before.startswith(self.kept_tokens[0]):
-            return (yield from super().read_after(before))
-        self.say(before.removeprefix("<|content_text|>").removeprefix("<|end_message|>"))
-        return False
 
 
 class HeadedJsonToolParser(MarkedJsonToolParser):
@@ -163,7 +155,7 @@ class HeadedJsonToolParser(MarkedJsonToolParser):
             is_call = yield from self.pass_arguments(self.name_in(head))
         held = self.reader.release()
         if not is_call:
-            self.say(before + held)
+            self.say_refused(before + held)
         return is_call
 
     def name_in(self, head: str) -> str:
@@ -179,7 +171,7 @@ class KimiK2ToolParser(HeadedJsonToolParser):
 
     kept_tokens = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
                    "<|tool_call_argument_begin|>", "<|tool_call_end|>")  # fmt: skip
-    markers = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
+    starts = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
     preambles = ("<|tool_call_begin|>",)
     name_characters = _NAME_CHARACTERS | frozenset(":")
     separators = ("<|tool_call_argument_begin|>",)
@@ -201,7 +193,7 @@ class DeepSeekV3ToolParser(HeadedJsonToolParser):
 
     kept_tokens = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
                    "<｜tool▁sep｜>")  # fmt: skip
-    markers = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+    starts = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     preambles = ("<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>")
     separators = ("```json",)
     closings = ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
@@ -211,7 +203,7 @@ class DeepSeekV31ToolParser(HeadedJsonToolParser):
     """Calls of DeepSeek V3.1: the name, a separator and the arguments."""
 
     kept_tokens = DeepSeekV3ToolParser.kept_tokens
-    markers = DeepSeekV3ToolParser.markers
+    starts = DeepSeekV3ToolParser.starts
     preambles = ("<｜tool▁call▁begin｜>",)
     separators = ("<｜tool▁sep｜>",)
     closings = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")

@@ -49,8 +49,8 @@ class MuseReasoningParser(Parser):
             recipient = yield from self.reader.take_while(_NAME_CHARACTERS, MAX_NAME_CHARS)
         is_header = yield from self.reader.take_if(MESSAGE)
         held = self.reader.release()
-        if not is_header:
-            self.say(held.removeprefix(START))
+        if not is_header and not (self.reader.is_at_end and held.strip().startswith(START)):  # the end has cut a header
+            self.say(held.replace(START, ""))
         return recipient if is_header else ""
 
     def _pass(self, *, is_reasoning: bool) -> Steps[None]:
@@ -59,6 +59,8 @@ class MuseReasoningParser(Parser):
             text, marker = self.reader.take_until(_ENDS)
             if text:
                 (self.think if is_reasoning else self.say)(text)
+            if marker and is_reasoning:
+                self.end_thinking()
             if marker or self.reader.is_ended:
                 return
             yield

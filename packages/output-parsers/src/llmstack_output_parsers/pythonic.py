@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Sequence
 
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
 from llmstack_output_parsers.parser import ToolParser
@@ -30,6 +31,7 @@ class PythonicToolParser(ToolParser):
     """
 
     kept_tokens = (START, END)
+    starts: Sequence[str] = (START,)
 
     def run(self) -> Steps[None]:
         """Parses calls first, then content."""
@@ -38,10 +40,7 @@ class PythonicToolParser(ToolParser):
         yield from self.reader.take_if(START)
         if (yield from self.read_list("")):
             yield from self.reader.take_if(END)
-        while not self.reader.is_ended:
-            self.say(self.reader.take_rest())
-            yield
-        self.say(self.reader.take_rest())
+        yield from self.say_until(())
 
     def read_list(self, before: str) -> Steps[int]:
         """Parses the next list of calls, while text is held, and returns their number; other text is content.
@@ -58,7 +57,7 @@ class PythonicToolParser(ToolParser):
             self.reader.hold()
             self.reader.take(1)
         held = self.reader.release()
-        self.say(held if num_read else before + held)
+        self.say_refused(held if num_read else before + held)
         if num_read:
             yield from self.reader.take_if("]")
         return num_read
@@ -193,10 +192,11 @@ class Lfm2ToolParser(PythonicToolParser):
     """The same list between `<|tool_call_start|>` and `<|tool_call_end|>`, anywhere in the message."""
 
     kept_tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
+    starts = (kept_tokens[0],)
 
     def run(self) -> Steps[None]:
         """Parses content and calls, alternating."""
-        while before := (yield from self.say_until(("<|tool_call_start|>",))):
+        while before := (yield from self.say_until(self.starts)):
             self.reader.hold()
             if (yield from self.read_list(before)):
                 yield from self.reader.take_spaces()
@@ -207,10 +207,11 @@ class Olmo3ToolParser(PythonicToolParser):
     """Calls of Olmo 3, one in each line between `<function_calls>` and `</function_calls>`."""
 
     kept_tokens = ("<function_calls>", "</function_calls>")
+    starts = (kept_tokens[0],)
 
     def run(self) -> Steps[None]:
         """Parses content and calls, alternating."""
-        while before := (yield from self.say_until(("<function_calls>",))):
+        while before := (yield from self.say_until(self.starts)):
             self.reader.hold()
             num_read = 0
             while (yield from self._read_call()):
@@ -219,7 +220,7 @@ class Olmo3ToolParser(PythonicToolParser):
                     break
                 self.reader.hold()
             held = self.reader.release()
-            self.say(held if num_read else before + held)
+            self.say_refused(held if num_read else before + held)
             if num_read:
                 yield from self.reader.take_if("</function_calls>")
 

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import TypeVar
 
 from llmstack_output_parsers.json_scanner import JsonScanner
+from llmstack_output_parsers.json_writer import JsonWriter
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
@@ -35,11 +36,14 @@ class Reader:
         self._is_ended = False
         self._held: list[str] | None = None
         self._num_held = 0
+        self._look_starts: list[int] = []
 
     def push(self, text: str) -> None:
         """Appends the next piece of text."""
-        self._text = self._text[self._position :] + text if self._position < len(self._text) else text
-        self._position = 0
+        start = self._start
+        self._text = self._text[start:] + text if start < len(self._text) else text
+        self._position -= start
+        self._look_starts = [place - start for place in self._look_starts]
 
     def end(self) -> None:
         """Marks the end of the text."""
@@ -66,9 +70,26 @@ class Reader:
         return MAX_HELD_CHARS - self._num_held
 
     @property
+    def is_at_end(self) -> bool:
+        """Whether the text is complete, and all of it was taken."""
+        return self._is_ended and self._position >= len(self._text)
+
+    @property
     def num_held_chars(self) -> int:
         """Characters that were not taken yet, or are held."""
-        return len(self._text) - self._position + self._num_held
+        return len(self._text) - self._start + self._num_held
+
+    @property
+    def _start(self) -> int:
+        """The first character that is still needed."""
+        return self._look_starts[0] if self._look_starts else self._position
+
+    def look_ahead(self, steps: Steps[Result]) -> Steps[Result]:
+        """The result of `steps`, which may take a bounded number of characters; they are put back."""
+        self._look_starts.append(self._position)
+        result = yield from steps
+        self._position = self._look_starts.pop()
+        return result
 
     def take(self, num_chars: int) -> str:
         """The next characters, which must have arrived."""
@@ -91,6 +112,11 @@ class Reader:
             yield
         self.num_visited += 1
         return self._text[self._position]
+
+    def ends_within(self, texts: Sequence[str]) -> bool:
+        """Whether the text is complete, and what was not taken of it is the beginning of one of these texts."""
+        rest = self._text[self._position :]
+        return self._is_ended and any(text.startswith(rest) for text in texts)
 
     def take_spaces(self) -> Steps[str]:
         """Takes white space, as far as there is room to hold it, and returns the character after it."""
@@ -145,7 +171,7 @@ class Reader:
                 return "".join(pieces) if scanner.end() else None
             yield
 
-    def take_json_piece(self, scanner: JsonScanner, max_chars: int | None = None) -> str:
+    def take_json_piece(self, scanner: JsonScanner | JsonWriter, max_chars: int | None = None) -> str:
         """The part of a JSON value that has arrived."""
         stop = len(self._text) if max_chars is None else min(len(self._text), self._position + max_chars)
         end = scanner.scan(self._text, self._position, stop)
@@ -185,3 +211,13 @@ class Reader:
         before = self.take(end - start)
         self.num_visited += len(before) + 1
         return before, self.take(1)
+
+
+def without_cut_tag(text: str, tags: Sequence[str]) -> str:
+    """The last text up to the tag within which it ends, if more than one character of the tag has come.
+
+    `tags`: All begin with the same character.
+    """
+    start = text.rfind(tags[0][0]) if tags else -1
+    is_cut = 0 <= start < len(text) - 1 and any(tag.startswith(text[start:]) for tag in tags)
+    return text[:start] if is_cut else text

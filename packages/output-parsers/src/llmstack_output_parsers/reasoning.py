@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from llmstack_output_parsers.parser import Parser
+from llmstack_output_parsers.parser import Parser, ToolParser
 from llmstack_output_parsers.protocols import OutputParser, ParsedDelta
 from llmstack_output_parsers.reader import Steps
 
@@ -22,6 +22,8 @@ class ThinkParser(Parser):
         start, end: The tags.
         other_starts, other_ends: Further spellings of them; all ends begin with the same character.
         ends_before: Texts that end the reasoning too, and belong to the answer.
+        answer_tokens: Control tokens that are no content wherever they stand; each start tag among them begins
+            reasoning. They begin with the same character.
         is_open_by_default: Whether the message starts with reasoning without a start tag, if the prompt shows neither.
     """
 
@@ -30,6 +32,7 @@ class ThinkParser(Parser):
     other_starts: ClassVar[Sequence[str]] = ()
     other_ends: ClassVar[Sequence[str]] = ()
     ends_before: ClassVar[Sequence[str]] = ()
+    answer_tokens: Sequence[str] = ()
     kept_tokens: ClassVar[Sequence[str]] = (start, end)
 
     def __init__(self, *, is_open: bool | None = None) -> None:
@@ -46,10 +49,19 @@ class ThinkParser(Parser):
         yield from self._read_answer()
 
     def _read_answer(self) -> Steps[None]:
-        while not self.reader.is_ended:
-            self.say(self.reader.take_rest())
-            yield
-        self.say(self.reader.take_rest())
+        while True:
+            text, found = self._next_of_answer()
+            self.say(text)
+            if found == self.start and not (yield from self._read_reasoning()):
+                yield from self.reader.take_spaces()
+            if not found:
+                if self.reader.is_ended:
+                    return
+                yield
+
+    def _next_of_answer(self) -> tuple[str, str]:
+        """Text of the answer, and the control token after it."""
+        return self.reader.take_until(self.answer_tokens) if self.answer_tokens else (self.reader.take_rest(), "")
 
     def _begins_with_reasoning(self) -> Steps[bool]:
         if self._is_open is False:
@@ -71,11 +83,15 @@ class ThinkParser(Parser):
         while True:
             text, found = self.reader.take_until((self.end, *self.other_ends, *self.ends_before))
             self._think_without_line_ends(text)
-            if found in self.ends_before:
-                self.say(found)
+            if found:
+                self._line_ends, self._passes_line_ends = "", False
+            if found in self.ends_before and found not in self.answer_tokens:
+                self.say(self.take_call(found))
                 return True
+            if found:
+                self.end_thinking()
             if found or self.reader.is_ended:
-                return False
+                return found in self.ends_before
             yield
 
     def _think_without_line_ends(self, text: str) -> None:
@@ -100,14 +116,14 @@ class MistralReasoningParser(ThinkParser):
     """Reasoning between the tags of Mistral's models."""
 
     start, end = "[THINK]", "[/THINK]"
-    kept_tokens = (start, end)
+    kept_tokens = answer_tokens = (start, end)
 
 
 class SeedOssParser(ThinkParser):
     """Reasoning between the tags of Seed-OSS."""
 
     start, end = "<seed:think>", "</seed:think>"
-    kept_tokens = (start, end)
+    kept_tokens = answer_tokens = (start, end)
 
 
 class KimiK2Parser(DeepSeekR1Parser):
@@ -136,7 +152,7 @@ class Gemma4Parser(ThinkParser):
     """Reasoning of Gemma 4, in a channel whose name is `thought`."""
 
     start, end = "<|channel>", "<channel|>"
-    kept_tokens = (start, end)
+    kept_tokens = answer_tokens = (start, end)
 
     def _read_reasoning(self) -> Steps[bool]:
         yield from self.reader.take_spaces()
@@ -148,24 +164,23 @@ class MiniMaxM3Parser(ThinkParser):
     """Reasoning between the tags of MiniMax M3."""
 
     start, end = "<mm:think>", "</mm:think>"
-    kept_tokens = (start, end)
+    kept_tokens = answer_tokens = (start, end)
 
 
 class InklingParser(ThinkParser):
     """Reasoning of Inkling, in a block of its own; the tokens around the answer are no content."""
 
     start, end = "<|content_thinking|>", "<|end_message|>"
-    _text = "<|content_text|>"
-    kept_tokens = (start, end, _text)
+    _text, _call = "<|content_text|>", "<|content_invoke_tool_json|>"
+    ends_before = (_text, _call)
+    answer_tokens: Sequence[str] = (start, end, _text)
+    kept_tokens = (*answer_tokens, _call)
 
-    def _read_answer(self) -> Steps[None]:
-        while True:
-            text, found = self.reader.take_until((self.end, self._text))
-            self.say(text)
-            if not found:
-                if self.reader.is_ended:
-                    return
-                yield
+    def expect_calls(self, starts: Sequence[str]) -> None:
+        """Leaves the tokens of the answer to the parser of calls, whose values may hold them."""
+        super().expect_calls(starts)
+        if self._call in starts:
+            self.answer_tokens = (self.start,)
 
 
 class HunyuanParser(ThinkParser):
@@ -211,18 +226,30 @@ class KeptThinkParser(ThinkParser):
 
 
 class ChainedParser:
-    """Two parsers in sequence: the second parses the content that the first returns."""
+    """Two parsers in sequence: the second parses the content that the first returns.
+
+    A call inside reasoning that is never closed is a call: the text from its start on is held until that is known.
+    """
 
     def __init__(self, first: OutputParser, second: OutputParser) -> None:
         self._first = first
         self._second = second
+        if isinstance(first, Parser) and isinstance(second, ToolParser):
+            first.expect_calls(second.starts)
 
     def feed(self, text: str) -> ParsedDelta:
         delta = self._first.feed(text)
         return self._second_of(delta) if delta.content else delta
 
     def finish(self) -> ParsedDelta:
-        delta = self._second_of(self._first.finish())
+        delta = self._first.finish()
+        if isinstance(self._first, Parser) and isinstance(self._second, ToolParser):
+            held = self._first.take_unclosed()
+            if held and self._second.has_call(held):
+                delta.content += held
+            else:
+                delta.reasoning += held
+        delta = self._second_of(delta)
         rest = self._second.finish()
         return ParsedDelta(
             delta.content + rest.content, delta.reasoning + rest.reasoning, (*delta.tool_calls, *rest.tool_calls)

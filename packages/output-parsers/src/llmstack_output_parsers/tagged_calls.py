@@ -9,20 +9,26 @@ from typing import Any, ClassVar
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
 from llmstack_output_parsers.json_formats import TOOL_CALL, TOOL_CALL_END
 from llmstack_output_parsers.parser import ToolParser
-from llmstack_output_parsers.reader import MAX_HELD_CHARS, Steps
-from llmstack_output_parsers.schema_values import converted, is_string, json_text, property_schema
+from llmstack_output_parsers.reader import MAX_HELD_CHARS, SPACES, Steps, without_cut_tag
+from llmstack_output_parsers.schema_values import Schemas, json_text
 
 _NAME_CHARACTERS = frozenset(string.printable) - frozenset("<>\r\n\x0b\x0c")
 _QUOTED_CHARACTERS = _NAME_CHARACTERS - frozenset('"')
 _NO_TYPES: Mapping[str, Any] = {"type": ["integer", "number", "boolean", "array", "object"]}
+_SPACES = frozenset(SPACES)
+MAX_GAP_CHARS = 256
+"""Maximum white space between two tags, where it must be known whether the first one closes a value."""
 DSML = "｜DSML｜"
+_ARG_KEY_END, _ARG_VALUE = "</arg_key>", "<arg_value>"
+_MAX_SLIPS = 4
 
 
 class TaggedToolParser(ToolParser):
     """Base of the parsers of calls between tags.
 
     The arguments become a JSON object. Strings are passed on while they arrive. Other values, by the function's schema,
-    are converted when they are complete. Models omit tags: the next valid one is accepted.
+    are converted when they are complete. Models omit tags: the next valid one is accepted. A tag inside a value
+    closes it only if the format can go on after the tag; otherwise it is part of the value.
 
     Attributes:
         openings: Texts that may begin a call in content; the first characters of all tags are the same.
@@ -30,6 +36,7 @@ class TaggedToolParser(ToolParser):
         function, function_end: Before the function's name, and after its parameters.
         name_ends: Texts that may follow a name.
         parameter, parameter_end: Before a parameter's name, and after its value.
+        other_parameter_ends: Further spellings of `parameter_end`.
         key_ends: Texts that may follow a parameter's name, with the type that they give the value: a schema in place of
             the function's, or None.
         closings: Texts that may stand after a call, in this order.
@@ -44,13 +51,24 @@ class TaggedToolParser(ToolParser):
     name_ends: ClassVar[Sequence[str]] = ('">',)
     parameter: ClassVar[str]
     parameter_end: ClassVar[str]
+    other_parameter_ends: ClassVar[Sequence[str]] = ()
     key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {'">': None}
     closings: ClassVar[Sequence[str]] = ()
     trims_lines: ClassVar[bool] = True
 
+    @property
+    def starts(self) -> Sequence[str]:
+        """All openings, and the function's tag, since models omit openings."""
+        return tuple(dict.fromkeys((*self.openings, self.function)))
+
+    @property
+    def no_content(self) -> tuple[str, ...]:
+        """The tags around calls as well, where they are no single tokens."""
+        return tuple(dict.fromkeys((*self.kept_tokens, *self.openings, *self.closings)))
+
     def run(self) -> Steps[None]:
         """Parses content and calls, alternating."""
-        while before := (yield from self.say_until((*self.openings, self.function))):
+        while before := (yield from self.say_until(self.starts)):
             if before != self.function:
                 before = yield from self._read_opening(before)
             if before:
@@ -66,7 +84,7 @@ class TaggedToolParser(ToolParser):
         has_function = yield from self.reader.take_if(self.function)
         before += self.reader.release()
         if not has_function:
-            self.say(before)
+            self.say_refused(before)
         return before if has_function else ""
 
     def _read_function(self, before: str) -> Steps[None]:
@@ -75,16 +93,18 @@ class TaggedToolParser(ToolParser):
         is_closed = bool((yield from self._take_one(self.name_ends)))
         held = self.reader.release()
         if not is_closed or not name.strip():
-            self.say(before + held)
+            self.say_refused(before + held)
             return
         function = self.called_function(name.strip())
         self.begin_call(function)
         self.add_arguments("{")
-        if (yield from self._read_parameters(self.tools.get(function))):
+        if (yield from self._read_parameters(Schemas(self.tools.get(function)))):
             self.add_arguments("}")
         for text in self.closings:
             yield from self.reader.take_spaces()
             yield from self.reader.take_if(text)
+        if self.reader.ends_within((*self._value_ends, *self._tags, *self.key_ends, *self.no_content)):
+            self.reader.take_rest()  # the end of the text has cut a tag
 
     def called_function(self, name: str) -> str:
         """The function that a written name means."""
@@ -97,7 +117,7 @@ class TaggedToolParser(ToolParser):
                 return text
         return ""
 
-    def _read_parameters(self, parameters: Mapping[str, Any] | None) -> Steps[bool]:
+    def _read_parameters(self, schemas: Schemas) -> Steps[bool]:
         """Up to the end of the function; False if the text, and the arguments with it, ends before."""
         marker = yield from self._skip_to_tag()
         num_read = 0
@@ -108,9 +128,9 @@ class TaggedToolParser(ToolParser):
                 return not self.reader.is_ended
             self.add_arguments(f"{', ' if num_read else ''}{json_text(key.strip())}: ")
             num_read += 1
-            schema = self.key_ends.get(key_end) or property_schema(parameters, key.strip())
-            marker = yield from self._read_value(schema)
-            if marker == self.parameter_end:
+            schema = self.key_ends.get(key_end) or schemas.of_property(key.strip())
+            marker = yield from self._read_value(schemas, schema)
+            if marker in self._value_ends:
                 marker = yield from self._skip_to_tag()
         return bool(marker)
 
@@ -130,34 +150,73 @@ class TaggedToolParser(ToolParser):
             return tag
         return "" if self.reader.is_ended and not character else self.function_end
 
-    def _read_value(self, schema: Mapping[str, Any]) -> Steps[str]:
+    def _read_value(self, schemas: Schemas, schema: Mapping[str, Any]) -> Steps[str]:
         """Passes on one value and returns the tag after it; empty at the end of the text."""
         if self.trims_lines and (yield from self.reader.peek()) == "\n":
             self.reader.take(1)
-        return (yield from self._pass_string() if is_string(schema) else self._read_converted(schema))
+        return (yield from self._pass_string() if schemas.is_string(schema) else self._read_converted(schemas, schema))
+
+    @property
+    def _value_ends(self) -> tuple[str, ...]:
+        return (self.parameter_end, *self.other_parameter_ends)
+
+    def _take_value(self) -> Steps[tuple[str, str]]:
+        """More text of a value, and the tag that closes it, which is taken; empty if none does.
+
+        Both are empty if more text has to arrive.
+        """
+        ends = (*self._value_ends, *self._tags)
+        text, marker = self.reader.take_until(ends)
+        if not marker and self.reader.is_ended:
+            text = without_cut_tag(text, (*ends, *self.no_content))
+        if marker and not (yield from self.reader.look_ahead(self._goes_on_after(marker))):
+            return text + marker, ""
+        return text, marker
+
+    def _goes_on_after(self, marker: str) -> Steps[bool]:
+        """Whether the format can go on after a tag inside a value, up to which the text was taken."""
+        if marker == self.parameter:
+            return (yield from self._begins_parameter())
+        yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
+        followers = self._followers(marker)
+        return bool((yield from self._take_one(followers))) or self.reader.ends_within(followers)
+
+    def _begins_parameter(self) -> Steps[bool]:
+        """Whether a parameter's name follows its tag."""
+        name = yield from self.reader.take_while(self.name_characters, MAX_NAME_CHARS)
+        key_ends = tuple(self.key_ends)
+        return bool(name.strip() and (yield from self._take_one(key_ends))) or self.reader.ends_within(key_ends)
+
+    def _followers(self, marker: str) -> tuple[str, ...]:
+        """The tags that may stand after a tag that closes a value."""
+        starts = (*self.openings, self.function)
+        if marker in self._value_ends:
+            return (*self._tags, *starts)
+        if marker == self.function_end:
+            return (*self.closings, *starts)
+        return (*self.closings[self.closings.index(marker) + 1 :], *starts)
 
     def _pass_string(self, pending: str = "") -> Steps[str]:
         """`pending`: Text of the value that was read before. The last line end belongs to the tag."""
         self.add_arguments('"')
-        ends = (self.parameter_end, *self._tags)
         while True:
-            text, marker = self.reader.take_until(ends)
-            text = pending + text
+            new_text, marker = yield from self._take_value()
+            text = pending + new_text
             pending = "\n" if self.trims_lines and text.endswith("\n") else ""
             self.add_arguments(json_text(text.removesuffix(pending))[1:-1])
             if marker:
                 self.add_arguments('"')
-            if marker or self.reader.is_ended:
+            if marker or self.reader.is_at_end:
                 return marker
-            yield
+            if not new_text:
+                yield
 
-    def _read_converted(self, schema: Mapping[str, Any]) -> Steps[str]:
+    def _read_converted(self, schemas: Schemas, schema: Mapping[str, Any]) -> Steps[str]:
         """Converts a value; one that is too long to be held is a string."""
         pieces: list[str] = []
         num_chars = 0
-        ends = (self.parameter_end, *self._tags)
         while True:
-            text, marker = self.reader.take_until(ends)
+            text, marker = yield from self._take_value()
             pieces.append(text)
             num_chars += len(text)
             if num_chars > MAX_HELD_CHARS and not marker:
@@ -165,10 +224,11 @@ class TaggedToolParser(ToolParser):
             if marker:
                 value = "".join(pieces)
                 value = value.removesuffix("\n") if self.trims_lines else value
-                self.add_arguments(json_text(value) if num_chars > MAX_HELD_CHARS else converted(value, schema))
-            if marker or self.reader.is_ended:
+                self.add_arguments(json_text(value) if num_chars > MAX_HELD_CHARS else schemas.converted(value, schema))
+            if marker or self.reader.is_at_end:
                 return marker
-            yield
+            if not text:
+                yield
 
 
 class Qwen3CoderToolParser(TaggedToolParser):
@@ -180,6 +240,7 @@ class Qwen3CoderToolParser(TaggedToolParser):
     name_characters = _NAME_CHARACTERS
     name_ends = (">",)
     parameter, parameter_end = "<parameter=", "</parameter>"
+    other_parameter_ends = ("</parameter/>",)
     key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {">": None}
     closings = (TOOL_CALL_END,)
 
@@ -224,6 +285,11 @@ class DeepSeekV32ToolParser(TaggedToolParser):
     closings = (f"</{DSML}function_calls>",)
     trims_lines = False
 
+    @property
+    def no_content(self) -> tuple[str, ...]:
+        """All tags, since the token stands inside of them."""
+        return (*self.openings, *self.closings, self.function_end, self.parameter, self.parameter_end)
+
 
 class DeepSeekV4ToolParser(DeepSeekV32ToolParser):
     """The same between the tags of DeepSeek V4."""
@@ -248,13 +314,13 @@ class GlmToolParser(TaggedToolParser):
     """Calls of GLM 4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
 
     kept_tokens: ClassVar[Sequence[str]] = (
-        TOOL_CALL, TOOL_CALL_END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+        TOOL_CALL, TOOL_CALL_END, "<arg_key>", _ARG_KEY_END, _ARG_VALUE, "</arg_value>",
     )  # fmt: skip
     function, function_end = TOOL_CALL, TOOL_CALL_END
     name_characters = frozenset(string.ascii_letters + string.digits + "_-.:/")
     name_ends = ("\n", "<")
     parameter, parameter_end = "<arg_key>", "</arg_value>"
-    key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {"</arg_key>": None}
+    key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {_ARG_KEY_END: None}
     trims_lines = False
 
     def _take_one(self, texts: Sequence[str]) -> Steps[str]:
@@ -263,11 +329,43 @@ class GlmToolParser(TaggedToolParser):
             return (yield from super()._take_one(texts))
         return self.function if (yield from self.reader.take_spaces()) == "<" else ""
 
+    def _skip_to_tag(self) -> Steps[str]:
+        """Skips a closing tag that is written twice, and the second of two tags before a name."""
+        yield from self._take_each_of(self._value_ends)
+        tag = yield from super()._skip_to_tag()
+        if tag == self.parameter:
+            yield from self._take_each_of((self.parameter,))
+        return tag
+
     def _read_key_end(self) -> Steps[str]:
-        """Takes the tag before the value as well."""
-        key_end = yield from super()._read_key_end()
-        yield from self.reader.take_spaces()
-        return key_end if (yield from self.reader.take_if("<arg_value>")) else ""
+        """Takes the tag before the value as well; models omit one of the two tags, or write one twice."""
+        key_end = yield from self._take_each_of((_ARG_KEY_END,))
+        value_start = yield from self._take_each_of((_ARG_VALUE,))
+        return _ARG_KEY_END if key_end or value_start else ""
+
+    def _take_each_of(self, texts: Sequence[str]) -> Steps[str]:
+        """Takes these texts, a few in any order, and white space before them; returns the last."""
+        last = ""
+        for _ in range(_MAX_SLIPS):
+            yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
+            found = yield from super()._take_one(texts)
+            if not found:
+                break
+            last = found
+        return last
+
+    def _begins_parameter(self) -> Steps[bool]:
+        """Whether a name and both tags follow."""
+        if not (yield from super()._begins_parameter()):
+            return False
+        yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
+        return (yield from self.reader.take_if(_ARG_VALUE)) or self.reader.ends_within((_ARG_VALUE,))
+
+    def _goes_on_after(self, marker: str) -> Steps[bool]:
+        """The closing tag may stand there twice."""
+        if marker in self._value_ends:
+            yield from self._take_each_of(self._value_ends)
+        return (yield from super()._goes_on_after(marker))
 
 
 class HunyuanV3ToolParser(GlmToolParser):
