@@ -47,10 +47,32 @@ async def test_without_parallel_calls_the_first_one_stays():
     assert len(message["tool_calls"]) == 1
 
 
-async def test_a_call_that_is_cut_off_ends_with_length():
+async def test_a_call_that_is_cut_off_ends_with_length_and_can_be_decoded():
     message = await Server().both(CALL, tools=[tool()], max_tokens=47)
     assert message["finish_reason"] == "length"
-    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": "'
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": ""}'
+
+
+async def test_a_call_that_is_cut_before_its_arguments_is_no_call():
+    message = await Server().both("Well." + CALL, tools=[tool()], max_tokens=len("Well.") + 25)
+    assert (message["finish_reason"], message["content"]) == ("length", "Well.")
+    assert "tool_calls" not in message
+
+
+async def test_arguments_can_be_decoded_where_the_model_stops_inside_of_them():
+    text = CALL.replace("é", "e")
+    for script in (text[:50], text[:47], text[:44]):
+        message = await Server().both(script, tools=[tool()])
+        assert isinstance(json.loads(message["tool_calls"][0]["function"]["arguments"]), dict)
+        assert message["finish_reason"] == "tool_calls"
+
+
+async def test_the_arguments_of_a_named_function_can_be_decoded_where_they_are_cut():
+    choice = {"type": "function", "function": {"name": "now"}}
+    for max_tokens in range(1, 10):
+        message = await Server().both('{"a": [1, "b"]}', tools=[tool()], tool_choice=choice, max_tokens=max_tokens)
+        assert isinstance(json.loads(message["tool_calls"][0]["function"]["arguments"]), dict)
+        assert message["finish_reason"] == "length"
 
 
 async def test_nothing_is_parsed_without_tools_or_with_the_choice_none():
