@@ -299,6 +299,7 @@ async def test_a_regular_expression_is_the_pattern_of_the_text(clients: Any, eng
         ([LARK], "auto", "tools[0].format.syntax", "unsupported_value"),
         ([LARK], None, "tools[0].format.syntax", "unsupported_value"),
         ([RESPONSE_TOOL | {"name": "v"}, LARK], "required", "tools[1].format.syntax", "unsupported_value"),
+        ([RESPONSE_TOOL | {"name": {}}], None, "tools[0].name", "invalid_type"),
         ([PATCH | {"name": None}], None, "tools[0].name", "missing_required_parameter"),
         ([PATCH | {"name": "a b"}], None, "tools[0].name", "invalid_value"),
         ([PATCH | {"format": "text"}], None, "tools[0].format", "invalid_type"),

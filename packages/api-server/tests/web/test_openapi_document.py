@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
 
+from llmstack_server.apis.batches.objects import ENDPOINTS, BatchRequestBody
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.web.openapi import request_body
+from llmstack_server.web.openapi_bodies import BATCH_ENDPOINTS, complete_body
 
 METHODS = {"get", "post", "delete", "put"}
 
@@ -52,7 +56,7 @@ def test_required_fields_are_named_and_not_null(document: dict[str, Any]) -> Non
         assert {"type": "null"} not in field.get("anyOf", [])
         assert "default" not in field
     chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert chat["properties"]["messages"]["minItems"] == chat["properties"]["tools"]["minItems"] == 1
+    assert chat["properties"]["messages"]["minItems"] == chat["properties"]["tools"]["anyOf"][0]["minItems"] == 1
 
 
 def test_answers_that_are_not_json_are_described(document: dict[str, Any]) -> None:
@@ -78,3 +82,62 @@ def test_answers_that_are_not_json_are_described(document: dict[str, Any]) -> No
 async def test_the_answer_to_a_wrong_method_names_all_methods(path: str, allowed: str) -> None:
     answer = await call(build_app(ready_state(FakeEngineClient())), "PATCH", path)
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+def body_of(document: dict[str, Any], path: str) -> dict[str, Any]:
+    if path == "/v1/batches":  # a route of servers with a state folder
+        schema = request_body(BatchRequestBody)["requestBody"]["content"]["application/json"]["schema"]
+        complete_body(path, schema)
+        return dict(schema)
+    return document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "right", "wrong"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}, [
+            {"messages": []}, {"messages": [{}]}, {"messages": [{"role": "user"}]},
+            {"messages": [USER], "deadline_ms": 0}, {"messages": [USER], "tools": []},
+            {"messages": [USER], "tools": [{}]}, {"messages": [USER], "tools": [{**TOOL, "type": "x"}]},
+            {"messages": [USER], "tools": [{"type": "function", "function": {"name": "a b"}}]},
+            {"messages": [USER], "stream_options": {}}, {"messages": [USER], "stream": False, "stream_options": {}},
+            {"messages": [USER], "n": 0}, {"messages": [USER], "n": 129}, {"messages": [USER], "top_p": 0},
+        ]),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant"}, USER], "tools": [TOOL], "stream": True,
+                                  "stream_options": {}, "deadline_ms": 1}, []),
+        ("/v1/completions", {"prompt": [[1, 2]]}, [{"prompt": []}, {"prompt": "a", "stream_options": {}}]),
+        ("/v1/embeddings", {"messages": [USER]}, [{"messages": []}, {}, {"input": None}]),
+        ("/v1/embeddings", {"input": ["a"]}, [{"input": []}]),
+        ("/v1/batches", {"input_file_id": "f", "endpoint": "/v1/embeddings", "completion_window": "24h"}, [
+            {"input_file_id": "f", "endpoint": "/v1/x", "completion_window": "24h"},
+            {"input_file_id": "f", "endpoint": None, "completion_window": "24h"},
+            {"endpoint": "/v1/embeddings", "completion_window": "24h"},
+        ]),
+        ("/v1/responses", {"input": "a", "tools": [{"type": "custom", "name": "w"}]}, [
+            {"input": []}, {"input": "a", "tools": [{"name": "w"}]}, {"input": "a", "stream_options": {}},
+        ]),
+        ("/v1/messages", {"messages": [USER], "max_tokens": 1}, [
+            {"messages": [{}], "max_tokens": 1}, {"messages": [USER], "max_tokens": 0},
+            {"messages": [USER], "max_tokens": 1, "tools": [{"name": "f"}]},
+        ]),
+        ("/rerank", {"query": "a", "documents": [{"text": "b"}]}, [{"query": "a", "documents": [{}]}]),
+        ("/score", {"queries": "a", "items": ["b"]}, [{"items": ["b"]}, {"queries": None, "items": ["b"]}]),
+        ("/v1/estimate", {"prompt_tokens": 1}, [{}, {"prompt_tokens": 1, "deadline_ms": 0}]),
+        ("/invocations", {"prompt": "a"}, [{"": []}]),
+    ],
+)  # fmt: skip
+def test_bodies_that_the_server_refuses_are_not_allowed(
+    document: dict[str, Any], path: str, right: dict[str, Any], wrong: list[dict[str, Any]]
+) -> None:
+    schema = jsonschema.Draft202012Validator(body_of(document, path))
+    schema.validate(right)
+    for body in wrong:
+        assert not schema.is_valid(body), body
+
+
+def test_batches_run_on_the_endpoints_of_the_document() -> None:
+    assert BATCH_ENDPOINTS == ENDPOINTS

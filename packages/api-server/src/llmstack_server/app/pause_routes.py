@@ -24,7 +24,8 @@ _POLL_S = 0.02
 # What the server adds to the id of an answer: 128 random bits, and the index of a prompt.
 _ENDING = re.compile(r"(-[0-9a-f]{32})?(-[0-9]+)?")
 _EVERYTHING = "*"
-_IDS = {"anyOf": [{"type": "array", "items": {"type": "string"}, "maxItems": MAX_NUM_ABORTED_IDS}, {"type": "null"}]}
+_ID = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_ID_CHARS}
+_IDS = {"anyOf": [{"type": "array", "items": _ID, "maxItems": MAX_NUM_ABORTED_IDS}, {"type": "null"}]}
 _ABORT_BODY = {
     "required": True,
     "content": {"application/json": {"schema": {"type": "object", "properties": {"request_ids": _IDS}}}},

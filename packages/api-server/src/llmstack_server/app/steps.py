@@ -108,7 +108,7 @@ def core_name(state: ServerState, engine_index: int) -> str:
     return hashlib.blake2b(b"%d" % pid, digest_size=8, key=state.config.deployment_secret[:64]).hexdigest()
 
 
-def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**MAX_DIGITS) -> int:
+def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**MAX_DIGITS - 1) -> int:
     """A number of the query, 0 where it is absent; raises InvalidRequestError for anything else."""
     text = params.get(name, "0")
     if not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS or int(text) > max_number:

@@ -45,7 +45,7 @@ ANSWERS: Final[Mapping[tuple[str, str], Any]] = {
     # Any of the answers above.
     ("post", "/invocations"): dict[str, Any], ("get", "/v1/streams/{stream_id}"): dict[str, Any],
 }  # fmt: skip
-_MAX_NUMBER: Final = 10**18
+_MAX_NUMBER: Final = 10**18 - 1
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": _MAX_NUMBER}
 _TEXT: Final = {"type": "string"}
 _ORDER: Final = {"type": "string", "enum": ["asc", "desc"], "default": "desc"}

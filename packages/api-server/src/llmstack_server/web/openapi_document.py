@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from llmstack_server.web.openapi import ERROR_SCHEMA, error_responses
 from llmstack_server.web.openapi_answers import add_answers
+from llmstack_server.web.openapi_bodies import complete_body
 
 Schema = dict[str, Any]
 
 _STRING: Schema = {"type": "string"}
-_MESSAGES: Schema = {"type": "array", "items": {"type": "object"}, "minItems": 1}
-_TEXTS: Schema = {"anyOf": [_STRING, {"type": "array", "items": {}, "minItems": 1}]}
-_TEXT_LIST: Schema = {"anyOf": [_STRING, {"type": "object"}, {"type": "array", "items": {}, "minItems": 1}]}
-# Fields that a body must have, with their schemas where the model's types leave them open.
-_REQUIRED: Mapping[str, Mapping[str, Schema]] = {
-    "/v1/chat/completions": {"messages": _MESSAGES},
-    "/v1/chat/completions/render": {"messages": _MESSAGES},
-    "/v1/chat/completions/batch": {
-        "messages": {"type": "array", "items": _MESSAGES, "minItems": 1, "maxItems": 128},
-    },
-    "/v1/completions": {"prompt": _TEXTS},
-    "/v1/completions/render": {"prompt": _TEXTS},
-    "/v1/responses": {"input": {"anyOf": [_STRING, {"type": "array", "items": {}}]}},
-    "/v1/responses/input_tokens": {"input": {"anyOf": [_STRING, {"type": "array", "items": {}}]}},
-    "/v1/messages": {"messages": _MESSAGES, "max_tokens": {"type": "integer"}},
-    "/v1/messages/count_tokens": {"messages": _MESSAGES},
-    "/v2/embed": {"texts": _TEXT_LIST},
-    "/rerank": {"query": _TEXT_LIST, "documents": _TEXT_LIST},
-    "/v1/rerank": {"query": _TEXT_LIST, "documents": _TEXT_LIST},
-    "/v2/rerank": {"query": _TEXT_LIST, "documents": _TEXT_LIST},
-    "/detokenize": {"tokens": {"type": "array", "items": {"type": "integer"}}},
-}  # fmt: skip
 _ANY_BODY: Schema = {
     "type": "object",
-    "minProperties": 1,
+    "anyOf": [{"required": [name]} for name in ("messages", "prompt", "input", "documents", "text_1")],
     "description": "a request to any generating or pooling route",
 }
-_TOOL_PATHS = ("/v1/chat/completions", "/v1/chat/completions/render", "/tokenize")
 _EMPTY_PATHS = ("/ping", "/reset_prefix_cache", "/sleep", "/wake_up")
 _TEXT_PATHS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _FILE_PATHS = ("/v1/files/{file_id}/content", "/steps/log")
@@ -105,13 +82,8 @@ def _has_body(path: str, operation: Schema) -> bool:
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if schema is None:
         return "requestBody" in operation
-    for name, field in _REQUIRED.get(path, {}).items():
-        known = schema["properties"].get(name, {})
-        kept = {key: known[key] for key in ("title", "description") if key in known}
-        schema["properties"][name] = copy.deepcopy(field) | kept
-        schema.setdefault("required", []).append(name)
-    if path in _TOOL_PATHS:
-        schema["properties"]["tools"] |= {"minItems": 1}
+    if "properties" in schema:
+        complete_body(path, schema)
     return True
 
 

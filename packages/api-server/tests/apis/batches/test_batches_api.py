@@ -230,8 +230,11 @@ async def test_lists_have_pages(tmp_path: Path):
         oldest = (await running.call("GET", "/v1/files?order=asc&limit=1&purpose=batch")).json()
         assert oldest["data"][0]["id"] == ids[0]
         assert (await running.call("GET", "/v1/files?purpose=other")).json()["data"] == []
-        for query in ("limit=0", "limit=x", "limit=99999", "after=nothing", "order=up"):
+        for query in ("limit=0", "limit=x", "limit=99999", "order=up"):
             assert (await running.call("GET", f"/v1/files?{query}")).status == 400
+        for path in ("/v1/files", "/v1/batches"):
+            answer = await running.call("GET", f"{path}?after=nothing")
+            assert (answer.status, answer.json()["error"]["code"]) == (404, "not_found")
 
 
 async def test_files_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

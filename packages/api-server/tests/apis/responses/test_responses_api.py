@@ -219,13 +219,20 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_turns_where_that
 
 @pytest.mark.parametrize(
     ("query", "param"),
-    [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=x", "after")],
+    [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("order=up", "order")],
 )
 async def test_a_query_at_fault_is_named(client: openai.AsyncOpenAI, query: str, param: str):
     response = await client.responses.create(model="fake", input="One", max_output_tokens=3)
     with pytest.raises(openai.BadRequestError) as caught:
         await client.get(f"/responses/{response.id}/input_items?{query}", cast_to=object)
     assert caught.value.param == param
+
+
+async def test_the_end_of_a_page_that_is_unknown_is_not_found(client: openai.AsyncOpenAI):
+    response = await client.responses.create(model="fake", input="One", max_output_tokens=3)
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.get(f"/responses/{response.id}/input_items?after=x", cast_to=object)
+    assert (caught.value.param, caught.value.code) == ("after", "not_found")
 
 
 @pytest.mark.parametrize(("query", "param"), [("stream=x", "stream"), ("stream=true", "stream")])

@@ -188,7 +188,7 @@ def _page(
     if after is not None:
         start = next((index + 1 for index, entry in enumerate(ordered) if entry["id"] == after), -1)
         if start < 0:
-            raise request_errors.invalid_value("after", "there is no such entry")
+            raise InvalidRequestError("There is no entry with this id.", param="after", code="not_found")
     page = ordered[start : start + limit]
     return {
         "object": "list",

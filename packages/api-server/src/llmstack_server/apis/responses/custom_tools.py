@@ -58,7 +58,7 @@ def demanded_grammar(
     Raises:
         InvalidRequestError: A format cannot hold, since the model may call other tools, or none.
     """
-    names = {function["function"]["name"] for function in functions}
+    names = {name for function in functions if isinstance(name := function["function"]["name"], str)}
     if isinstance(choice, Mapping):
         names &= {choice["function"]["name"]}
     is_demanded = isinstance(choice, Mapping) or choice == "required"

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.responses.store import StoredItem, decode
+from llmstack_types import InvalidRequestError
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
@@ -57,7 +58,7 @@ def item_page(items: Sequence[StoredItem], query: ListQuery) -> dict[str, Any]:
     if query.after is not None:
         found = next((index for index, item in enumerate(ordered) if item.id == query.after), None)
         if found is None:
-            raise request_errors.invalid_value("after", "there is no such item")
+            raise InvalidRequestError("There is no item with this id.", param="after", code="not_found")
         start = found + 1
     page = ordered[start : start + query.limit]
     return {
