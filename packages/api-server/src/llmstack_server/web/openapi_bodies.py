@@ -1,4 +1,4 @@
-"""Schemas of fields in bodies, where the types of the models leave more open than the checks do."""
+"""Schemas of fields in bodies, where the models leave more open than the checks."""
 
 from __future__ import annotations
 
