@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from llmstack_server.options.errors import ServeError
+from llmstack_server.state.state_folder import OTHERS, SECRET_FILE
 
-SECRET_FILE = "deployment-secret"  # noqa: S105 (the name of a file)
 LOCK_FILE = "lock"
 NUM_SECRET_BYTES = 32
-_OTHERS = 0o077
 
 
 @contextmanager
@@ -58,7 +57,7 @@ def _check_ours(name: str, status: os.stat_result, mode: str) -> None:
     """
     if status.st_uid != os.geteuid():
         raise ServeError(f"{name} belongs to another user")
-    if status.st_mode & _OTHERS:
+    if status.st_mode & OTHERS:
         raise ServeError(f"{name} is open to other users: its permissions must be {mode}")
 
 

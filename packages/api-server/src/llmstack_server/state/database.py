@@ -6,12 +6,13 @@ import fcntl
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmstack_server.options.errors import ServeError
+from llmstack_server.state.state_folder import check_folder_made_anew
 
 # An API process that is asked to end may hold its file for a few seconds.
 BUSY_TIMEOUT_S = 10.0
@@ -37,10 +38,53 @@ class Schema:
     upgrades: tuple[tuple[str, ...], ...] = ()
 
 
-def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sqlite3.Connection:
+class StateConnection(sqlite3.Connection):
+    """A connection that knows its file.
+
+    Attributes:
+        path: The file.
+        identity: Its device and its number: another file may come in its place.
+        reopen: Opens the file of that path again.
+        secret: The secret of the deployment, of which the folder has a copy.
+    """
+
+    path: Path
+    identity: tuple[int, int]
+    reopen: Callable[[], StateConnection]
+    secret: bytes
+
+
+def present(connection: StateConnection) -> StateConnection:
+    """The connection while its file is there; a new one where the folder was made anew.
+
+    Raises:
+        FolderGoneError: There is no folder now.
+        OSError: There is one that cannot be used.
+    """
+    if _identity_of(connection.path) == connection.identity:
+        return connection
+    check_folder_made_anew(connection.path.parent, connection.secret)
+    try:
+        opened = connection.reopen()
+    except ServeError as error:
+        raise OSError(str(error)) from error
+    with suppress(sqlite3.Error):
+        connection.close()
+    return opened
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def open_database(path: Path, schema: Schema, *, is_shared: bool = False, secret: bytes = b"") -> StateConnection:
     """Opens a database, and makes it where there is none.
 
-    Unless it `is_shared`, no other process may open it until it is closed.
+    Unless it `is_shared`, no other process may open it until it is closed. `secret`: See `StateConnection`.
 
     Raises:
         ServeError: It cannot be used; the text is one sentence that names the file.
@@ -49,7 +93,9 @@ def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sql
     try:
         _make_private(path, name)
         # One thread uses it at a time, not always the same one. No transaction begins by itself.
-        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, factory=StateConnection
+        )
     except (OSError, sqlite3.Error) as error:
         raise ServeError(f"{name} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
     try:
@@ -63,6 +109,9 @@ def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sql
     except ServeError:
         connection.close()
         raise
+    status = os.stat(path)
+    connection.path, connection.identity, connection.secret = path, (status.st_dev, status.st_ino), secret
+    connection.reopen = lambda: open_database(path, schema, is_shared=is_shared, secret=secret)
     return connection
 
 

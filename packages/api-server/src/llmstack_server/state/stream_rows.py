@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmstack_server.options.errors import ServeError
-from llmstack_server.state.database import Schema, open_database, transaction
+from llmstack_server.state.database import Schema, open_database, present, transaction
+from llmstack_server.state.state_folder import DatabaseReplacedError
 from llmstack_server.state.stream_record import Head
 
 FILE_NAME: Final = "streams.sqlite3"
@@ -87,14 +88,14 @@ class Change:
 class StreamRows:
     """The rows of all API processes of a server; used by one thread at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, secret: bytes = b"") -> None:
         """Opens the database, or makes it.
 
         Raises:
             ServeError: It cannot be used; the text is one sentence.
         """
         self._name = f"--state-dir {folder}: the file {FILE_NAME}"
-        self._connection = open_database(folder / FILE_NAME, SCHEMA, is_shared=True)
+        self._connection = open_database(folder / FILE_NAME, SCHEMA, is_shared=True, secret=secret)
 
     def close(self) -> None:
         """Closes the database; nothing may follow."""
@@ -115,8 +116,12 @@ class StreamRows:
         """Writes all changes or none.
 
         Raises:
-            sqlite3.Error: The disk is full, or the file cannot be written.
+            sqlite3.Error, OSError: The disk is full, or the file cannot be written.
+            DatabaseReplacedError: Another file came in place of the one that had all rows.
         """
+        before, self._connection = self._connection, present(self._connection)
+        if self._connection is not before:
+            raise DatabaseReplacedError
         with transaction(self._connection):
             for change in changes:
                 self._write(change, now)

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from llmstack_server.state.state_folder import DatabaseReplacedError
 from llmstack_server.state.stream_record import StreamRecord
 from llmstack_server.state.stream_rows import Change, KeptRequest, StreamRow, StreamRows
 
@@ -173,5 +174,6 @@ class StreamSaver:
     def _note_failure(self, changes: list[Change], error: Exception) -> None:
         """Lets the answers go on in memory: a row that ends too early would be resumed at a wrong place."""
         logger.error("%d resumable streams cannot be kept (%s): a restart ends them", len(changes), error)
-        for change in changes:
-            self._drop(change.stream_id)
+        is_empty = isinstance(error, DatabaseReplacedError)  # the rows of all of them are lost
+        for stream_id in list(self._kept) if is_empty else [change.stream_id for change in changes]:
+            self._drop(stream_id)

@@ -184,7 +184,7 @@ KINDS = (
         "storage_unavailable",
         503,
         UNAVAILABLE,
-        "the folder of `--state-dir` cannot be written, and the response is to be stored",
+        "the disk of `--state-dir` is full, or its folder is not there or cannot be written; the message says which",
         headers=_RETRY,
     ),
     ErrorKind("deadline_exceeded", 504, SERVER_ERROR, "`--request-timeout` has passed"),

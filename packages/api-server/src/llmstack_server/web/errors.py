@@ -230,10 +230,12 @@ def reload_failed(reason: str) -> ErrorAnswer:
     return error_answer("reload_failed", f"Nothing has changed: {reason}")
 
 
-def storage_unavailable() -> ErrorAnswer:
-    """503 `storage_unavailable`, while the folder of `--state-dir` cannot be written."""
-    message = "Responses cannot be stored at the moment. Please retry later, or send 'store': false."
-    return error_answer("storage_unavailable", message)
+def storage_unavailable(cause: str, what: str = "Responses") -> ErrorAnswer:
+    """503 `storage_unavailable`, while the folder of `--state-dir` cannot be written; `cause` is one of ours."""
+    advice = ", or send 'store': false" if what == "Responses" else ""
+    return error_answer(
+        "storage_unavailable", f"{what} cannot be stored at the moment: {cause}. Please retry later{advice}."
+    )
 
 
 def idempotency_key_reused() -> ErrorAnswer:

@@ -217,7 +217,7 @@ def open_saved_streams(state: ServerState) -> None:
     from llmstack_server.state.stream_rows import StreamRows
     from llmstack_server.state.stream_saver import StreamSaver
 
-    rows = StreamRows(Path(folder))
+    rows = StreamRows(Path(folder), state.config.deployment_secret)
     saver = StreamSaver(rows)
     table = state.streams.table
     saved = SavedStreams(state, saver, rows.load(table.index, table.count, time.time()))

@@ -55,7 +55,7 @@ class Running:
 
     async def settle(self) -> None:
         """Waits until everything is in the database."""
-        await wait_until(lambda: not self.saver._dirty and not self.saver.is_failing)
+        await wait_until(lambda: not self.saver._dirty and not self.saver.failure)
         await self.saver.saved()
 
     @property
@@ -271,6 +271,67 @@ async def test_a_full_disk_refuses_what_it_cannot_keep_until_there_is_room(tmp_p
         crashed = killed(tmp_path / "state", tmp_path / "killed")
     async with server(crashed) as after:
         assert [(await after.call("GET", f"/{one['id']}")).status for one in (kept, later)] == [200, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_the_first_response_that_a_full_disk_cannot_keep_is_refused(
+    tmp_path: Path, monkeypatch: Any, stream: bool
+):
+    monkeypatch.setattr(saver, "RETRY_S", 0.01)
+    fields = FIELDS | {"background": False, "stream": stream, "metadata": {str(n): "x" * 512 for n in range(16)}}
+    async with server(tmp_path / "state") as running:
+        kept = await running.create(background=False)
+        running.limit_pages(1)
+        answer = await running.call("POST", "", fields)
+        if stream:
+            events = events_in(answer)
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert [event["type"] for event in events].count("response.completed") == 0
+            assert events[-1]["type"] == "response.failed"
+            error = events[-1]["response"]["error"]
+            response_id = events[-1]["response"]["id"]
+            assert (await running.call("GET", f"/{response_id}")).status == 404
+        else:
+            error = answer.json()["error"]
+            assert (answer.status, error["code"]) == (503, "storage_unavailable")
+        assert "Responses cannot be stored at the moment: the disk is full." in error["message"]
+        num_admitted = len(running.engine.admitted)
+        assert (await running.call("POST", "", fields)).status == 503
+        assert len(running.engine.admitted) == num_admitted  # nothing is computed for nothing
+        await asyncio.sleep(0.05)
+        assert running.saver.failure == "the disk is full"  # there is nothing to write, and still no room
+        running.limit_pages(100_000)
+        await running.settle()
+        later = await running.create(background=False)
+    async with server(tmp_path / "state") as after:
+        assert [(await after.call("GET", f"/{one['id']}")).status for one in (kept, later)] == [200, 200]
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["removed", "moved"])
+async def test_a_lost_folder_is_noticed_and_written_again(tmp_path: Path, monkeypatch: Any, is_moved: bool):
+    monkeypatch.setattr(saver, "RETRY_S", 0.01)
+    folder = tmp_path / "state"
+    async with server(folder) as running:
+        kept = await running.create(background=False)
+        folder.rename(tmp_path / "elsewhere")
+        for _ in range(2):
+            refused = await running.call("POST", "", FIELDS | {"background": False})
+            error = refused.json()["error"]
+            assert (refused.status, error["code"]) == (503, "storage_unavailable")
+            assert (
+                ": the folder of the server is not there. Please retry later, or send 'store': false."
+                in error["message"]
+            )
+        assert (await running.call("POST", "", FIELDS | {"background": False, "store": False})).status == 200
+        if is_moved:
+            (tmp_path / "elsewhere").rename(folder)
+        else:
+            folder.mkdir(mode=0o700)
+        await running.settle()
+        later = await running.create(background=False)
+    async with server(folder) as after:
+        found = [(await after.call("GET", f"/{one['id']}")).json() for one in (kept, later)]
+        assert found == [kept, later]
 
 
 async def test_a_process_adopts_what_those_kept_that_there_are_no_more(tmp_path: Path):

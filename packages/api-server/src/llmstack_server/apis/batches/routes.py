@@ -46,7 +46,8 @@ def add_batch_routes(router: APIRouter, state: ServerState) -> None:
     """Adds the routes, and what runs the batches."""
     if state.config.http.state_dir is None:
         return
-    store = FileStore(Path(state.config.http.state_dir), state.config.http.batches)
+    folder, secret = Path(state.config.http.state_dir), state.config.deployment_secret
+    store = FileStore(folder, state.config.http.batches, secret)
     worker = BatchWorker(state, store)
     state.at_ready.append(worker.begin)
     state.at_end.append(worker.stop)

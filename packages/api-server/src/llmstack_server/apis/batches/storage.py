@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from llmstack_server.apis.batches.table import BatchTable, StoredFile, is_storage_error
+from llmstack_server.apis.batches.table import BatchTable, StoredFile
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import BatchConfig
+from llmstack_server.state.state_folder import cause_of, is_storage_error
 from llmstack_server.web.errors import HTTPError, storage_unavailable
 
 UPLOAD_PREFIX = ".upload-"
@@ -30,7 +31,7 @@ class FileStore:
     Calls that touch the disk run in one thread, and work on the lines of batches, which may take long, in another one.
     """
 
-    def __init__(self, folder: Path, config: BatchConfig) -> None:
+    def __init__(self, folder: Path, config: BatchConfig, secret: bytes = b"") -> None:
         """Opens the folder, or makes it.
 
         Raises:
@@ -43,10 +44,10 @@ class FileStore:
             _remove_abandoned(self.folder)
         except OSError as error:
             raise ServeError(f"--state-dir {folder}: files cannot be kept: {error.strerror}") from None
-        self.table = BatchTable(folder / "batches.sqlite3")
+        self.table = BatchTable(folder / "batches.sqlite3", secret)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._lines_thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._marks = BatchTable(folder / "batches.sqlite3")  # the same file, for that thread
+        self._marks = BatchTable(folder / "batches.sqlite3", secret)  # the same file, for that thread
         self._owner_to_num_coming: Counter[str] = Counter()
 
     async def run(self, call: Callable[[], Value]) -> Value:
@@ -55,7 +56,7 @@ class FileStore:
         Raises:
             HTTPError: 503, while the folder cannot be read or written.
         """
-        return await self._run_in(self._thread, call)
+        return await self._run_in(self._thread, self.table, call)
 
     async def work(self, batch_id: str, steps: Generator[object, None, Value]) -> Value:
         """The result of work on the lines of a batch. Batches take turns, and the table says whose lines are read.
@@ -63,9 +64,12 @@ class FileStore:
         Raises:
             HTTPError: 503, while the folder cannot be read or written.
         """
-        while (done := await self._run_in(self._lines_thread, lambda: self._advance(batch_id, steps))) is None:
+        while (done := await self._advance_in_turn(batch_id, steps)) is None:
             pass
         return done[0]
+
+    async def _advance_in_turn(self, batch_id: str, steps: Generator[object, None, Value]) -> tuple[Value] | None:
+        return await self._run_in(self._lines_thread, self._marks, lambda: self._advance(batch_id, steps))
 
     def _advance(self, batch_id: str, steps: Generator[object, None, Value]) -> tuple[Value] | None:
         """Does some steps; the result, once it is there."""
@@ -81,12 +85,17 @@ class FileStore:
         finally:
             self._marks.note_reading(batch_id, False)
 
-    async def _run_in(self, thread: ThreadPoolExecutor, call: Callable[[], Value]) -> Value:
+    async def _run_in(self, thread: ThreadPoolExecutor, table: BatchTable, call: Callable[[], Value]) -> Value:
+        def checked() -> Value:
+            if not table.check():
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+            return call()
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, call)
+            return await asyncio.get_running_loop().run_in_executor(thread, checked)
         except Exception as error:  # the call may raise anything; the store says what is its own
             if is_storage_error(error):
-                raise HTTPError(storage_unavailable()) from error
+                raise HTTPError(storage_unavailable(cause_of(error), "Files and batches")) from error
             raise
 
     async def close(self) -> None:

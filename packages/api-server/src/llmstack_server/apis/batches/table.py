@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from llmstack_server.state.database import Schema, open_database, transaction
+from llmstack_server.state.database import Schema, open_database, present, transaction
 from llmstack_types import InvalidRequestError
 
 SCHEMA: Final = Schema(
@@ -82,17 +81,26 @@ class UnfinishedBatch:
 class BatchTable:
     """Rows in and out; used by one thread at a time. Limits hold for all processes together."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secret: bytes = b"") -> None:
         """Opens the database, or makes it.
 
         Raises:
             ServeError: It cannot be used; the text is one sentence.
         """
-        self._connection = open_database(path, SCHEMA, is_shared=True)
+        self._connection = open_database(path, SCHEMA, is_shared=True, secret=secret)
 
     def close(self) -> None:
         """Closes the database; nothing may follow."""
         self._connection.close()
+
+    def check(self) -> bool:
+        """Checks that the file is there; False where another one, without rows, came in its place.
+
+        Raises:
+            OSError: There is no folder, or it cannot be used.
+        """
+        before, self._connection = self._connection, present(self._connection)
+        return before is self._connection
 
     def add_file(self, file: StoredFile, max_bytes: int | None = None) -> None:
         """Adds the row of a file.
@@ -233,8 +241,3 @@ class BatchTable:
             query = "UPDATE batches SET data = ?, ended = ? WHERE id = ?"
             self._connection.execute(query, (json.dumps(batch), ended, batch_id))
             return dict(batch)
-
-
-def is_storage_error(error: BaseException) -> bool:
-    """Whether the folder is at fault, and may be well again later."""
-    return isinstance(error, OSError | sqlite3.Error)

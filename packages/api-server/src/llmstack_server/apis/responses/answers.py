@@ -8,11 +8,12 @@ from typing import Any
 
 from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
+from llmstack_server.apis.responses.run import NumberedEvent
 from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import StoredResponse, encode
 from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.errors import ErrorAnswer
+from llmstack_server.web.errors import ErrorAnswer, HTTPError
 from llmstack_server.web.sse import encode_json, frame_named
 
 
@@ -71,9 +72,7 @@ class ResponseAnswer:
         run = self._prepared.run
         async with aclosing(run.events()) as events:
             async for event in events:
-                if run.response.is_over:
-                    await self._keep()  # before the client can request it
-                yield frame_named(event)
+                yield frame_named(await self._kept_end(event) if run.response.is_over else event)
 
     def encode(self, output: PromptOutput) -> bytes:
         """The events of one output; empty while its text is withheld."""
@@ -86,6 +85,15 @@ class ResponseAnswer:
         event = frame_named(self._prepared.run.fail(error))
         if self._prepared.run.response.is_stored:
             self._local.store.put(self._stored(self._data()))
+        return event
+
+    async def _kept_end(self, event: NumberedEvent) -> NumberedEvent:
+        """The last event, once the response is kept: before the client can request it; else one that says why not."""
+        try:
+            await self._keep()
+        except HTTPError as error:
+            failed = self._prepared.run.fail(error.answer)
+            return {**failed, "sequence_number": event["sequence_number"]}
         return event
 
     async def _keep(self) -> bytes:

@@ -48,13 +48,17 @@ class LocalResponses:
         if run.response.fields.stream:
             stored.events = EventLog(is_held=self.saver is not None)
         self.store.put(stored)
+        await self._save(stored)
+        self.resume(run, stored)
+
+    async def _save(self, stored: StoredResponse) -> None:
+        """Returns once a response of the store is on the disk; raises HTTPError 503, without it, where it cannot be."""
         try:
             if self.saver is not None and not await self.saver.saved():
-                raise HTTPError(storage_unavailable())
+                raise HTTPError(storage_unavailable(self.saver.failure))
         except BaseException:  # also where the client leaves before it has the id
             self.store.remove(stored.id)
             raise
-        self.resume(run, stored)
 
     def resume(self, run: ResponseRun, stored: StoredResponse, earlier: EarlierEvents | None = None) -> None:
         """Starts a response that is in the store; `earlier` are the events of its first run."""
@@ -77,10 +81,13 @@ class LocalResponses:
         self.store.complete(stored, encode_json(response).encode("utf-8", "replace"), ())
 
     async def keep(self, stored: StoredResponse) -> None:
-        """Stores a response that has ended; returns when it is on the disk, or cannot be written there for now."""
+        """Stores a response that has ended; returns when it is on the disk.
+
+        Raises:
+            HTTPError: 503, the disk cannot be written, and it is not stored.
+        """
         self.store.put(stored)
-        if self.saver is not None:
-            await self.saver.saved()
+        await self._save(stored)
 
     def check_storage(self) -> None:
         """Returns if a response can be stored; raises HTTPError 503 while it cannot."""
@@ -127,7 +134,7 @@ class LocalResponses:
         await self._cancel(self._find(response_id, owner))
         self.store.remove(response_id)
         if self.saver is not None and not await self.saver.saved():
-            raise HTTPError(storage_unavailable())
+            raise HTTPError(storage_unavailable(self.saver.failure))
 
     async def input_items(self, response_id: str, owner: str) -> tuple[StoredItem, ...]:
         """The input items of a response."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.store import StoredItem, StoredResponse
 from llmstack_server.options.errors import ServeError
-from llmstack_server.state.database import Schema, open_database, transaction
+from llmstack_server.state.database import Schema, open_database, present, transaction
+from llmstack_server.state.state_folder import DatabaseReplacedError
 
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D73,  # "llms"
@@ -31,6 +32,8 @@ SCHEMA: Final = Schema(
         ) WITHOUT ROWID""",
     ),
 )
+# About what a response takes.
+_PROBE, _PROBE_BYTES = "probe", 16 << 10
 _DELETIONS = (
     "DELETE FROM responses WHERE id = ?",
     "DELETE FROM items WHERE response = ?",
@@ -74,14 +77,14 @@ def database_path(folder: str | Path, process_index: int) -> Path:
 class ResponseTable:
     """The rows of one API process's responses; used by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secret: bytes = b"") -> None:
         """Opens the database, or makes it.
 
         Raises:
             ServeError: It cannot be used; the text is one sentence.
         """
         self._path = path
-        self._connection = open_database(path, SCHEMA)
+        self._connection = open_database(path, SCHEMA, secret=secret)
 
     def close(self) -> None:
         """Closes the file, and empties its log."""
@@ -125,11 +128,20 @@ class ResponseTable:
         """Writes all changes or none.
 
         Raises:
-            sqlite3.Error: The disk is full, or the file cannot be written.
+            sqlite3.Error, OSError: The disk is full, or the file cannot be written.
+            DatabaseReplacedError: Another file came in place of the one that had all rows.
         """
+        before, self._connection = self._connection, present(self._connection)
+        if self._connection is not before:
+            raise DatabaseReplacedError
         with transaction(self._connection):
             for change in changes:
                 self._write(change)
+
+    def probe(self) -> None:
+        """Writes and removes some bytes; raises as `write`."""
+        self.write([Change(_PROBE, StoredResponse(_PROBE, "", ()), data=bytes(_PROBE_BYTES), is_new=True)])
+        self.write([Change(_PROBE, None)])
 
     def _write(self, change: Change) -> None:
         execute, stored = self._connection.execute, change.stored

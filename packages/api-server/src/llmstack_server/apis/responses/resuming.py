@@ -112,7 +112,7 @@ def open_responses(state: ServerState, store: ResponseStore) -> LocalResponses:
     from llmstack_server.apis.responses.saver import ResponseSaver
 
     index, count = (0, 1) if state.peers is None else (state.peers.index, state.peers.count)
-    table = ResponseTable(database_path(folder, index))
+    table = ResponseTable(database_path(folder, index), state.config.deployment_secret)
     for number in _left_over(Path(folder), index, count):
         table.adopt(database_path(folder, number))
     saver = ResponseSaver(table)
@@ -129,6 +129,7 @@ def _fill(store: ResponseStore, saver: ResponseSaver, loaded: list[StoredRespons
     for stored in loaded:
         saver.note_loaded(stored)
     store.add_observer(saver)
+    saver.all_stored = store.all
     unfinished = []
     for stored in loaded:
         try:

@@ -8,9 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from llmstack_server.apis.responses.response_table import Change, ResponseTable
 from llmstack_server.apis.responses.store import StoredResponse
+from llmstack_server.state.state_folder import DatabaseReplacedError, cause_of
 from llmstack_server.web.errors import HTTPError, storage_unavailable
 
 logger = logging.getLogger(__name__)
@@ -29,11 +31,13 @@ class ResponseSaver:
     the disk is full the store goes on in memory, new responses are refused, and the writer tries again every second.
 
     Attributes:
-        is_failing: Whether the last attempt to write has failed.
+        failure: Why the last attempt to write has failed, as the end of a sentence; empty where it has not.
+        all_stored: All responses of the store.
     """
 
     def __init__(self, table: ResponseTable, clock: Callable[[], float] = time.monotonic) -> None:
-        self.is_failing = False
+        self.failure = ""
+        self.all_stored: Callable[[], list[StoredResponse]] = list
         self._table = table
         self._clock = clock
         self._writer = ThreadPoolExecutor(1, "responses-database")
@@ -70,8 +74,8 @@ class ResponseSaver:
         Raises:
             HTTPError: 503, the last attempt to write has failed.
         """
-        if self.is_failing:
-            raise HTTPError(storage_unavailable())
+        if self.failure:
+            raise HTTPError(storage_unavailable(self.failure))
 
     async def saved(self) -> bool:
         """Waits until all changes so far are in the database; False if they could not be written now."""
@@ -108,7 +112,7 @@ class ResponseSaver:
 
     async def _work(self) -> None:
         try:
-            while self._dirty or self._waiting:
+            while self._dirty or self._waiting or self.failure:
                 waiting, self._waiting = self._waiting, []
                 is_written = await self._write_all()
                 for future in waiting:
@@ -123,19 +127,39 @@ class ResponseSaver:
 
     async def _write_all(self) -> bool:
         """Writes what has changed until now; False where that failed. Changes that failed wait again."""
-        left = deque(self._dirty)
-        while left:
-            batch = self._next_batch(left)
-            try:
-                changes = [change for change, _ in batch.values()]
-                await asyncio.get_running_loop().run_in_executor(self._writer, self._table.write, changes)
-            except Exception as error:  # noqa: BLE001 (whatever it is, those that wait must know)
-                self._dirty = {response_id: stored for response_id, (_, stored) in batch.items()} | self._dirty
-                self._note_failure(error)
-                return False
-            self._note_written([change for change, _ in batch.values()])
-        self._note_success()
+        try:
+            await self._write_dirty()
+            if self.failure:  # what could not be written was given up: is there room now?
+                await self._run(self._table.probe)
+                self._note_success()
+        except DatabaseReplacedError:
+            self._begin_again()
+            return await self._write_all()
+        except Exception as error:  # noqa: BLE001 (whatever it is, those that wait must know)
+            self._note_failure(error)
+            return False
         return True
+
+    async def _write_dirty(self) -> None:
+        left = deque(self._dirty)
+        while batch := self._next_batch(left):
+            changes = [change for change, _ in batch.values()]
+            try:
+                await self._run(partial(self._table.write, changes))
+            except Exception:
+                self._dirty = {response_id: stored for response_id, (_, stored) in batch.items()} | self._dirty
+                raise
+            self._note_written(changes)
+            self._note_success()
+
+    async def _run(self, call: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._writer, call)
+
+    def _begin_again(self) -> None:
+        """The database is empty: everything is written anew."""
+        logger.warning("the folder of the stored responses was made anew: all that are in memory are written again")
+        self._id_to_num_events.clear()
+        self._dirty = {stored.id: stored for stored in self.all_stored()}
 
     def _next_batch(self, left: deque[str]) -> dict[str, tuple[Change, StoredResponse | None]]:
         """Takes changes from the front of `left` that fit into one transaction, and what they were made of."""
@@ -175,11 +199,11 @@ class ResponseSaver:
                 change.stored.events.reveal(num_events)
 
     def _note_failure(self, error: Exception) -> None:
-        if not self.is_failing:
+        if not self.failure:
             logger.error("responses cannot be stored (%s): they are refused until they can", error)
-        self.is_failing = True
+        self.failure = cause_of(error)
 
     def _note_success(self) -> None:
-        if self.is_failing:
+        if self.failure:
             logger.warning("responses can be stored again")
-        self.is_failing = False
+        self.failure = ""
