@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmstack_server.options.errors import ServeError
-from llmstack_server.state.state_folder import check_folder_made_anew
+from llmstack_server.state.state_folder import check_new_folder
 
 # An API process that is asked to end may hold its file for a few seconds.
 BUSY_TIMEOUT_S = 10.0
@@ -55,7 +55,7 @@ class StateConnection(sqlite3.Connection):
 
 
 def present(connection: StateConnection) -> StateConnection:
-    """The connection while its file is there; a new one where the folder was made anew.
+    """The connection while its file is there; a new one where there is a new folder.
 
     Raises:
         FolderGoneError: There is no folder now.
@@ -63,7 +63,7 @@ def present(connection: StateConnection) -> StateConnection:
     """
     if _identity_of(connection.path) == connection.identity:
         return connection
-    check_folder_made_anew(connection.path.parent, connection.secret)
+    check_new_folder(connection.path.parent, connection.secret)
     try:
         opened = connection.reopen()
     except ServeError as error:

@@ -1,4 +1,4 @@
-"""The folder of `--state-dir` while a server runs: that it is there, and what keeps it from being written."""
+"""The folder of `--state-dir` while a server runs: whether it can be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FolderGoneError(OSError):
 
 
 class DatabaseReplacedError(OSError):
-    """The folder was made anew, so that nothing is in the database that was written before."""
+    """There is a new folder, and nothing is in its database that was written before."""
 
 
 def is_storage_error(error: BaseException) -> bool:
@@ -35,7 +35,7 @@ def cause_of(error: BaseException | None) -> str:
     return "the folder of the server cannot be written"
 
 
-def check_folder_made_anew(folder: Path, secret: bytes) -> None:
+def check_new_folder(folder: Path, secret: bytes) -> None:
     """Returns if a folder in place of the removed one can be used; puts the secret of the deployment into it.
 
     Without the secret the next server would take every key for another one.

@@ -156,8 +156,8 @@ class ResponseSaver:
         await asyncio.get_running_loop().run_in_executor(self._writer, call)
 
     def _begin_again(self) -> None:
-        """The database is empty: everything is written anew."""
-        logger.warning("the folder of the stored responses was made anew: all that are in memory are written again")
+        """The database is empty: everything is written again."""
+        logger.warning("the folder of the stored responses is a new one: all that are in memory are written again")
         self._id_to_num_events.clear()
         self._dirty = {stored.id: stored for stored in self.all_stored()}
 
