@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,18 @@ class Recorded:
 
 
 def estimated(
-    run: RecordedRun, name: str, knows_tokens: bool = True, max_rows: int = 10_000, num_left: int = 100_000
+    run: RecordedRun,
+    name: str,
+    knows_tokens: bool = True,
+    max_rows: int = 10_000,
+    num_left: int = 100_000,
+    until_s: float = math.inf,
 ) -> Explanation:
     scheduler, cache = run.header.configs()
     log = steps_of_log(run, 10_000)
     made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
     workload = workload_of_log(run, log, name) if knows_tokens else workload_of_steps(log, name)
-    add_estimates(made, log, workload, scheduler, cache, Work(max_rows, num_left))
+    add_estimates(made, log, workload, scheduler, cache, Work(max_rows, num_left, until_s))
     return made
 
 
@@ -202,6 +208,26 @@ def test_too_much_work_gives_no_estimate_and_says_so(behind_a_long_prompt: Recor
     assert found.facts["no_estimate"] == "too much happened while it was there"
     assert found.sentences[-1].startswith("There is no estimate of other settings: ")
     assert "replayed" not in found.facts
+
+
+def test_a_server_that_is_too_busy_gives_no_estimate_and_says_so(behind_a_long_prompt: RecordedRun) -> None:
+    found = estimated(behind_a_long_prompt, "r", until_s=0)
+    assert found.facts["no_estimate"] == "the server is too busy"
+
+
+def test_changes_for_which_no_time_is_left_are_named(
+    behind_a_long_prompt: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = count()
+    monkeypatch.setattr(Work, "is_late", property(lambda _: next(readings) < 0))
+    whole = estimated(behind_a_long_prompt, "r").facts["replayed"]["changes"]
+    last, readings = next(readings) - 10, count()
+    monkeypatch.setattr(Work, "is_late", property(lambda _: next(readings) > last))
+    found = estimated(behind_a_long_prompt, "r")
+    replayed = found.facts["replayed"]
+    assert [one["change"] for one in replayed["changes"]] + replayed["not_tried"] == [one["change"] for one in whole]
+    assert replayed["not_tried"]
+    assert found.sentences[-1].startswith("The server is too busy to try more: --")
 
 
 def test_changes_for_which_no_work_is_left_are_named(behind_a_long_prompt: RecordedRun) -> None:

@@ -23,6 +23,7 @@ from llmstack_server.state.peers import Peers
 from llmstack_server.state.recent_requests import RecentRequests
 from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
+from llmstack_server.web.errors import HTTPError
 from llmstack_types import (
     RequestEvent,
     RequestStatus,
@@ -304,6 +305,25 @@ async def test_an_explanation_estimates_other_settings_where_asked(monkeypatch: 
     odd = await call(app, "GET", "/v1/requests/r/explanation?estimates=null")
     assert (odd.status, odd.json()["error"]["code"]) == (400, "invalid_value")
     assert odd.json()["error"]["param"] == "estimates"
-    monkeypatch.setattr(explain_routes, "MAX_ESTIMATES", 0)
-    refused = await call(app, "GET", "/v1/requests/r/explanation?estimates=true")
-    assert (refused.status, refused.json()["error"]["code"]) == (503, "server_is_overloaded")
+    for limit, query in (("MAX_ESTIMATES", "?estimates=true"), ("MAX_EXPLANATIONS", "")):
+        monkeypatch.setattr(explain_routes, limit, 0)
+        refused = await call(app, "GET", f"/v1/requests/r/explanation{query}")
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "server_is_overloaded")
+
+
+async def test_explanations_take_their_turns_and_leave_their_places() -> None:
+    queue, running, most = explain_routes._Queue(2), 0, 0
+
+    async def one() -> None:
+        nonlocal running, most
+        async with queue.place(4):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    for _ in range(2):  # the places are free again
+        results = await asyncio.gather(*[one() for _ in range(6)], return_exceptions=True)
+        assert [result for result in results if result is None] == [None] * 4
+        assert all(isinstance(result, HTTPError) for result in results if result is not None)
+    assert most == 2

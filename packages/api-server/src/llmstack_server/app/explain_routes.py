@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from llmstack_engine_core.explain import Explanation
 
 
+# Explanations at one time in an API process, running and waiting, and those of them with estimates.
+MAX_EXPLANATIONS = 32
 MAX_ESTIMATES = 4
 # What API processes ask each other: how long a stream has waited for its client, and which answer has a request id.
 READER_TOPIC: Final = "reader"
@@ -29,7 +33,7 @@ NAMED_TOPIC: Final = "named"
 
 def add_explanation_route(router: APIRouter, state: ServerState) -> None:
     """Adds the route, which needs the API key. Operators may ask for every request, others for their own."""
-    estimating, num_estimates = asyncio.Lock(), 0
+    explaining, estimating = _Queue(2), _Queue(1)
     prompts = recent_prompts(state)
     if state.peers is not None:
         state.peers.add_topic(READER_TOPIC, lambda name: _reader_answer(state, name))
@@ -41,31 +45,45 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
 
         `estimates` adds what it would have been alone, and with single settings changed.
         """
-        nonlocal num_estimates
         client = current_client.get()
         tenant = None if client.is_operator else client.tenant
-        answer = await _find(request_id, tenant, state)
-        if answer is None:
-            named = await _named(request_id, tenant, state)
-            answer = None if named is None else await _find(named, tenant, state)
-        if answer is None:
-            raise HTTPError(request_not_found())
-        found = await asyncio.to_thread(_explain, answer, tenant, state)
+        async with explaining.place(MAX_EXPLANATIONS):
+            answer = await _find(request_id, tenant, state)
+            if answer is None:
+                named = await _named(request_id, tenant, state)
+                answer = None if named is None else await _find(named, tenant, state)
+            if answer is None:
+                raise HTTPError(request_not_found())
+            found = await asyncio.to_thread(_explain, answer, tenant, state)
         await add_reader(found, state)
         if prompts is not None:
             await add_text(found, answer.log, answer.ready, prompts, client.tenant, state)
         if estimates:
-            if num_estimates >= MAX_ESTIMATES:
-                raise HTTPError(server_is_overloaded())
-            num_estimates += 1
-            try:
-                async with estimating:  # one at a time: each takes up to about a second of a core
-                    await asyncio.to_thread(_estimate, found, answer, state)
-            finally:
-                num_estimates -= 1
+            async with estimating.place(MAX_ESTIMATES):  # one at a time: each takes up to two seconds of a core
+                await asyncio.to_thread(_estimate, found, answer, state)
         if len(answer.parts) > 1:
             add_parts_of(found, answer)
         return JSONResponse({"id": found.request_id, "sentences": found.sentences, "facts": found.facts})
+
+
+class _Queue:
+    """Some at a time; others wait for their turn, and too many are refused."""
+
+    def __init__(self, num_at_once: int) -> None:
+        self._turns = asyncio.Semaphore(num_at_once)
+        self._num_places = 0
+
+    @asynccontextmanager
+    async def place(self, max_num_places: int) -> AsyncIterator[None]:
+        """It is one's turn within the context. Raises HTTPError 503 where all places are taken."""
+        if self._num_places >= max_num_places:
+            raise HTTPError(server_is_overloaded())
+        self._num_places += 1
+        try:
+            async with self._turns:
+                yield
+        finally:
+            self._num_places -= 1
 
 
 class _Answer(NamedTuple):

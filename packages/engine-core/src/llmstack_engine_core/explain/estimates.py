@@ -67,7 +67,7 @@ def _estimate(
         num_rows = num_left - work.num_left
         alone = run_again(workload.alone(), scheduler, cache, model, work)
     except TooMuchError:
-        return "too much happened while it was there"
+        return "the server is too busy" if work.is_late else "too much happened while it was there"
     error = max(_shares(unchanged, measured, abs))
     made.facts["replayed"] = facts = {
         "measured": _facts(measured), "unchanged": _facts(unchanged), "error": round(error, 3),
@@ -88,7 +88,8 @@ def _estimate(
         made.sentences.append(_advice(tried, unchanged, error))
     if not_tried:
         facts["not_tried"] = not_tried
-        made.sentences.append(f"Too much happened while it was there to try more: {', '.join(not_tried)}.")
+        why = "The server is too busy" if work.is_late else "Too much happened while it was there"
+        made.sentences.append(f"{why} to try more: {', '.join(not_tried)}.")
     return None
 
 
@@ -127,13 +128,13 @@ def _try_all(
     """The changes with their times, and the names of those for which no work was left; each takes about `num_rows`."""
     tried, not_tried = [], []
     for change in changes_to_try(workload, scheduler, cache):
-        if work.num_left < num_rows:
+        if work.num_left < num_rows or work.is_late:
             not_tried.append(change.name)
             continue
         try:
             tried.append((change, run_again(workload, change.scheduler, change.cache, model, work)))
         except TooMuchError:
-            if work.num_left <= 0:
+            if work.num_left <= 0 or work.is_late:
                 not_tried.append(change.name)  # otherwise it makes the request much slower
     return tried, not_tried
 

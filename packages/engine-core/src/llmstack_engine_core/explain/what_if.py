@@ -6,6 +6,7 @@ The requests around it arrive again, on a clock that the cost model of the measu
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -50,10 +51,17 @@ class Work:
     Attributes:
         max_rows: In each.
         num_left: In all that are still to come.
+        until_s: When no run may go on, by the monotonic clock: a busy machine takes longer for the same rows.
     """
 
     max_rows: int = MAX_ROWS
     num_left: int = MAX_ROWS_IN_ALL
+    until_s: float = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self.until_s
 
 
 class TooMuchError(Exception):
@@ -78,6 +86,8 @@ def run_again(
         virtual.submit(_recorded(one, number))
     try:
         while virtual.num_rows <= max_rows and virtual.num_steps < MAX_STEPS and virtual.advance(math.inf):
+            if work.is_late:
+                break
             for recorded, outcome in virtual.take_ended():
                 if recorded.request.request_id == workload.request_id and outcome is not None:
                     return Times(outcome.e2e_s if outcome.ttft_s is None else outcome.ttft_s, outcome.e2e_s)
