@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -260,6 +261,22 @@ def test_a_killed_server_takes_all_its_processes_along(start: Callable[..., Any]
     server = start("--api-server-count", "2", "-dp", "2")
     family = psutil.Process(server.process.pid).children(recursive=True)
     assert len(family) == 4
+    server.process.kill()
+    server.process.wait(10)
+    assert not psutil.wait_procs(family, timeout=15)[1]
+    assert list(runtime_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, pytest.param(0.1, marks=pytest.mark.full)])
+def test_a_server_that_is_killed_while_it_replaces_its_engine_core_leaves_nothing(
+    start: Callable[..., Any], runtime_folder: Path, delay_s: float
+) -> None:
+    server = start()
+    first_pid = server.engine_pid()
+    os.kill(first_pid, signal.SIGKILL)
+    server.wait_for(lambda: set(server.engine_pids()) - {first_pid}, "another engine core")
+    time.sleep(delay_s)  # it imports its modules meanwhile, or loads
+    family = psutil.Process(server.process.pid).children(recursive=True)
     server.process.kill()
     server.process.wait(10)
     assert not psutil.wait_procs(family, timeout=15)[1]

@@ -60,13 +60,14 @@ def main(arguments: list[str]) -> int:
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     lifeline, progress = socket.socket(fileno=int(arguments[0])), _map_progress(int(arguments[1]))
     phases_s = _import_parts(arguments[2:])
-    from llmstack_engine_core.ipc.sockets import remove_places
     from llmstack_engine_core.start_order import receive_start_order
 
     try:
         order = receive_start_order(lifeline)
     except EngineStartError:  # the launcher has ended in the meantime
         return 1
+    if not order.is_spare:
+        _remove_places_at_end(order)
     _configure_logging(order.config.log_level, order.config.log_format)
     _end_with_parent_process(order.parent_pid)
     core = None
@@ -75,10 +76,19 @@ def main(arguments: list[str]) -> int:
         if core is None:
             return 1
         order = _wait_for_use(lifeline, core)
-    # Not in a `finally`, which a signal of its own could leave before it is done.
-    atexit.register(remove_places, order.directory, order.address)
+        _remove_places_at_end(order)
     threading.Thread(target=_follow_parent, args=(lifeline, order), name="lifeline", daemon=True).start()
     return _serve(order, progress, phases_s, core)
+
+
+def _remove_places_at_end(order: StartOrder) -> None:
+    """To be called before anything that may end the process: its parent may be gone already.
+
+    It needs no `finally`, which a signal of its own could leave before it is done.
+    """
+    from llmstack_engine_core.ipc.sockets import remove_places
+
+    atexit.register(remove_places, order.directory, order.address)
 
 
 def _import_parts(runners: Sequence[str]) -> dict[str, float]:
