@@ -24,13 +24,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+import llmstack_demo_model
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
+from llmstack_model_runner.testing import write_random_adapter
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
+ADAPTERS = ("style", "other-style")
 LIMITS = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 64}
 NUM_BLOCKS = 96
 STEPS_PER_ROUND = 20_000
@@ -129,16 +133,42 @@ def slope_per_hour(samples: list[tuple[float, float]]) -> float:
     return 3600 * statistics.median(slopes) if slopes else 0.0
 
 
+def draw_schema(draw: random.Random) -> dict[str, Any]:
+    """A small schema, mostly one that no request had before."""
+    name = f"p{draw.randrange(10**6)}"
+    properties = {name: {"type": "string", "maxLength": draw.randrange(4, 12)}, "n": {"type": "integer"}}
+    return {"type": "object", "properties": properties, "required": [name], "additionalProperties": False}
+
+
+def draw_body(draw: random.Random, model: str) -> tuple[str, dict[str, Any]]:
+    """A path and a request: of a few kinds, each with what is random in it."""
+    fields = {"max_tokens": draw.randrange(1, 60), "stream": draw.random() < 0.7, "seed": draw.randrange(1000)}
+    prompt = f"Day {draw.randrange(400)}"
+    kind = draw.choice(("plain", "adapter", "several", "regex", "chat", "tool", "schema"))
+    if kind in ("plain", "adapter", "several", "regex"):
+        special: dict[str, dict[str, Any]] = {
+            "adapter": {"model": draw.choice(ADAPTERS)},
+            "several": {"n": 2, "logprobs": 2},
+            "regex": {"structured_outputs": {"regex": f"[a-z ]{{{draw.randrange(1, 20)},{draw.randrange(20, 40)}}}"}},
+        }
+        return "/v1/completions", {"model": model, "prompt": prompt, **fields, **special.get(kind, {})}
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}], **fields}
+    if kind == "tool":
+        body["tools"] = [{"type": "function", "function": {"name": "note", "parameters": draw_schema(draw)}}]
+        body["tool_choice"] = draw.choice(("auto", "required"))
+    elif kind == "schema":
+        format_ = {"name": "note", "schema": draw_schema(draw)}
+        body["response_format"] = {"type": "json_schema", "json_schema": format_}
+    return "/v1/chat/completions", body
+
+
 def ask(address: str, model: str, stop: threading.Event, seed: int, counts: Counter[str]) -> None:
-    """Completions one after the other: whole ones, streams, and streams that are left in the middle."""
+    """Requests one after the other: whole ones, streams, and streams that are left in the middle."""
     draw = random.Random(seed)
     while not stop.is_set():
-        body = {
-            "model": model, "prompt": f"Day {draw.randrange(400)}", "max_tokens": draw.randrange(1, 60),
-            "stream": draw.random() < 0.7, "seed": draw.randrange(1000),
-        }  # fmt: skip
+        path, body = draw_body(draw, model)
         connection = http.client.HTTPConnection(address, timeout=120)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if body["stream"] and draw.random() < 0.2:
             answer.read(draw.randrange(1, 600))
@@ -149,11 +179,21 @@ def ask(address: str, model: str, stop: threading.Event, seed: int, counts: Coun
         connection.close()
 
 
+def write_adapters(folder: Path) -> list[str]:
+    """Writes two adapters of the demo model; the options for them."""
+    model = Path(llmstack_demo_model.model_path())
+    modules = ["attn.c_attn", "mlp.c_fc"]
+    paths = [write_random_adapter(folder / name, model, modules, seed) for seed, name in enumerate(ADAPTERS)]
+    named = [f"{name}={path}" for name, path in zip(ADAPTERS, paths, strict=True)]
+    return ["--enable-lora", "--max-loras", "2", "--lora-modules", *named]
+
+
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[psutil.Process, str]]:
     """A server of the demo model, and its address."""
     command = [sys.executable, "-m", "llmstack_command", "serve", "--port", "0", *SERVER_OPTIONS, *options]
-    with tempfile.NamedTemporaryFile("r") as log:
+    with tempfile.NamedTemporaryFile("r") as log, tempfile.TemporaryDirectory() as folder:
+        command += write_adapters(Path(folder))
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=os.open(log.name, os.O_WRONLY))
         try:
             deadline_s, text = time.monotonic() + START_TIMEOUT_S, ""
