@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_runner_helpers.quantized_layers import CASES, compressed, gptq_config
+from model_runner_helpers.quantized_layers import CASES, auto_round, compressed, gptq_config
 
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization, read_block, read_format
 from llmstack_model_runner.preflight import find_problems
@@ -53,7 +53,13 @@ def test_weights_in_full_precision_have_no_format() -> None:
         (gptq_config(4, 33), "group_size 33"),
         (gptq_config(4, 128, checkpoint_format="marlin"), "checkpoint_format 'marlin'"),
         ({"quant_method": "bitsandbytes"}, "exactly one of load_in_4bit and load_in_8bit"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "quant_storage"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "int32"}, "quant_storage"),
+        (auto_round("llm_compressor", 32), "packing_format 'auto_round:llm_compressor' is not supported"),
+        (auto_round("auto_gptq", 32, bits=3), "bits '3' is not supported; 4, 8 are"),
+        (auto_round("auto_gptq", 32, data_type="mx_fp"), "data_type 'mx_fp'"),
+        (auto_round("auto_gptq", 32, extra_config=[1]), "extra_config is no object"),
+        (auto_round("auto_gptq", 32, extra_config={"a": {"bits": 2}}), "dynamic: bits '2' is not supported"),
+        (auto_round("auto_awq", 32, extra_config={"a": {"bits": 8}}), "extra_config: bits '8' is not supported; 4 is"),
         (compressed("marlin-24", 4, "group"), "format 'marlin-24'"),
         (compressed("pack-quantized", 3, "group"), "num_bits '3' is not supported; 4, 8 are"),
         (compressed("float-quantized", 8, "token"), "strategy 'token'"),

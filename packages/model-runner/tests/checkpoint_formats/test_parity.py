@@ -60,8 +60,9 @@ def load(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.float3
 
 
 # Read by the code of other cases, and in the full run compared with transformers too.
-ALIKE = {"fp8 of modelopt", "compressed fp8, naive", "gptq 8, asymmetric", "compressed w8a16, asymmetric", "nf4", "fp4",
-         "compressed fp8", "compressed fp8 by block"}  # fmt: skip
+ALIKE = {"fp8 of modelopt", "fp8 of modelopt per channel", "fp8 of modelopt by block, as others write it",
+         "auto-round 4 as gptq", "compressed fp8, naive", "gptq 8, asymmetric", "compressed w8a16, asymmetric", "nf4",
+         "fp4", "compressed fp8", "compressed fp8 by block"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

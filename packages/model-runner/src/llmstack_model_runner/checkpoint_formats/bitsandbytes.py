@@ -21,6 +21,7 @@ from llmstack_model_runner.checkpoint_formats.layer_tensors import (
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 _MAX_STATE_BYTES = 4096
 _LARGEST_INTEGER = 127
+_STORAGE_TYPES = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)  # of the same bytes
 
 
 class BitsAndBytesReader:
@@ -57,7 +58,7 @@ def _read_table(layer: LayerTensors) -> StoredWeight:
     num_outputs, num_inputs = shape
     if num_inputs % block_size:
         raise ValueError(f"blocks of {block_size} inputs do not fit {num_inputs} inputs.")
-    packed = layer.get("weight", torch.uint8)
+    packed = layer.get("weight", *_STORAGE_TYPES).contiguous().view(torch.uint8)
     if packed.numel() * 2 != num_outputs * num_inputs:
         raise ValueError(f"weight has {packed.numel()} bytes, which do not fit the shape {list(shape)}.")
     scales = _read_scales(layer, state, num_outputs * num_inputs // block_size).view(num_outputs, -1)

@@ -12,6 +12,7 @@ QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 _MAX_GROUP_SIZE = 1 << 20
 _METHOD_ALIASES: Mapping[str, str] = {"fbgemm_fp8": "fp8", "modelopt": "fp8", "bitsandbytes_4bit": "bitsandbytes",
                                       "bitsandbytes_8bit": "bitsandbytes"}  # fmt: skip
+_AUTO_ROUND_FORMATS = ("auto_round:auto_gptq", "auto_round:auto_awq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def read_format(model_config: Mapping[str, Any]) -> CheckpointFormat | None:
         where = f"config.json: {field}"
         if not isinstance(found, Mapping):
             raise ValueError(f"{where} is no object.")
+        found = _common_form(found, where)
         method = _method(found, where)
         return CheckpointFormat(method, _CHECKS[method](found, where), found, field)
     return None
@@ -92,14 +94,51 @@ def _has_rounded_inputs(found: CheckpointFormat) -> bool:
     )  # fmt: skip
 
 
+def _common_form(found: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The configuration of a tool that writes a known layout under another name, as that of the layout."""
+    if found.get("quant_method") in ("auto-round", "intel/auto-round"):
+        return _of_auto_round(found, where)
+    return _of_modelopt(found, where) if found.get("quant_method") == "modelopt" else found
+
+
+def _of_auto_round(found: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """GPTQ or AWQ; `extra_config` names layers that differ, and those of 16 bits are in full precision."""
+    packing = found.get("packing_format") or _AUTO_ROUND_FORMATS[0]
+    _require(found, "packing_format", _AUTO_ROUND_FORMATS, where, packing)
+    _require(found, "data_type", ("int",), where)
+    extra = found.get("extra_config") or {}
+    if not isinstance(extra, Mapping) or not all(isinstance(rule, Mapping) for rule in extra.values()):
+        raise ValueError(f"{where}: extra_config is no object of objects.")
+    rules = {
+        name: {"bits": found.get("bits"), "group_size": found.get("group_size"), **rule}
+        for name, rule in extra.items()
+        if str(rule.get("data_type") or "int") == "int" and rule.get("bits") not in (16, 32)
+    }
+    sizes = {"bits": found.get("bits"), "group_size": found.get("group_size")}
+    if packing == "auto_round:auto_gptq":
+        return {"quant_method": "gptq", **sizes, "dynamic": {f"+:{name}": rule for name, rule in rules.items()}}
+    for rule in rules.values():
+        _require(rule, "bits", (4,), f"{where}: extra_config", rule["bits"])
+        _require(rule, "group_size", (sizes["group_size"],), f"{where}: extra_config", rule["group_size"])
+    return {"quant_method": "awq", **sizes}
+
+
+def _of_modelopt(found: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """FP8 with scales of tensors, outputs or blocks; NVFP4 is named by `_method`."""
+    algorithm = str(found.get("quant_algo")).upper()
+    if algorithm == "FP8_PB_WO":
+        return {"weight_block_size": [128, 128], **found}
+    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN") and "NVFP4" not in algorithm:
+        raise ValueError(f"{where}: the algorithm {str(found.get('quant_algo'))[:64]!r} of modelopt is not supported.")
+    return found
+
+
 def _method(found: Mapping[str, Any], where: str) -> str:
     given = str(found.get("quant_method") or ("compressed-tensors" if "config_groups" in found else None))
     words = " ".join(str(found.get(name)) for name in ("quant_method", "quant_algo", "format")).lower()
     if "nvfp4" in words or "modelopt_fp4" in words:
         raise ValueError(f"{where}: NVFP4 is not supported; a checkpoint in FP8, AWQ or GPTQ would run.")
     method = _METHOD_ALIASES.get(given, given)
-    if given == "modelopt" and found.get("quant_algo") != "FP8":
-        raise ValueError(f"{where}: the algorithm {str(found.get('quant_algo'))[:64]!r} of modelopt is not supported.")
     if method not in _CHECKS:
         raise ValueError(
             f"{where}: the method {given[:64]!r} is not supported; {', '.join(words_of(CheckpointQuantization))} are."
@@ -166,7 +205,7 @@ def _check_bitsandbytes(found: Mapping[str, Any], where: str) -> int:
     if has_four == has_eight:
         raise ValueError(f"{where}: exactly one of load_in_4bit and load_in_8bit must be true.")
     _require(found, "bnb_4bit_quant_type", ("nf4", "fp4"), where)
-    _require(found, "bnb_4bit_quant_storage", ("uint8",), where)
+    _require(found, "bnb_4bit_quant_storage", ("uint8", "bfloat16", "float16", "float32"), where)
     return 4 if has_four else 8
 
 

@@ -51,6 +51,8 @@ def spread_scales(
     num_outputs, num_inputs = shape
     if block is not None:
         wanted = (-(-num_outputs // block[0]), -(-num_inputs // block[1]))
+        if scales.ndim == 4 and scales.shape[1] == scales.shape[3] == 1:  # as ModelOpt writes them
+            scales = scales[:, 0, :, 0]
         if tuple(scales.shape) == wanted:
             return scales.repeat_interleave(block[0], 0)[:num_outputs], block[1]
         raise ValueError(f"{suffix} has the shape {list(scales.shape)} instead of {list(wanted)}.")

@@ -1,7 +1,7 @@
 """Numbers of GGUF files, reduced to weight layouts without rounding.
 
-A block of ggml has the numbers of a run of inputs of one output. Formats with a smallest value in a group (Q4_1, Q5_1,
-Q4_K, Q5_K) mean `number * scale + smallest`, so their zero point is a float. The layouts of blocks are those of
+A block of ggml has the numbers of a run of inputs of one output. Formats with a smallest value in a group (Q2_K, Q4_1,
+Q5_1, Q4_K, Q5_K) mean `number * scale + smallest`, so their zero point is a float. The layouts of blocks are those of
 `ggml-common.h`.
 """
 
@@ -25,6 +25,10 @@ _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _TABLES = (_EMBEDDINGS, "position_embd.weight")
 _HEAD_NAME = "lm_head.weight"
+_IQ4_VALUES = torch.tensor(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32
+)
+"""The values of the 16 numbers of IQ4_NL and IQ4_XS."""
 
 
 def read_gguf(paths: Sequence[Path], head_dim: int) -> Iterator[tuple[str, UnreadWeight]]:
@@ -172,6 +176,37 @@ def _mxfp4(blocks: torch.Tensor) -> StoredWeight:
     return mxfp4_of_numbers(_nibbles(blocks[..., 1:]).flatten(1), blocks[..., 0])
 
 
+def _q2_k(blocks: torch.Tensor) -> StoredWeight:
+    scales = (blocks[..., :16] & 15).float() * _halves(blocks, 80).float()[..., None]
+    smallest = (blocks[..., :16] >> 4).float() * _halves(blocks, 82).float()[..., None]
+    return _with_smallest("int4", _k_pairs(blocks[..., 16:80]), scales.flatten(1), -smallest.flatten(1), 16)
+
+
+def _q3_k(blocks: torch.Tensor) -> StoredWeight:
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    high = ((blocks[..., None, :32] >> bits) & 1) << 2  # [..., 8 runs, 32]
+    numbers = (_k_pairs(blocks[..., 32:96]) | high.flatten(-2)) + 4  # 4 is zero, and 8 is the layout's
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    low, upper = _nibbles(blocks[..., 96:104]), (blocks[..., None, 104:108] >> shifts) & 3  # of 16 scales
+    own = (low | upper.flatten(-2) << 4).float() - 32
+    scales = own * _halves(blocks, 108).float()[..., None]
+    return StoredWeight("int4", numbers.flatten(1), scales.flatten(1), 16)
+
+
+def _iq4_nl(blocks: torch.Tensor) -> StoredWeight:
+    numbers = _nibbles(blocks[..., 2:]).flatten(1)
+    return StoredWeight("table4", numbers, _halves(blocks, 0), 32, table=_IQ4_VALUES.clone())
+
+
+def _iq4_xs(blocks: torch.Tensor) -> StoredWeight:
+    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)  # of eight scales
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
+    high = ((blocks[..., 2:4, None] >> shifts) & 3).flatten(-2)
+    scales = ((low | high << 4).float() - 32) * _halves(blocks, 0).float()[..., None]
+    numbers = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(1)
+    return StoredWeight("table4", numbers, scales.flatten(1), 32, table=_IQ4_VALUES.clone())
+
+
 def _q4_k(blocks: torch.Tensor) -> StoredWeight:
     scales, smallest = _k_scales(blocks)
     return _with_smallest("int4", _k_nibbles(blocks[..., 16:]), scales, smallest, 32)
@@ -202,10 +237,14 @@ _READERS: Mapping[str, Callable[[torch.Tensor], StoredWeight]] = {
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 
 
@@ -217,6 +256,12 @@ def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     """Numbers of four bits: the low ones of all bytes, then the high ones."""
     return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _k_pairs(packed: torch.Tensor) -> torch.Tensor:
+    """Numbers of two bits of each run of 32 bytes: the lowest ones of all its bytes, then the next."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return ((packed.unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(-3)
 
 
 def _k_nibbles(packed: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,10 @@ gguf = pytest.importorskip("gguf", reason="the library gguf is not installed")
 # Where a block has its float16 scales.
 _SCALES: Mapping[str, tuple[int, ...]] = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
-    "Q6_K": (208,),
+    "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
+# Numbers or scales of these go further.
+_SMALLER: Mapping[str, float] = {"Q2_K": 0.5, "IQ4_NL": 0.1, "IQ4_XS": 0.005}
 TYPES = (*_SCALES, "F32", "F16", "BF16", "MXFP4")
 _LAYER_NORMS = ("gpt2", "phi2", "stablelm", "gptneox", "bloom", "falcon")
 _FUSED = ("gpt2", "phi3", "gptneox", "bloom", "falcon")
@@ -45,7 +47,9 @@ def random_data(kind: str, shape: tuple[int, int], seed: int, scale: float = 0.0
     if kind == "MXFP4":
         blocks[..., 0] = generator.integers(114, 119, blocks.shape[:2])  # exponents
     for start in _SCALES.get(kind, ()):
-        scales = (generator.random(blocks.shape[:2]) * scale * (0.05 if kind.endswith("_K") else 1)).astype(np.float16)
+        scales = (
+            generator.random(blocks.shape[:2]) * scale * _SMALLER.get(kind, 0.05 if kind.endswith("_K") else 1)
+        ).astype(np.float16)
         blocks[..., start : start + 2] = scales[..., None].view(np.uint8)
     return blocks.reshape(shape[0], -1)
 

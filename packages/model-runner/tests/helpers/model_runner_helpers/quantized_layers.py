@@ -236,6 +236,28 @@ def bnb_8bit(draws: Draws) -> Layer:
     return tensors, weight
 
 
+def fp8_of_modelopt(draws: Draws) -> Layer:
+    """Scales of blocks in four dimensions."""
+    tensors, weight = fp8("block")(draws)
+    return tensors | {"weight_scale": tensors["weight_scale"][:, None, :, None].contiguous()}, weight
+
+
+def stored_as(dtype: torch.dtype, make: Callable[[Draws], Layer]) -> Callable[[Draws], Layer]:
+    """The bytes of the numbers in another type, as FSDP shards them."""
+
+    def remake(draws: Draws) -> Layer:
+        tensors, weight = make(draws)
+        return tensors | {"weight": tensors["weight"].reshape(-1).view(dtype).reshape(-1, 1)}, weight
+
+    return remake
+
+
+def auto_round(packing: str, size: int, **fields: Any) -> dict[str, Any]:
+    return {"quant_method": "auto-round", "bits": 4, "group_size": size, "sym": True, "data_type": "int",
+            "packing_format": f"auto_round:{packing}", "autoround_version": "0.8.0", "iters": 200,
+            "block_name_to_quantize": "model.layers", **fields}  # fmt: skip
+
+
 TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 
 
@@ -265,6 +287,32 @@ CASES: Mapping[str, tuple[dict[str, Any], Callable[[Draws], Layer]]] = {
         fp8("block", suffix="weight_scale_inv"),
     ),
     "fp8 of modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8("tensor", has_input_scale=True)),
+    "fp8 of modelopt per channel": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        fp8("channel"),
+    ),
+    "fp8 of modelopt by block": ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, fp8_of_modelopt),
+    "fp8 of modelopt by block, as others write it": (
+        {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"},
+        fp8("block", suffix="weight_scale_inv"),
+    ),
+    "auto-round 4 as gptq": (auto_round("auto_gptq", 32), gptq(4, 32)),
+    "auto-round 4 as gptq, others by rules": (
+        auto_round(
+            "auto_gptq",
+            64,
+            extra_config={
+                "model.layers.0.self_attn.k_proj": {"bits": 16, "data_type": "float"},
+                "model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 32, "sym": False},
+            },
+        ),
+        gptq_by_rules,
+    ),
+    "auto-round as awq": (auto_round("auto_awq", 64), awq(64)),
+    "nf4 stored as bfloat16": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+        stored_as(torch.bfloat16, bnb_4bit("nf4", is_double=True)),
+    ),
     "compressed w4a16": (compressed("pack-quantized", 4, "group", group_size=32), packed_integers(4, 32)),
     "compressed w4a16, asymmetric": (
         compressed("pack-quantized", 4, "group", group_size=64),
