@@ -10,6 +10,7 @@ import pytest
 
 from llmstack_gguf import GGUFError, Header, TensorInfo, TensorType, target_of
 from llmstack_gguf.architecture import model_config
+from llmstack_gguf.pre_tokenizers import PRE_TOKENIZERS
 from llmstack_gguf.tokenizer import tokenizer_files
 
 F32, Q8_0 = TensorType("F32", 1, 4), TensorType("Q8_0", 32, 34)
@@ -91,6 +92,16 @@ def test_what_would_be_computed_otherwise_is_refused(architecture: str, changes:
         ("gpt-4o", "HelloWorld's 1234/\n\nend", ["Hello", "World's", "Ġ", "123", "4", "/ĊĊ", "end"]),
         ("bloom", "ab, cd (ef", ["ab", ",", "Ġcd", "Ġ(", "ef"]),
         ("olmo", "ab 12's", ["ab", "Ġ12", "'s"]),
+        ("tekken", "HelloWorld's 123/\n\nend", ["Hello", "World", "'s", "Ġ", "1", "2", "3", "/ĊĊ", "end"]),
+        ("falcon3", "HelloWorld's 1234", ["HelloWorld", "'s", "Ġ", "123", "4"]),
+        ("deepseek-llm", "ab, cd12\n\n x  ", ["ab", ",", "Ġcd", "1", "2", "Ċ", "Ċ", "Ġx", "ĠĠ"]),
+        ("deepseek-llm", "Ελ \u4f60\u597dab", ["ÎķÎ»", "Ġ", "ä½łå¥½", "ab"]),
+        ("deepseek-coder", "ab, cd12\n x", ["ab", ",", "Ġcd", "1", "2", "Ċ", "Ġx"]),
+        ("falcon", "ab,. 12345's", ["ab", ",.", "Ġ", "123", "45", "'", "s"]),
+        ("stablelm2", "ab 12", ["ab", "Ġ", "1", "2"]),
+        ("seed-coder", "a//\n1", ["a", "//", "Ċ", "1"]),
+        ("viking", "ab 12", ["ab", "Ġ", "1", "2"]),
+        ("refact", "ab 12", ["ab", "Ġ", "1", "2"]),
     ],
 )
 def test_texts_are_cut_by_the_rules_that_a_file_names(rules: str, text: str, pieces: list[str]) -> None:
@@ -101,3 +112,26 @@ def test_texts_are_cut_by_the_rules_that_a_file_names(rules: str, text: str, pie
     }  # fmt: skip
     made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(metadata)["tokenizer.json"]))
     assert [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str(text)] == pieces
+
+
+@pytest.mark.parametrize("rules", sorted(PRE_TOKENIZERS))
+def test_all_rules_keep_every_byte_of_a_text(rules: str) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": rules, "tokenizer.ggml.tokens": ["a"],
+        "tokenizer.ggml.token_type": array("i", [1]), "tokenizer.ggml.merges": [],
+    }  # fmt: skip
+    made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(metadata)["tokenizer.json"]))
+    text = "It's ABc\u00e9 \u4f60\u597d 12345 ?!\t\r\n  \U0001f600x  "
+    pieces = [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str(text)]
+    assert made.decoder.decode(pieces) == text
+
+
+def test_a_word_that_is_a_token_is_that_token_by_the_rules_of_tekken() -> None:
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "tekken", "tokenizer.ggml.tokens": ["a"],
+        "tokenizer.ggml.token_type": array("i", [1]), "tokenizer.ggml.merges": [], "tokenizer.ggml.bos_token_id": 0,
+    }  # fmt: skip
+    made = tokenizer_files(metadata)["tokenizer.json"]
+    assert made["model"]["ignore_merges"]
+    assert made["post_processor"] is not None

@@ -11,52 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmstack_gguf.header import GGUFError, Value
+from llmstack_gguf.pre_tokenizers import COMPOSES, IGNORES_MERGES, PRE_TOKENIZERS
 
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 _MAX_TOKENS = 1 << 20
 _MAX_PIECE_CHARACTERS = 256
 """Splits of a longer piece are not searched: their number, times its length, is work that a file could demand."""
-
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDINGS}|"
-    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDINGS}|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-_GPT_2 = {**_BYTES, "use_regex": True}
-
-
-def _by_expression(expression: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _BYTES]}
-
-
-# `tokenizer.ggml.pre` to the cutting of a text before merges apply.
-_PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
-    "gpt-2": _GPT_2,
-    "phi-2": _GPT_2,
-    "default": _GPT_2,
-    "mpt": _GPT_2,
-    "olmo": _GPT_2,
-    "bloom": _by_expression(r" ?[^(\s|.,!?…。，、।۔،)]+"),
-    "gpt-4o": _by_expression(_O200K),
-    "llama-bpe": _by_expression(_LLAMA_3),
-    "llama3": _by_expression(_LLAMA_3),
-    "dbrx": _by_expression(_LLAMA_3),
-    "smaug-bpe": _by_expression(_LLAMA_3),
-    "qwen2": _by_expression(_QWEN_2),
-    "deepseek-r1-qwen": _by_expression(_QWEN_2),
-    "smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT_2]},
-    "starcoder": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT_2]},
-}
-_IGNORES_MERGES = ("llama-bpe", "llama3")  # a whole word that is a token is that token
-_COMPOSES = ("qwen2", "deepseek-r1-qwen", "mpt", "olmo")  # normalization form C
 
 
 def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, Any]:
@@ -116,7 +76,7 @@ def _adds_bos(metadata: Mapping[str, Value], kind: Value) -> bool:
     found = metadata.get("tokenizer.ggml.add_bos_token")
     if isinstance(found, bool):
         return found
-    return kind == "llama" or metadata.get("tokenizer.ggml.pre") in _IGNORES_MERGES
+    return kind == "llama" or metadata.get("tokenizer.ggml.pre") in IGNORES_MERGES
 
 
 def _added(metadata: Mapping[str, Value], tokens: Sequence[str]) -> list[dict[str, Any]]:
@@ -152,17 +112,17 @@ def _template(token: str, token_id: int) -> dict[str, Any]:
 
 def _byte_level(metadata: Mapping[str, Value], tokens: Sequence[str]) -> dict[str, Any]:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in _PRE_TOKENIZERS or not isinstance(name, str):
+    if name not in PRE_TOKENIZERS or not isinstance(name, str):
         raise GGUFError(f"its tokenizer cuts texts by the rules {str(name)[:64]!r}, which are not supported.")
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise GGUFError("its tokenizer has no merges.")
     pairs = [_pair(merge) for merge in merges]
     return {
-        "normalizer": {"type": "NFC"} if name in _COMPOSES else None,
-        "pre_tokenizer": _PRE_TOKENIZERS[name],
+        "normalizer": {"type": "NFC"} if name in COMPOSES else None,
+        "pre_tokenizer": PRE_TOKENIZERS[name],
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(tokens, pairs, ignore_merges=name in _IGNORES_MERGES),
+        "model": _bpe(tokens, pairs, ignore_merges=name in IGNORES_MERGES),
     }
 
 

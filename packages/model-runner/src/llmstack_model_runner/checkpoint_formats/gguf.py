@@ -261,7 +261,8 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
 def _k_pairs(packed: torch.Tensor) -> torch.Tensor:
     """Numbers of two bits of each run of 32 bytes: the lowest ones of all its bytes, then the next."""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    return ((packed.unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(-3)
+    pairs: torch.Tensor = (packed.unflatten(-1, (2, 1, 32)) >> shifts) & 3
+    return pairs.flatten(-3)
 
 
 def _k_nibbles(packed: torch.Tensor) -> torch.Tensor:

@@ -311,7 +311,7 @@ CASES: Mapping[str, tuple[dict[str, Any], Callable[[Draws], Layer]]] = {
     "auto-round as awq": (auto_round("auto_awq", 64), awq(64)),
     "nf4 stored as bfloat16": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
-        stored_as(torch.bfloat16, bnb_4bit("nf4", is_double=True)),
+        stored_as(torch.bfloat16, bnb_4bit("nf4")),
     ),
     "compressed w4a16": (compressed("pack-quantized", 4, "group", group_size=32), packed_integers(4, 32)),
     "compressed w4a16, asymmetric": (
