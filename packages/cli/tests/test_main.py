@@ -85,7 +85,6 @@ def test_underscores_and_dashes_name_the_same_flag(flag: str, capsys: pytest.Cap
         (["greet", "you", "--num-tmes", "2"], ["'--num-tmes'", "'--num-times'"]),
         (["greet", "you", "--zzz"], ["'--zzz'", "llmstack greet --help"]),
         (["greet", "you", "--hidden-flg"], ["'--hidden-flg'", "--help"]),
-        (["greet", "you", "--num", "2"], ["'--num'", "'--num-times'"]),
         (["greet", "you", "--num-times", "two"], ["--num-times", "'two'"]),
         (["greet", "you", "--num-times"], ["--num-times", "expected one argument"]),
         (["greet", "you", "--tone", "fromal"], ["--tone", "'fromal'", "'formal'"]),

@@ -127,3 +127,33 @@ def test_a_check_may_choose_the_exit_code():
     with pytest.raises(CommandLineError, match="no water") as caught:
         parser.parse_line([], check)
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("--tensor-parallel=4", "--tensor-parallel-size=4"),
+        ("--ten", "--tensor-parallel-size"),
+        ("--te", "--te"),  # as short as a typing error
+        ("--max", "--max"),  # of two
+        ("--max-model-len", "--max-model-len"),  # and the beginning of another
+        ("--fas", "--fast"),
+        ("--no-f=true", "--no-fast"),
+        ("-ten", "-ten"),
+    ],
+)
+def test_what_only_one_flag_begins_with_is_that_flag(word: str, expected: str):
+    parser = CommandParser(prog="x", description="y")
+    for flags in (("--tensor-parallel-size", "-t"), ("--max-model-len",), ("--max-model-lens",)):
+        parser.add_argument(*flags)
+    parser.add_argument("--fast", "--fast-too", "--no-fast", action="store_true", dest="fast")
+    assert parser._respelt([word]) == [expected]
+
+
+def test_an_abbreviation_that_could_be_two_flags_is_unknown():
+    parser = CommandParser(prog="x", description="y")
+    parser.add_argument("--max-model-len")
+    parser.add_argument("--max-num-seqs")
+    with pytest.raises(CommandLineError, match="unknown flag '--max'"):
+        parser.parse_line(["--max", "3"])
+    assert parser.parse_line(["--max_num", "3"]).max_num_seqs == "3"

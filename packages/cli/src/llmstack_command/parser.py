@@ -10,6 +10,7 @@ from llmstack_command.dotted import fold_dotted_flags
 from llmstack_command.errors import CommandLineError, did_you_mean
 
 USAGE_EXIT_CODE = 2
+_MIN_ABBREVIATION = len("--xxx")  # shorter ones are typing errors more often
 _SWITCH_VALUES = {"true": True, "false": False}
 Check = Callable[[argparse.Namespace], Sequence[str]]
 
@@ -21,7 +22,7 @@ class CommandParser(argparse.ArgumentParser):
         # argparse asks for a formatter with each flag that is declared: one does for all.
         formatter = argparse.HelpFormatter(prog, width=80)
         self._declaring = lambda prog: formatter
-        # No abbreviations: a flag added later must not change what an old command line means.
+        # Not argparse's abbreviations, which also take those of flags that `--help` does not show: see `_whole`.
         super().__init__(
             prog=prog,
             description=description,
@@ -85,9 +86,10 @@ class CommandParser(argparse.ArgumentParser):
         words = iter(line)
         for word in words:
             flag, equals, value = word.partition("=")
-            action = self._option_string_actions.get(flag)
             if word == "--":
                 return [*respelt, word, *words]
+            flag = self._whole(flag)
+            action = self._option_string_actions.get(flag)
             if flag.lower() in _SWITCH_VALUES and respelt and self._is_switch(respelt[-1]):
                 flag, equals, value = respelt.pop(), "=", flag
             if equals and value.lower() in _SWITCH_VALUES and self._is_switch(flag):
@@ -95,6 +97,17 @@ class CommandParser(argparse.ArgumentParser):
             else:
                 respelt.append(getattr(action, "stands_for", flag) + equals + value)
         return respelt
+
+    def _whole(self, flag: str) -> str:
+        """The one flag that begins with these letters, as argparse abbreviates; else the flag as it is.
+
+        A flag that is added later can make an abbreviation unclear, which is an error, but never changes its meaning.
+        """
+        names = self._option_string_actions
+        if flag in names or len(flag) < _MIN_ABBREVIATION or not flag.startswith("--"):
+            return flag
+        found = [name for name in names if name.startswith(flag)]
+        return found[0] if len({id(names[name]) for name in found}) == 1 else flag
 
     def _is_switch(self, flag: str) -> bool:
         """Whether a flag has no value, and a `--no-` form."""
