@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -50,18 +51,33 @@ def test_a_plugin_goes_by_its_class_where_nothing_names_it():
     assert choose_parsers(options, None).reasoning is ThinkParser
 
 
+def test_a_file_of_python_is_loaded_at_the_start_and_not_before(tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from llmstack_output_parsers import ThinkParser\n\n"
+        "class Mine(ThinkParser):\n    pass\n\nif True:\n    raise OSError(1)\n"
+    )
+    options = parsed("--reasoning-parser-plugin", str(path))
+    assert options.reasoning_parser == "mine"
+    with pytest.raises(ServeError, match=r"mine.py' cannot be loaded: OSError: 1"):
+        choose_parsers(options, None)
+    path.write_text(path.read_text().replace("raise OSError(1)", "pass"))
+    assert choose_parsers(options, None).reasoning.__name__ == "Mine"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (
             ("--tool-call-parser", "nonsense"),
-            "--tool-call-parser: there is no parser 'nonsense'; there are deepseek_v3, ",
+            "--tool-call-parser: there is no parser 'nonsense'; ",
         ),
         (("--reasoning-parser", "hermes"), "--reasoning-parser: there is no parser 'hermes'"),
-        (("--tool-parser-plugin", "no_such_module:X"), "--tool-parser-plugin: 'no_such_module:X' cannot be loaded"),
+        (("--tool-parser-plugin", "no_such_module:X"), "--tool-parser-plugin: 'no_such_module:X': there is no module"),
+        (("--tool-call-parser-plugin", "a.py"), "--tool-parser-plugin: 'a.py' cannot be read: No such file"),
         (
             ("--reasoning-parser-plugin", "./a.py"),
-            "--reasoning-parser-plugin: './a.py' is a file; a plug-in is named as",
+            "--reasoning-parser-plugin: 'a.py' cannot be read",
         ),
         (("--default-chat-template-kwargs", '{"a": [1]}'), "--default-chat-template-kwargs: Invalid type for"),
         (("--default-chat-template-kwargs", '{"tools": 1}'), "this name cannot be set"),

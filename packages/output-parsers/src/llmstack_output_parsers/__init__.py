@@ -12,6 +12,7 @@ from llmstack_output_parsers.registry import (
     ReasoningParserFactory,
     ToolParserFactory,
     UnknownParserError,
+    check_parser,
     reasoning_parser,
     tool_parser,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "ToolParserFactory",
     "ToolSchemas",
     "UnknownParserError",
+    "check_parser",
     "reasoning_parser",
     "tool_parser",
 ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from llmstack_output_parsers.gemma4 import FunctionGemmaToolParser, Gemma4ToolParser
 from llmstack_output_parsers.harmony import HarmonyReasoningParser, HarmonyToolParser
@@ -30,6 +29,7 @@ from llmstack_output_parsers.marked_json import (
 from llmstack_output_parsers.minimax_m3 import MiniMaxM3ToolParser
 from llmstack_output_parsers.muse import MuseReasoningParser, MuseToolParser
 from llmstack_output_parsers.parser import ToolSchemas
+from llmstack_output_parsers.plugins import UnknownParserError, check_plugin, load_plugin
 from llmstack_output_parsers.protocols import OutputParser
 from llmstack_output_parsers.pythonic import Lfm2ToolParser, Olmo3ToolParser, PythonicToolParser
 from llmstack_output_parsers.reasoning import (
@@ -60,10 +60,6 @@ from llmstack_output_parsers.tagged_calls import (
 )
 
 TOOL_GROUP, REASONING_GROUP = "llmstack.tool_parsers", "llmstack.reasoning_parsers"
-
-
-class UnknownParserError(ValueError):
-    """There is no such parser; the text lists the known ones."""
 
 
 class ToolParserFactory(Protocol):
@@ -190,7 +186,7 @@ REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
 
 
 def tool_parser(name: str, plugin: str | None = None) -> ToolParserFactory:
-    """The parser of tool calls with that name; `plugin`, `module:Class`, is used for an unknown name.
+    """The parser of tool calls with that name; `plugin` is used for an unknown name: see `load_plugin`.
 
     Raises:
         UnknownParserError: There is none.
@@ -203,30 +199,43 @@ def reasoning_parser(name: str, plugin: str | None = None) -> ReasoningParserFac
     return _find(name, plugin, REASONING_PARSERS, REASONING_GROUP)
 
 
+def check_parser(name: str, plugin: str | None, *, is_reasoning: bool) -> None:
+    """Refuses a name that no parser has, or a plug-in that cannot work; nothing of the plug-in is executed.
+
+    Raises:
+        UnknownParserError: There is no such parser.
+    """
+    ours = REASONING_PARSERS if is_reasoning else TOOL_PARSERS
+    if plugin is not None:
+        check_plugin(plugin)
+    elif name not in ours:
+        _find(name, None, ours, REASONING_GROUP if is_reasoning else TOOL_GROUP)
+
+
 def _find(name: str, plugin: str | None, ours: Mapping[str, Factory], group: str) -> Factory:
     if name in ours:
         return ours[name]
     found: Factory
     if plugin is not None:
-        found = _load(plugin)
+        found = load_plugin(plugin, name)
         return found
     from importlib.metadata import entry_points  # late: it takes a third of the time of a command line
 
     installed = {entry.name: entry for entry in entry_points(group=group)}
     if name not in installed:
-        listed = ", ".join(sorted({*ours, *installed}))
-        raise UnknownParserError(f"there is no parser '{name[:64]}'; there are {listed}")
+        raise UnknownParserError(f"there is no parser '{name[:64]}'{_advice(name, sorted({*ours, *installed}))}")
     found = installed[name].load()
     return found
 
 
-def _load(plugin: str) -> Any:
-    if plugin.endswith(".py"):
-        raise UnknownParserError(
-            f"'{plugin[:128]}' is a file; a plug-in is named as module:Class, and registers nothing"
-        )
-    module_name, _, attribute = plugin.partition(":")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UnknownParserError(f"'{plugin[:128]}' cannot be loaded as module:Class: {str(error)[:200]}") from error
+def _advice(name: str, known: Sequence[str]) -> str:
+    """The nearest names; a list of all is longer than a line."""
+    import difflib  # late: only a wrong name needs it
+
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    nearest = nearest or [one for one in known if one.startswith(name[:3])][:3]
+    return (
+        f"; did you mean {' or '.join(nearest)}?"
+        if nearest
+        else f"; the README of llmstack-output-parsers lists all {len(known)}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from llmstack_output_parsers import reasoning_parser, tool_parser
+from llmstack_output_parsers import UnknownParserError, reasoning_parser, tool_parser
 from llmstack_server.options.chat_options import NO_PARSER, ChatOptions
 from llmstack_server.options.errors import ServeError
 from llmstack_server.state.server_state import ChatParsers
@@ -28,7 +28,7 @@ def choose_parsers(options: ChatOptions, template: str | None) -> ChatParsers:
     """The parsers for a model with this chat template; None means a model without one.
 
     Raises:
-        ServeError: A parser of tool calls is required, and none is known.
+        ServeError: A parser of tool calls is required, and none is known; or a plug-in cannot be loaded.
     """
     tool_name, tool_reason = _named_or(options.tool_call_parser, _tool_parser_of(template or ""))
     reasoning_name, reasoning_reason = _named_or(options.reasoning_parser, _reasoning_parser_of(template or ""))
@@ -37,11 +37,13 @@ def choose_parsers(options: ChatOptions, template: str | None) -> ChatParsers:
             "--enable-auto-tool-choice: no parser of tool calls is known for this model's chat template; "
             "name one by --tool-call-parser"
         )
-    return ChatParsers(
-        None if tool_name is None else tool_parser(tool_name, options.tool_parser_plugin),
-        None if reasoning_name is None else reasoning_parser(reasoning_name, options.reasoning_parser_plugin),
-        (("tool_call_parser", tool_reason), ("reasoning_parser", reasoning_reason)),
-    )
+    try:
+        tools = None if tool_name is None else tool_parser(tool_name, options.tool_parser_plugin)
+        plugin = options.reasoning_parser_plugin
+        reasoning = None if reasoning_name is None else reasoning_parser(reasoning_name, plugin)
+    except UnknownParserError as error:  # of a plug-in: names were checked before
+        raise ServeError(str(error)) from error
+    return ChatParsers(tools, reasoning, (("tool_call_parser", tool_reason), ("reasoning_parser", reasoning_reason)))
 
 
 def _named_or(name: str | None, found: str | None) -> tuple[str | None, str]:

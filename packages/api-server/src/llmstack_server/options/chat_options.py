@@ -52,8 +52,10 @@ class ChatOptions(OptionGroup):
     tool_parser_plugin: str | None = option(
         None,
         flag="--tool-parser-plugin",
-        metavar="MODULE:CLASS",
-        help="custom parser of tool calls, which --tool-call-parser names",
+        also=("--tool-call-parser-plugin",),
+        metavar="PLUGIN",
+        help="custom parser of tool calls, which --tool-call-parser names: module:Class, or a file of Python",
+        example="parsers.py",
     )
     needs_tool_parser: bool = option(
         False,
@@ -75,8 +77,9 @@ class ChatOptions(OptionGroup):
     reasoning_parser_plugin: str | None = option(
         None,
         flag="--reasoning-parser-plugin",
-        metavar="MODULE:CLASS",
-        help="custom parser of reasoning, which --reasoning-parser names",
+        metavar="PLUGIN",
+        help="custom parser of reasoning, which --reasoning-parser names: module:Class, or a file of Python",
+        example="parsers.py",
     )
 
     def __post_init__(self) -> None:
@@ -87,27 +90,25 @@ class ChatOptions(OptionGroup):
     def conflicts(self) -> Iterator[Problem]:
         """Adds names of parsers that do not exist."""
         yield from super().conflicts()
-        if self.tool_call_parser not in (None, NO_PARSER):
-            from llmstack_output_parsers import tool_parser
-
-            yield from _missing_parser("tool_call_parser", self.tool_call_parser, self.tool_parser_plugin, tool_parser)
-        if self.reasoning_parser not in (None, NO_PARSER):
-            from llmstack_output_parsers import reasoning_parser
-
-            name, plugin = self.reasoning_parser, self.reasoning_parser_plugin
-            yield from _missing_parser("reasoning_parser", name, plugin, reasoning_parser)
+        yield from _missing_parser("tool_call_parser", self.tool_call_parser, self.tool_parser_plugin)
+        yield from _missing_parser("reasoning_parser", self.reasoning_parser, self.reasoning_parser_plugin)
 
 
 def _name(name: str | None, plugin: str | None) -> str | None:
-    """A plug-in without a name has that of its class."""
-    return plugin.rpartition(":")[2] if name in (None, "") and plugin is not None else name or None
+    """A plug-in without a name has that of its class, or of its file."""
+    if name in (None, "") and plugin is not None:
+        return plugin.rpartition("/")[2].removesuffix(".py").rpartition(":")[2]
+    return name or None
 
 
-def _missing_parser(option_name: str, name: str | None, plugin: str | None, find: Any) -> Iterator[Problem]:
-    from llmstack_output_parsers import UnknownParserError
+def _missing_parser(option_name: str, name: str | None, plugin: str | None) -> Iterator[Problem]:
+    """What shows without executing a plug-in that there is no such parser."""
+    if name in (None, NO_PARSER):
+        return
+    from llmstack_output_parsers import UnknownParserError, check_parser
 
     try:
-        find(name, plugin)
+        check_parser(name, plugin, is_reasoning=option_name == "reasoning_parser")
     except UnknownParserError as error:
         at_fault = option_name if plugin is None else f"{option_name.replace('_call_', '_')}_plugin"
         yield Problem(f"{{{at_fault}}}: {{error}}", error=error)
