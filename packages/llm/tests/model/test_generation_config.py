@@ -20,6 +20,12 @@ MODELS = {"temperature": 0.6, "max_new_tokens": 9, "do_sample": True, "top_k": N
         ("vllm", {}, {}),
         ("auto", {"temperature": 0.1, "top_k": 4}, {"temperature": 0.1, "top_k": 4, "max_tokens": 9}),
         ("vllm", {"max_new_tokens": 3}, {"max_tokens": 3}),
+        ("auto", {"max_tokens": 3}, {"temperature": 0.6, "max_tokens": 3}),
+        (
+            "vllm",
+            {"presence_penalty": 1.5, "frequency_penalty": 0, "ignore_eos": True, "seed": 7},
+            {"presence_penalty": 1.5, "frequency_penalty": 0, "ignore_eos": True, "seed": 7},
+        ),
     ],
 )
 def test_overrides_win_over_the_models_own(source: str, overrides: dict[str, Any], expected: dict[str, Any]):
@@ -38,6 +44,9 @@ def test_another_folders_file_may_take_the_place_of_the_models(tmp_path: Path):
         ("auto", {"temprature": 1}, "'temprature' is none of temperature"),
         ("auto", {"top_k": "4"}, "top_k must be a number"),
         ("auto", {"top_k": True}, "top_k must be a number"),
+        ("auto", {"presence_penalty": True}, "presence_penalty must be a number"),
+        ("auto", {"ignore_eos": 1}, "ignore_eos must be true or false"),
+        ("auto", {"max_tokens": 1, "max_new_tokens": 1}, "not both"),
     ],
 )
 def test_what_cannot_be_used_is_named(source: str, overrides: dict[str, Any], word: str):

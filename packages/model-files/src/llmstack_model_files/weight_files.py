@@ -99,6 +99,11 @@ def _shards(folder: Path, weight_map: object) -> list[Path]:
 
 
 def _why_none(folder: Path, others: list[str]) -> str:
+    if others and all(name.startswith("consolidated") for name in others):
+        return (
+            f"{folder.name} has its weights in Mistral's own form alone ({others[0][:64]}); use a repository that has "
+            f"{SINGLE_NAME} or {INDEX_NAME}."
+        )
     if others:
         return f"{folder.name} has several safetensors files but neither {SINGLE_NAME} nor {INDEX_NAME}."
     if not folder.is_dir():

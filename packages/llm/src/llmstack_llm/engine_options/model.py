@@ -57,7 +57,8 @@ class ModelOptions(OptionGroup):
             ("safetensors", "the same safetensors files are read, memory-mapped"),
         )
         | {"bitsandbytes": ("safetensors", "config.json says how the weights of the safetensors files are rounded")}
-        | {"hf": ("auto", "the format of the repository's files is detected")},
+        | {"hf": ("auto", "the format of the repository's files is detected")}
+        | {"mistral": ("safetensors", "the same weights are read from the repository's files in Hugging Face's form")},
         help="'dummy' makes random weights in place of reading them",
     )
     pack_cache: bool = option(

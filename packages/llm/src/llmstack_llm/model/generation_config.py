@@ -13,6 +13,17 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "generation_config.json"
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+"""Keys of a model's own file that have an effect, as in vLLM."""
+_NUMBERS = (
+    *_SAMPLING_DEFAULTS,
+    "presence_penalty",
+    "frequency_penalty",
+    "typical_p",
+    "max_tokens",
+    "min_tokens",
+    "seed",
+)
+_SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
 
 
 class GenerationConfigError(LLMStackError, ValueError):
@@ -44,7 +55,7 @@ def sampling_defaults(generation: Mapping[str, Any], source: str, overrides: Map
             "the model's" if source == "auto" else "the given",
             listed,
         )
-    return _renamed(found | _checked(overrides))
+    return _renamed(found) | _renamed(_checked(overrides))
 
 
 def _chosen(generation: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -66,11 +77,15 @@ def _of_file(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in overrides.items():
-        if key not in _SAMPLING_DEFAULTS:
-            known = ", ".join(_SAMPLING_DEFAULTS)
+        if key not in (*_NUMBERS, *_SWITCHES):
+            known = ", ".join((*_NUMBERS, *_SWITCHES))
             raise GenerationConfigError(f"override_generation_config: {key[:64]!r} is none of {known}")
-        if not _is_number(value):
+        if key in _SWITCHES and not isinstance(value, bool):
+            raise GenerationConfigError(f"override_generation_config: {key} must be true or false")
+        if key in _NUMBERS and not _is_number(value):
             raise GenerationConfigError(f"override_generation_config: {key} must be a number")
+    if "max_tokens" in overrides and "max_new_tokens" in overrides:
+        raise GenerationConfigError("override_generation_config: give max_tokens or max_new_tokens, not both")
     return dict(overrides)
 
 

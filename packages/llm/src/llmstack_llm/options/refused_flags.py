@@ -169,7 +169,11 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--speculative-max-model-len": _DRAFTS,
     "--speculative-model-quantization": _DRAFTS,
     "--sse-keep-alive-interval": ForeignFlag("streams without news carry a comment at a fixed interval", ("0",)),
-    "--tokenizer-mode": ForeignFlag("prompts are made by tokenizer.json and a chat template alone", ("auto", "hf")),
+    "--tokenizer-mode": ForeignFlag(
+        "prompts are made by the repository's tokenizer and a chat template; where the repository has no template, "
+        "--chat-template FILE gives one",
+        ("auto", "hf"),
+    ),
     "--tool-server": ForeignFlag("tools run on clients, not on this server"),
     "--tool-strict-level": ForeignFlag("requests say by 'strict' which functions are held to their schemas", ("auto",)),
     "--trust-request-mm-kwargs": _MEDIA,
