@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
 
 from llmstack_model_runner.architectures import ARCHITECTURES
-from llmstack_model_runner.declared_sizes import least_parameters
+from llmstack_model_runner.declared_sizes import least_parameters, rope_problems
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -18,3 +20,20 @@ def test_no_model_has_fewer_parameters_than_the_bound(architecture: str) -> None
         model = model_class._from_config(config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     assert num_parameters / 256 < least_parameters(config.to_dict()) <= num_parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        ({}, []),
+        ({"rope_scaling": None}, []),
+        ({"rope_scaling": {"type": "su"}}, []),
+        ({"rope_parameters": {"rope_theta": 5.0}}, []),
+        ({"rope_scaling": {"rope_type": "weird"}}, ["'weird'"]),
+        ({"text_config": {"rope_scaling": {"type": "weird"}}}, ["'weird'"]),
+        ({"rope_parameters": {"full": {"rope_type": "yarn"}, "windows": {"rope_type": 3}}}, ["3"]),
+    ],
+)
+def test_rotary_embeddings_that_nothing_knows_are_named(config: dict[str, Any], kinds: list[str]) -> None:
+    found = [problem.split("type ")[1].split(" is not")[0] for problem in rope_problems(config)]
+    assert found == kinds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -27,9 +26,6 @@ from llmstack_llm.options.problem import OptionsError, Problem
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
     from llmstack_llm.model.config import ModelConfig
-
-
-logger = logging.getLogger(__name__)
 
 
 class EngineArgsError(OptionsError):
@@ -121,11 +117,15 @@ class EngineArgs(
 
     def _warn_of_other_parts(self, model_config: ModelConfig) -> None:
         """Logs once that a model's parts for images or sound are not served, unless it was asked for text only."""
+        import logging  # late: the parse of a command line needs none
+
         from llmstack_model_files import TEXT_PART_OF
 
         whole = model_config.hf_config.get(TEXT_PART_OF)
         if whole and not self.is_text_only:
-            logger.warning("%s: only its text is served; --language-model-only says that this is meant", whole)
+            logging.getLogger(__name__).warning(
+                "%s: only its text is served; --language-model-only says that this is meant", whole
+            )
 
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig

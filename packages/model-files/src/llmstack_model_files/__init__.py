@@ -1,6 +1,6 @@
 """The one opener of model files: folders, configurations and weight headers."""
 
-from llmstack_model_files.adapter_files import AdapterFiles, adapter_digest, read_adapter
+from llmstack_model_files.adapter_files import AdapterFiles, adapter_digest, check_adapter_folder, read_adapter
 from llmstack_model_files.folder import (
     ModelFilesError,
     artifact_path,
@@ -26,6 +26,7 @@ __all__ = [
     "TensorInfo",
     "adapter_digest",
     "artifact_path",
+    "check_adapter_folder",
     "check_safetensors",
     "check_safetensors_content",
     "extended_positions",

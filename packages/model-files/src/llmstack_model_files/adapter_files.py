@@ -12,6 +12,7 @@ from llmstack_model_files.folder import (
     ModelFilesError,
     artifact_path,
     open_artifact,
+    parse_json_object,
 )
 
 CONFIG_NAME = "adapter_config.json"
@@ -60,6 +61,16 @@ def adapter_digest(folder: Path, max_bytes: int) -> str:
             _check_size(WEIGHTS_NAME, num_bytes, max_bytes)
             digest.update(piece)
     return digest.hexdigest()[:_DIGEST_LENGTH]
+
+
+def check_adapter_folder(folder: Path) -> None:
+    """Refuses what is no folder of an adapter, without reading its weights.
+
+    Raises:
+        ModelFilesError: A file is missing, or of a format that can carry code; the configuration is no JSON object.
+    """
+    _check_folder(folder)
+    parse_json_object(_read(folder, CONFIG_NAME, MAX_CONFIG_BYTES), CONFIG_NAME)
 
 
 def _check_folder(folder: Path) -> None:

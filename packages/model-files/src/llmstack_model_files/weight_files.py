@@ -17,6 +17,10 @@ DIGESTED_PIECE_BYTES = 1 << 26
 INDEX_NAME = "model.safetensors.index.json"
 
 
+_MISTRALS_OWN = "consolidated"
+"""Files that begin so name their tensors in another way."""
+
+
 def safetensors_files(folder: Path) -> list[Path]:
     """Real paths of the safetensors files of a model: the single file, the shards of the index, or the only one.
 
@@ -30,7 +34,7 @@ def safetensors_files(folder: Path) -> list[Path]:
     if index is not None:
         return _shards(folder, index.get("weight_map"))
     others = sorted(path.name for path in Path(folder).glob("*.safetensors"))
-    if len(others) == 1:
+    if len(others) == 1 and not others[0].startswith(_MISTRALS_OWN):
         only = artifact_path(folder, others[0])
         return [only] if only is not None else []
     raise ModelFilesError(_why_none(Path(folder), others))
@@ -99,7 +103,7 @@ def _shards(folder: Path, weight_map: object) -> list[Path]:
 
 
 def _why_none(folder: Path, others: list[str]) -> str:
-    if others and all(name.startswith("consolidated") for name in others):
+    if others and all(name.startswith(_MISTRALS_OWN) for name in others):
         return (
             f"{folder.name} has its weights in Mistral's own form alone ({others[0][:64]}); use a repository that has "
             f"{SINGLE_NAME} or {INDEX_NAME}."

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 MAX_DUMMY_LAYERS: Final = 4096
 """Layers of a model without weight files; each layer takes about a millisecond to build."""
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional")
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -32,6 +33,20 @@ def text_fields(model_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of the language model, which some configurations keep apart."""
     found = model_config.get("text_config")
     return found if isinstance(found, Mapping) and found else model_config
+
+
+def rope_problems(model_config: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each rotary embedding of a type that neither our code nor that of transformers knows."""
+    text = text_fields(model_config)
+    found = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(found, Mapping):
+        return
+    by_layer_type = [value for value in found.values() if isinstance(value, Mapping)]
+    for parameters in (found, *by_layer_type):
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind not in _ROPE_TYPES:
+            listed = ", ".join(_ROPE_TYPES)
+            yield f"config.json: rotary embedding of type {repr(kind)[:64]} is not supported; {listed} are."
 
 
 def size_problems(model_config: Mapping[str, Any]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from llmstack_model_runner.declared_sizes import (
     MAX_DUMMY_LAYERS,
     first_int,
     least_parameters,
+    rope_problems,
     size_problems,
     text_fields,
 )
@@ -70,7 +71,8 @@ def find_problems(
     except ModelFilesError as error:
         return [str(error)]
     problems = [*_architecture_problems(model_config, config.model_impl), *_rank_problems(config, model_config, root)]
-    problems += size_problems(model_config) if _has_own_code(model_config, config) else ()
+    if _has_own_code(model_config, config):
+        problems += [*size_problems(model_config), *rope_problems(model_config)]
     problems += _quantization_problems(model_config, config)
     weight_bytes = _declared_weight_bytes(model_config, config)
     if config.load_format == "dummy":

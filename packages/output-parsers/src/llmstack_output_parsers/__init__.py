@@ -3,6 +3,7 @@
 from llmstack_output_parsers.forced import NamedCallParser, RequiredCallsParser
 from llmstack_output_parsers.json_formats import HermesToolParser, Llama3JsonToolParser, MistralToolParser
 from llmstack_output_parsers.parser import Parser, ToolParser, ToolSchemas
+from llmstack_output_parsers.plugins import UnknownParserError
 from llmstack_output_parsers.protocols import OutputParser, ParsedDelta, ToolCallDelta
 from llmstack_output_parsers.pythonic import PythonicToolParser
 from llmstack_output_parsers.reasoning import ChainedParser, DeepSeekR1Parser, MistralReasoningParser, ThinkParser
@@ -11,7 +12,6 @@ from llmstack_output_parsers.registry import (
     TOOL_PARSERS,
     ReasoningParserFactory,
     ToolParserFactory,
-    UnknownParserError,
     check_parser,
     reasoning_parser,
     tool_parser,

@@ -42,11 +42,32 @@ def dry_run(settings: Settings) -> DryRun:
     else:
         settings, warnings = config.settings, list(config.warnings)
         try:
-            warnings += check_model_files(config)
+            warnings += check_files(config)
         except ServeError as error:
             problems += str(error).splitlines()
     problems += [*_device_problems(settings), *missing_modules(settings)]
     return DryRun(settings.table(), tuple(warnings), tuple(problems))
+
+
+def check_files(config: ServeConfig) -> list[str]:
+    """Checks models and adapters where they are on this machine, and returns a warning where the model is not.
+
+    Raises:
+        ServeError: The model cannot run, or another file is missing; the text has a line for each reason.
+    """
+    if config.settings["assume_model"]:
+        return []
+    problems: list[str] = []
+    warnings: list[str] = []
+    try:
+        warnings = check_model_files(config)
+    except ServeError as error:
+        problems = str(error).splitlines()
+    from llmstack_server.serving.start_checks import adapter_problems, reload_problems
+
+    if problems := [*problems, *adapter_problems(config), *reload_problems(config)]:
+        raise ServeError("\n".join(problems))
+    return warnings
 
 
 def check_model_files(config: ServeConfig) -> list[str]:
@@ -55,8 +76,6 @@ def check_model_files(config: ServeConfig) -> list[str]:
     Raises:
         ServeError: The model cannot run; the text has a line for each reason.
     """
-    if config.settings["assume_model"]:
-        return []
     from llmstack_model_files import looks_like_path
     from llmstack_server.serving.launcher import check_model
 

@@ -117,11 +117,12 @@ def check_model(config: ServeConfig) -> None:
         ServeError: The model is missing or cannot run on this machine; the text has a line for each reason.
     """
     from llmstack_llm.model.preflight import check_model_runs
+    from llmstack_model_files import ModelFilesError
 
     try:
         _, engine_config = resolve_engine_args(config).create_engine_config()
         check_model_runs(engine_config)
-    except (LLMStackError, OSError) as error:
+    except (LLMStackError, ModelFilesError, OSError) as error:
         raise start_error(error) from error
 
 

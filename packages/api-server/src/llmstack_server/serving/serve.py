@@ -18,6 +18,7 @@ from llmstack_server.serving.garbage import start_without_collections
 from llmstack_server.serving.launcher import StageTimer, resolve_engine_args, start_engine
 from llmstack_server.serving.ready_panel import log_ready, ready_summary
 from llmstack_server.serving.sockets import address_of, listening
+from llmstack_server.serving.start_checks import check_named_files
 from llmstack_server.serving.state_directory import deployment_secret
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def run_serve(config: ServeConfig) -> int:
         from llmstack_server.serving.headless import run_headless
 
         return run_headless(config)
+    check_named_files(config)
     with deployment_secret(config.http.state_dir) as secret:
         config = replace(config, deployment_secret=secret)
         if config.processes.num_api_servers > 1:
