@@ -3,7 +3,8 @@
     python benchmarks/fuzz_parsers.py TARGET -runs=200000     # atheris, with libFuzzer's options
     python benchmarks/fuzz_parsers.py TARGET --random 10000    # without atheris
 
-Targets: json, client_frame, engine_frame, safetensors, gguf, step_log, model_json, tool_parsers. A parser may refuse
+Targets: json, client_frame, engine_frame, safetensors, gguf, step_log, model_json, tool_parsers,
+tool_outputs (calls in every format, cut anywhere). A parser may refuse
 bytes by its own error; anything else that it raises is a finding. `make fuzz` runs every target.
 """
 
@@ -28,8 +29,10 @@ from llmstack_gguf import GGUFError, read_header
 from llmstack_model_files import ModelFilesError
 from llmstack_model_files.folder import parse_json_object
 from llmstack_model_files.safetensors_header import check_safetensors
-from llmstack_output_parsers import REASONING_PARSERS, TOOL_PARSERS
-from llmstack_output_parsers.testing import check_output_parser
+from llmstack_output_parsers import REASONING_PARSERS, TOOL_PARSERS, ChainedParser, ToolParser
+from llmstack_output_parsers.example_calls import EXAMPLE_CALLS
+from llmstack_output_parsers.example_calls import TOOLS as EXAMPLE_TOOLS
+from llmstack_output_parsers.testing import check_calls, check_output_parser
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_body import decode_object
 from llmstack_types import (
@@ -122,6 +125,38 @@ def parse_model_text(data: bytes) -> None:
         check_output_parser(lambda: makers[data[0] % len(makers)](TOOLS), text, places)
 
 
+# Parts of values: words, closing tags of all formats, and characters that have to be escaped.
+VALUE_PARTS = (
+    "Rome", " b ", "\n", '"', "\\", "é", "</parameter>", "</function>", "</tool_call>", "</arg_value>", "</invoke>",
+    "}}", "<|call|>", '<|"|>', "<escape>", "]", "')", "<|tool_call_end|>", "[/TOOL_CALLS]", "```", "<", "</", "3",
+)  # fmt: skip
+
+
+def parse_cut_call(data: bytes) -> None:
+    """Reads calls that a model has written, cut at any place: streamed as whole, decodable, and without tokens."""
+    if len(data) < 4:
+        return
+    form = sorted(TOOL_PARSERS)[data[0] % len(TOOL_PARSERS)]
+    parts = [VALUE_PARTS[byte % len(VALUE_PARTS)] for byte in data[4:12]]
+    call = EXAMPLE_CALLS[form](f"a{''.join(parts)}z")
+    text = ("" if data[1] % 2 else "Well. ") + call + ("\n" + call if data[1] % 4 > 1 else "")
+    cut_text = text[: int.from_bytes(data[2:4], "little") % (len(text) + 1)]
+    places = [byte * 3 for byte in data[4:]]
+    check_calls(lambda: _tool_parser(form), cut_text, places)
+    reasoning = sorted(REASONING_PARSERS)[data[-1] % len(REASONING_PARSERS)]
+    chained = lambda: ChainedParser(REASONING_PARSERS[reasoning](is_open=True), _tool_parser(form))  # noqa: E731
+    for name, arguments in check_output_parser(chained, f"hm {cut_text}", places).calls:
+        if not isinstance(json.loads(arguments), dict):
+            raise ValueError(f"{name}: {arguments}")
+
+
+def _tool_parser(form: str) -> ToolParser:
+    parser = TOOL_PARSERS[form](EXAMPLE_TOOLS)
+    if not isinstance(parser, ToolParser):
+        raise TypeError(form)
+    return parser
+
+
 Target = Callable[[bytes], None]
 
 TARGETS: dict[str, Target] = {
@@ -133,6 +168,7 @@ TARGETS: dict[str, Target] = {
     "step_log": parse_step_log,
     "model_json": parse_model_json,
     "tool_parsers": parse_model_text,
+    "tool_outputs": parse_cut_call,
 }
 
 
@@ -163,6 +199,12 @@ def seeds(target: str) -> list[bytes]:
             b"\x00<think>a</think>b",
             b"\x04<tool_call>\n<function=look>\n<parameter=at>\nx\n</parameter>\n</function>\n</tool_call>",
             b"\x03[now(), look(at='x')]",
+        ]
+    if target == "tool_outputs":
+        return [
+            bytes([form, 0, place, 0, *range(form, form + 8)])
+            for form in range(len(TOOL_PARSERS))
+            for place in (40, 90)
         ]
     return [b'{"model": "a", "prompt": [1, 2.5, null, true, "\\u00e9"]}', b"{}"]
 

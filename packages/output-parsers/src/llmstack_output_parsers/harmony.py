@@ -28,24 +28,26 @@ class _Header:
     Attributes:
         function: The function that the recipient names, whatever the channel; empty for other messages.
         is_bare: It has no token at all, so it is a header only if a call follows.
+        is_cut: The text ends with it.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.is_cut = False
         self.is_bare = text.startswith(_FUNCTIONS) and "<|" not in text
         self.is_analysis = f"{CHANNEL}analysis" in text
         _, found, rest = text.partition(_FUNCTIONS)
         end = next((index for index, character in enumerate(rest) if character not in _NAME_CHARACTERS), len(rest))
         self.function = rest[: min(end, MAX_NAME_CHARS)] if found else ""
 
-    def body(self, *, is_cut: bool) -> str:
-        """The start of the message, where `<|message|>` is missing. `is_cut`: The text ends with the header."""
+    def body(self) -> str:
+        """The start of the message, where `<|message|>` is missing."""
         token = max(TOKENS, key=self.text.rfind)
         rest = self.text.rpartition(token)[2]
         words = _WORDS_AFTER.get(token, ())
         body = next((rest.removeprefix(word) for word in words if rest.startswith(word)), rest).lstrip(" ")
         is_header = "to=".startswith(body[:3]) or any(word.startswith(body) for word in words)
-        return "" if is_cut and is_header else body
+        return "" if self.is_cut and is_header else body
 
 
 def _read_header(parser: Parser, first: str) -> Steps[_Header]:
@@ -62,7 +64,11 @@ def _read_header(parser: Parser, first: str) -> Steps[_Header]:
         else:
             break
     reader.release()
-    return _Header(text)
+    header = _Header(text)
+    if reader.ends_within(TOKENS) and not header.is_bare:
+        header.is_cut = True
+        reader.take_rest()
+    return header
 
 
 def _begin_header(parser: Parser) -> Steps[str]:
@@ -123,7 +129,7 @@ class HarmonyReasoningParser(Parser):
             self.say(marker if marker in (END, CALL) and self._passes_calls else "")
             return marker
         is_reasoning = header.is_analysis and not header.function
-        (self.think if is_reasoning else self.say)(header.body(is_cut=self.reader.is_at_end))
+        (self.think if is_reasoning else self.say)(header.body())
         return (yield from self._pass(is_reasoning=is_reasoning))
 
     def _pass(self, *, is_reasoning: bool) -> Steps[str]:
@@ -170,7 +176,7 @@ class HarmonyToolParser(JsonCallParser):
             if header.function:
                 yield from self._read_call(header)
             else:
-                self.say(header.body(is_cut=self.reader.is_at_end))
+                self.say(header.body())
 
     def _read_call(self, header: _Header) -> Steps[None]:
         self.reader.hold()

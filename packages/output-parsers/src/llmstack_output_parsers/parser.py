@@ -218,7 +218,7 @@ class ToolParser(Parser):
         while True:
             before, found = self.reader.take_until(found_texts) if found_texts else (self.reader.take_rest(), "")
             if self._num_calls and self.reader.is_ended and not found:
-                before = without_cut_tag(before, found_texts)
+                before = without_cut_tag(before, found_texts, 1 if self._is_edge else 2)
             if before:
                 self.say(before)
             if found in markers:

@@ -213,11 +213,11 @@ class Reader:
         return before, self.take(1)
 
 
-def without_cut_tag(text: str, tags: Sequence[str]) -> str:
-    """The last text up to the tag within which it ends, if more than one character of the tag has come.
+def without_cut_tag(text: str, tags: Sequence[str], min_chars: int = 2) -> str:
+    """The last text up to the tag within which it ends, if that many characters of the tag have come.
 
     `tags`: All begin with the same character.
     """
     start = text.rfind(tags[0][0]) if tags else -1
-    is_cut = 0 <= start < len(text) - 1 and any(tag.startswith(text[start:]) for tag in tags)
+    is_cut = 0 <= start <= len(text) - min_chars and any(tag.startswith(text[start:]) for tag in tags)
     return text[:start] if is_cut else text

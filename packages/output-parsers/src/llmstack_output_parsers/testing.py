@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from llmstack_output_parsers.parser import ToolParser
 from llmstack_output_parsers.protocols import OutputParser, ParsedDelta, ToolCallDelta
 
 
@@ -66,3 +68,19 @@ def check_output_parser(make: Callable[[], OutputParser], text: str, places: Ite
         if in_pieces != whole:
             raise ValueError(f"{whole} in one piece, {in_pieces} in {len(pieces)}")
     return whole
+
+
+def check_calls(make: Callable[[], ToolParser], text: str, places: Iterable[int] = ()) -> FoldedMessage:
+    """The message that a parser of calls makes of a text, which may be cut anywhere.
+
+    Raises:
+        ValueError: As `check_output_parser`; arguments are no JSON object; or a control token is content.
+    """
+    found = check_output_parser(make, text, places)
+    for name, arguments in found.calls:
+        if not isinstance(json.loads(arguments), dict):
+            raise ValueError(f"the arguments of {name} are no object: {arguments}")
+    leaked = [token for token in make().no_content if token in found.content]
+    if leaked:
+        raise ValueError(f"{leaked} in the content {found.content!r}")
+    return found
