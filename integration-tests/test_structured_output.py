@@ -253,6 +253,25 @@ def test_a_constraint_that_cannot_be_used_is_a_400_that_names_it(
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": [0], "min_tokens": 2}, "allowed_token_ids"),
+        ({"structured_outputs": {"choice": ["yes"]}, "bad_words": ["yes"]}, "bad_words"),
+        ({"structured_outputs": {"choice": ["x"]}, "no_repeat_ngram_size": 1, "prompt": "x x"}, None),
+        ({"structured_outputs": {"regex": "ax"}, "bad_words": ["x", "ax"]}, None),
+    ],
+    ids=str,
+)
+def test_fields_that_leave_no_token_are_a_400_that_counts_as_nothing_else(
+    demo_server: Any, fields: dict[str, Any], param: str | None
+) -> None:
+    before = demo_server.metric("vllm:corrupted_requests_total")
+    status, answer = ask(demo_server, **fields)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_value", param), answer
+    assert demo_server.metric("vllm:corrupted_requests_total") == before
+
+
 ADDED_TOKENS = sorted(
     token["content"]
     for token in json.loads((demo_model.model_path() / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]

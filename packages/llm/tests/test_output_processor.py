@@ -18,6 +18,7 @@ from llmstack_types import (
     EngineCoreOutput,
     FinishReason,
     InvalidRequestError,
+    NoTokenAllowedError,
     NumericalError,
     QuarantinedError,
     RequestFailedError,
@@ -250,8 +251,21 @@ def test_a_failure_in_the_engine_ends_that_request_alone():
 def test_a_failure_of_the_numbers_says_so():
     bench = Bench()
     bad = bench.add("bad")
-    bench.step(EngineCoreOutput("bad", [], finish_reason=FinishReason.ERROR, error=NumericalError.TEXT))
+    output = EngineCoreOutput("bad", [], finish_reason=FinishReason.ERROR, error=NumericalError.TEXT)
+    assert bench.step(output).iteration_stats.num_corrupted == 1
     with pytest.raises(NumericalError, match="no usable probabilities"):
+        bad.get_nowait()
+
+
+@pytest.mark.parametrize("text", [NoTokenAllowedError.TEXT, QuarantinedError.NOT_CONSTRAINABLE])
+def test_a_request_that_leaves_no_token_does_not_count_as_corrupted(text: str):
+    bench = Bench()
+    bad = bench.add("bad")
+    bench.step(EngineCoreOutput("bad", [70]))
+    assert taken(bad).outputs[0].token_ids == [70]
+    processed = bench.step(EngineCoreOutput("bad", [], finish_reason=FinishReason.ERROR, error=text))
+    assert processed.iteration_stats.num_corrupted == 0
+    with pytest.raises(RequestFailedError, match=text):
         bad.get_nowait()
 
 

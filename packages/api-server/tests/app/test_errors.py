@@ -21,6 +21,7 @@ from llmstack_server.web.errors import answer_to
 from llmstack_types import (
     EngineDeadError,
     InvalidRequestError,
+    NoTokenAllowedError,
     NumericalError,
     QuarantinedError,
     RequestFailedError,
@@ -323,6 +324,7 @@ async def test_strict_params_refuse_unknown_fields():
         (ServerOverloadedError("full"), 503, "service_unavailable_error", "server_is_overloaded", "retry-after-ms"),
         (TenantLimitError("Later.", wait_s=3.2), 429, "rate_limit_error", "rate_limit_exceeded", "retry-after-ms"),
         (EngineDeadError("gone"), 503, "service_unavailable_error", "engine_unavailable", "retry-after"),
+        (NoTokenAllowedError(), 400, "invalid_request_error", "invalid_value", "x-request-id"),
         (NumericalError(), 500, "server_error", "numerical_error", "x-should-retry"),
         (
             QuarantinedError(QuarantinedError.OUT_OF_MEMORY),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.contradictions import check_contradictions
 from llmstack_llm.admission.control_fields import check_control_fields
 from llmstack_llm.admission.limits import check_prompt_chars, limits_of
 from llmstack_llm.admission.prompt_embeds import PromptEmbeds, read_prompt_embeds
@@ -318,6 +319,8 @@ class InputProcessor:
         if values.get("bad_words"):
             name = sampling.names.get("bad_words", "bad_words")
             draft.values["bad_words_token_ids"] = self._bad_words.token_ids(values, self.limits.vocab_size, name)
+        if values.get("bad_words") or values.get("allowed_token_ids"):
+            check_contradictions(draft.values, sampling.names, self.eos_token_ids)
         return draft
 
     def _cut(

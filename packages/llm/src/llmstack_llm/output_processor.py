@@ -24,6 +24,7 @@ from llmstack_types import (
     FinishReason,
     InvalidRequestError,
     KVTransferParams,
+    NumericalError,
     RequestEvent,
     RequestFailedError,
     RequestOutputKind,
@@ -272,9 +273,9 @@ class OutputProcessor:
         """True if the request's stream has something new."""
         parent = completion.parent
         if output.finish_reason is FinishReason.ERROR:
-            # The engine core ends a request that runs only where the model has computed no usable numbers.
-            processed.iteration_stats.num_corrupted += completion.scheduled_time_s is not None
-            self._fail(parent, failure_of(output.error), processed)
+            failure = failure_of(output.error)
+            processed.iteration_stats.num_corrupted += isinstance(failure, NumericalError)
+            self._fail(parent, failure, processed)
             return True
         if output.num_cached_tokens >= 0 or output.prompt_logprobs is not None:
             self._record_prompt(parent, output, processed.iteration_stats)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmstack_types import (
     EngineLostError,
     InvalidRequestError,
+    NoTokenAllowedError,
     NumericalError,
     QuarantinedError,
     RequestFailedError,
@@ -217,6 +218,8 @@ def failure_of(error: str | None) -> RequestFailedError:
     """The typed error where the text is one of those that are agreed upon; `error` is `EngineCoreOutput.error`."""
     if error == NumericalError.TEXT:
         return NumericalError()
+    if error == NoTokenAllowedError.TEXT:
+        return NoTokenAllowedError()
     if error == EngineLostError.TEXT:
         return EngineLostError()
     if error in QuarantinedError.TEXTS:

@@ -50,6 +50,19 @@ class NumericalError(RequestFailedError):
         super().__init__(self.TEXT)
 
 
+class NoTokenAllowedError(RequestFailedError):
+    """A request's own fields leave no token that may come next; sent again, it would do the same.
+
+    Attributes:
+        TEXT: The text of a request that ends so.
+    """
+
+    TEXT: ClassVar = "the fields of this request leave no token that may come next"
+
+    def __init__(self) -> None:
+        super().__init__(self.TEXT)
+
+
 class QuarantinedError(RequestFailedError):
     """A step fails with this request in it, even alone; sent again, it would do the same.
 

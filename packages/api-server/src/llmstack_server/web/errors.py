@@ -13,6 +13,7 @@ from llmstack_types import (
     EngineDeadError,
     EngineLostError,
     InvalidRequestError,
+    NoTokenAllowedError,
     NumericalError,
     QuarantinedError,
     RequestFailedError,
@@ -81,8 +82,8 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         return rate_limit_exceeded(str(error), error.wait_s)
     if isinstance(error, EngineDeadError):
         return engine_unavailable("The engine is gone.")
-    if isinstance(error, NumericalError):
-        return numerical_error()
+    if isinstance(error, NumericalError | NoTokenAllowedError):
+        return numerical_error() if isinstance(error, NumericalError) else no_token_allowed(error)
     if isinstance(error, EngineLostError):
         return engine_unavailable("The engine had to be restarted, and this request cannot be resumed.")
     if isinstance(error, QuarantinedError):
@@ -282,6 +283,11 @@ def client_deadline_exceeded(limit_s: float) -> ErrorAnswer:
     message = f"The request was not done within its deadline of {limit_s:g} seconds."
     kind = CLIENT_DEADLINE
     return ErrorAnswer(kind.status, kind.type, kind.code, message, headers=kind.headers)
+
+
+def no_token_allowed(error: NoTokenAllowedError) -> ErrorAnswer:
+    """400 `invalid_value`, also after tokens: fields such as `bad_words` and a constraint exclude each other."""
+    return error_answer("invalid_value", f"Invalid value: {error}.")
 
 
 def numerical_error() -> ErrorAnswer:

@@ -22,6 +22,7 @@ class ProcessedLogits:
         best: Largest logit of each row.
         token_ids: Argmax of each row.
         is_good: False if no token can be chosen.
+        is_barred: True if that is for the masks alone; None where there are none.
         random: Parameters of random rows, with temperature 1 if it is already applied.
     """
 
@@ -30,6 +31,7 @@ class ProcessedLogits:
     token_ids: torch.Tensor  # [num_rows] int64
     is_good: torch.Tensor  # [num_rows] bool
     random: RandomRows | None
+    is_barred: torch.Tensor | None = None  # [num_rows] bool
 
 
 GreedyChoice = tuple[torch.Tensor, torch.Tensor]
@@ -41,14 +43,16 @@ def process_logits(
 ) -> ProcessedLogits:
     """Applies all stages before temperature, in place. `greedy` is the argmax of the logits, if it is known."""
     # Masks may hide NaN.
-    is_number = ~argmax(logits)[0].isnan() if metadata.has_masks else None
+    largest = argmax(logits)[0] if metadata.has_masks else None
     if metadata.has_changes:
         logits, greedy = _change(logits, metadata), None
     best, token_ids = greedy or argmax(logits)
     is_good = best.isfinite()
-    if is_number is not None:
-        is_good &= is_number
-    processed = ProcessedLogits(logits, best, token_ids, is_good, metadata.random)
+    is_barred = None
+    if largest is not None:
+        is_good &= ~largest.isnan()
+        is_barred = best.isneginf() & largest.isfinite()
+    processed = ProcessedLogits(logits, best, token_ids, is_good, metadata.random, is_barred)
     processors, rows = metadata.processors, metadata.processor_rows
     if processors is None or rows is None or metadata.random is None or not processors.has_after_temperature:
         return processed

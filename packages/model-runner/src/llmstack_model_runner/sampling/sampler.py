@@ -14,6 +14,9 @@ from llmstack_model_runner.sampling.metadata import SamplingMetadata
 from llmstack_model_runner.sampling.processing import GreedyChoice, ProcessedLogits, process_logits
 from llmstack_types.vocabulary import LogprobsMode, words_of
 
+BARRED = -2
+"""In place of a token, where masks allow none."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostTokens:
@@ -34,8 +37,8 @@ class SamplerOutput:
     """The chosen tokens, on the device.
 
     Attributes:
-        is_good: False if no token can be chosen, because logits are NaN or no token is allowed. The token id is then
-            arbitrary.
+        is_good: False if no token can be chosen. The token id is then `BARRED` if the row's masks allow none, and else
+            arbitrary, as where logits are NaN.
         logprob_rows: Rows of the logits that `logprobs` belongs to.
     """
 
@@ -87,14 +90,19 @@ class Sampler:
             rows = torch.from_numpy(processed.random.rows).to(logits.device)
             token_ids[rows] = draw(processed.logits, processed.best, processed.random)
         if not logprob_rows:
-            return SamplerOutput(token_ids, processed.is_good)
+            return SamplerOutput(_marked(token_ids, processed), processed.is_good)
         logprobs = gather_logprobs(
             _processed_logits(processed, logprob_rows) if raw is None else raw,
             token_ids[logprob_rows],
             [num_top for _, num_top in metadata.logprobs],
             {index: ids for index, row in enumerate(logprob_rows) if (ids := wanted.get(row)) is not None},
         )
-        return SamplerOutput(token_ids, processed.is_good, tuple(logprob_rows), logprobs)
+        return SamplerOutput(_marked(token_ids, processed), processed.is_good, tuple(logprob_rows), logprobs)
+
+
+def _marked(token_ids: torch.Tensor, processed: ProcessedLogits) -> torch.Tensor:
+    """The tokens, `BARRED` where none is allowed."""
+    return token_ids if processed.is_barred is None else token_ids.masked_fill(processed.is_barred, BARRED)
 
 
 def _processed_logits(processed: ProcessedLogits, rows: list[int]) -> torch.Tensor:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
-from llmstack_model_runner.sampling import HostTokens, LogprobsTensors
+from llmstack_model_runner.sampling import BARRED, HostTokens, LogprobsTensors
 from llmstack_model_runner.sampling.rejection import NO_DRAFT, count_kept
 from llmstack_model_runner.steps.input_batch import InputBatch, Reservation, StepRows
 from llmstack_model_runner.steps.pooling import PooledRows
 from llmstack_model_runner.steps.prompt_logprobs import PromptLogprobs
-from llmstack_types import ModelRunnerOutput, NumericalError, TokenLogprobs
+from llmstack_types import ModelRunnerOutput, NoTokenAllowedError, NumericalError, TokenLogprobs
 
 
 class PendingOutput(Protocol):
@@ -106,8 +106,10 @@ class PendingStep:
                 self.batch.append_tokens(rows, good_token_ids)
             else:
                 self.batch.fill(self.reservation, good_token_ids)
-        for index in indices[(indices >= 0) & ~is_good].tolist():
-            errors[self.step.request_ids[index]] = NumericalError.TEXT
+        has_failed = (indices >= 0) & ~is_good
+        for index, token_id in zip(indices[has_failed].tolist(), token_ids[has_failed].tolist(), strict=True):
+            error = NoTokenAllowedError if token_id == BARRED else NumericalError
+            errors[self.step.request_ids[index]] = error.TEXT
         for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):
             if index >= 0 and self.step.request_ids[index] not in errors:
                 sampled_token_ids[index].append(token_id)

@@ -15,7 +15,7 @@ from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.models import CausalLM
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.ragged import IntArray
-from llmstack_model_runner.sampling import HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
+from llmstack_model_runner.sampling import BARRED, HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
 from llmstack_model_runner.steps.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
 from llmstack_model_runner.steps.gpu.decode_graphs import DecodeGraphs, decode_sizes
 from llmstack_model_runner.steps.gpu.inputs import prepare_device_inputs
@@ -225,6 +225,8 @@ class DeviceSteps:
                 results = torch.where(choice.is_good, choice.token_ids, -1).int()
             else:
                 results = self._rows.advance(step.rows[indices], device_rows, choice.token_ids, choice.is_good)
+            if is_refused.any():  # rows with masks, which may leave no token
+                results = torch.where(choice.token_ids == BARRED, BARRED, results)
         return self._finish(step, indices, results, choice, computed)
 
     def _choose(
