@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_runner_helpers.sampling_rows import make_sampling_rows
 
-from llmstack_model_runner.sampling import BARRED, Sampler, SamplerOutput
+from llmstack_model_runner.sampling import ALL_MASKED, Sampler, SamplerOutput
 from llmstack_types import SamplingParams
 
 VOCAB_SIZE = 600
@@ -149,17 +149,17 @@ def test_a_row_without_an_allowed_token_fails_alone() -> None:
     params = SamplingParams(temperature=0.0, allowed_token_ids=[5], min_tokens=2)
     output = sample(random_logits(2), [params, SamplingParams(temperature=0.0)], eos=(5,))
     assert output.is_good.tolist() == [False, True]
-    assert output.token_ids[0] == BARRED
+    assert output.token_ids[0] == ALL_MASKED
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_masks_bar_a_row(temperature: float) -> None:
+def test_only_masks_leave_a_row_without_a_token(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=0, allowed_token_ids=[5], min_tokens=2, logprobs=1)
     logits = random_logits(3)
     logits[1, 9], logits[2] = torch.nan, -torch.inf
     output = sample(logits, [params] * 3, eos=(5,))
     assert output.is_good.tolist() == [False] * 3
-    assert (output.token_ids == BARRED).tolist() == [True, False, False]
+    assert (output.token_ids == ALL_MASKED).tolist() == [True, False, False]
 
 
 def test_masks_cannot_hide_that_logits_are_not_numbers() -> None:

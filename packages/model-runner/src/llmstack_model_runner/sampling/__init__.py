@@ -14,10 +14,10 @@ from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logp
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
 from llmstack_model_runner.sampling.processing import GreedyChoice
 from llmstack_model_runner.sampling.rows import SamplingRows
-from llmstack_model_runner.sampling.sampler import BARRED, HostTokens, Sampler, SamplerOutput, target_probabilities
+from llmstack_model_runner.sampling.sampler import ALL_MASKED, HostTokens, Sampler, SamplerOutput, target_probabilities
 
 __all__ = [
-    "BARRED",
+    "ALL_MASKED",
     "AddedRow",
     "GreedyChoice",
     "HostTokens",

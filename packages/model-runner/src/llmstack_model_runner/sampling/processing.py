@@ -22,7 +22,7 @@ class ProcessedLogits:
         best: Largest logit of each row.
         token_ids: Argmax of each row.
         is_good: False if no token can be chosen.
-        is_barred: True if that is for the masks alone; None where there are none.
+        is_all_masked: True if that is for the masks alone; None where there are none.
         random: Parameters of random rows, with temperature 1 if it is already applied.
     """
 
@@ -31,7 +31,7 @@ class ProcessedLogits:
     token_ids: torch.Tensor  # [num_rows] int64
     is_good: torch.Tensor  # [num_rows] bool
     random: RandomRows | None
-    is_barred: torch.Tensor | None = None  # [num_rows] bool
+    is_all_masked: torch.Tensor | None = None  # [num_rows] bool
 
 
 GreedyChoice = tuple[torch.Tensor, torch.Tensor]
@@ -48,11 +48,11 @@ def process_logits(
         logits, greedy = _change(logits, metadata), None
     best, token_ids = greedy or argmax(logits)
     is_good = best.isfinite()
-    is_barred = None
+    is_all_masked = None
     if largest is not None:
         is_good &= ~largest.isnan()
-        is_barred = best.isneginf() & largest.isfinite()
-    processed = ProcessedLogits(logits, best, token_ids, is_good, metadata.random, is_barred)
+        is_all_masked = best.isneginf() & largest.isfinite()
+    processed = ProcessedLogits(logits, best, token_ids, is_good, metadata.random, is_all_masked)
     processors, rows = metadata.processors, metadata.processor_rows
     if processors is None or rows is None or metadata.random is None or not processors.has_after_temperature:
         return processed

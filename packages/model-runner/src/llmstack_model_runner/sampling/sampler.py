@@ -14,7 +14,7 @@ from llmstack_model_runner.sampling.metadata import SamplingMetadata
 from llmstack_model_runner.sampling.processing import GreedyChoice, ProcessedLogits, process_logits
 from llmstack_types.vocabulary import LogprobsMode, words_of
 
-BARRED = -2
+ALL_MASKED = -2
 """In place of a token, where masks allow none."""
 
 
@@ -37,7 +37,7 @@ class SamplerOutput:
     """The chosen tokens, on the device.
 
     Attributes:
-        is_good: False if no token can be chosen. The token id is then `BARRED` if the row's masks allow none, and else
+        is_good: False if no token can be chosen. The token id is then `ALL_MASKED` if the row's masks allow none, and else
             arbitrary, as where logits are NaN.
         logprob_rows: Rows of the logits that `logprobs` belongs to.
     """
@@ -101,8 +101,8 @@ class Sampler:
 
 
 def _marked(token_ids: torch.Tensor, processed: ProcessedLogits) -> torch.Tensor:
-    """The tokens, `BARRED` where none is allowed."""
-    return token_ids if processed.is_barred is None else token_ids.masked_fill(processed.is_barred, BARRED)
+    """The tokens, `ALL_MASKED` where none is allowed."""
+    return token_ids if processed.is_all_masked is None else token_ids.masked_fill(processed.is_all_masked, ALL_MASKED)
 
 
 def _processed_logits(processed: ProcessedLogits, rows: list[int]) -> torch.Tensor:

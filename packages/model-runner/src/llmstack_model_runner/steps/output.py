@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
-from llmstack_model_runner.sampling import BARRED, HostTokens, LogprobsTensors
+from llmstack_model_runner.sampling import ALL_MASKED, HostTokens, LogprobsTensors
 from llmstack_model_runner.sampling.rejection import NO_DRAFT, count_kept
 from llmstack_model_runner.steps.input_batch import InputBatch, Reservation, StepRows
 from llmstack_model_runner.steps.pooling import PooledRows
@@ -108,7 +108,7 @@ class PendingStep:
                 self.batch.fill(self.reservation, good_token_ids)
         has_failed = (indices >= 0) & ~is_good
         for index, token_id in zip(indices[has_failed].tolist(), token_ids[has_failed].tolist(), strict=True):
-            error = NoTokenAllowedError if token_id == BARRED else NumericalError
+            error = NoTokenAllowedError if token_id == ALL_MASKED else NumericalError
             errors[self.step.request_ids[index]] = error.TEXT
         for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):
             if index >= 0 and self.step.request_ids[index] not in errors:

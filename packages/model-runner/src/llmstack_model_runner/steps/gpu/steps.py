@@ -15,7 +15,7 @@ from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.models import CausalLM
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.ragged import IntArray
-from llmstack_model_runner.sampling import BARRED, HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
+from llmstack_model_runner.sampling import ALL_MASKED, HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
 from llmstack_model_runner.steps.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
 from llmstack_model_runner.steps.gpu.decode_graphs import DecodeGraphs, decode_sizes
 from llmstack_model_runner.steps.gpu.inputs import prepare_device_inputs
@@ -226,7 +226,7 @@ class DeviceSteps:
             else:
                 results = self._rows.advance(step.rows[indices], device_rows, choice.token_ids, choice.is_good)
             if is_refused.any():  # rows with masks, which may leave no token
-                results = torch.where(choice.token_ids == BARRED, BARRED, results)
+                results = torch.where(choice.token_ids == ALL_MASKED, ALL_MASKED, results)
         return self._finish(step, indices, results, choice, computed)
 
     def _choose(
