@@ -37,8 +37,8 @@ class SamplerOutput:
     """The chosen tokens, on the device.
 
     Attributes:
-        is_good: False if no token can be chosen. The token id is then `ALL_MASKED` if the row's masks allow none, and else
-            arbitrary, as where logits are NaN.
+        is_good: False if no token can be chosen. The token id is then `ALL_MASKED` if the row's masks allow none, and
+            else arbitrary, as where logits are NaN.
         logprob_rows: Rows of the logits that `logprobs` belongs to.
     """
 
