@@ -11,8 +11,11 @@ from llguidance import LLMatcher
 
 from llmstack_structured_output import errors
 from llmstack_structured_output.limits import GrammarLimits
+from llmstack_structured_output.numbers import NotExactError, with_exact_numbers
 from llmstack_structured_output.regexes import check_regex, with_ascii_classes
 from llmstack_structured_output.undeclared import TooManyNamesError, without_undeclared
+from llmstack_structured_output.used_up_patterns import without_used_up_patterns
+from llmstack_structured_output.walk import changed
 from llmstack_types import StructuredOutputsParams
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -77,11 +80,13 @@ def prepared_schema(
         InvalidRequestError: It is no schema, or over a limit.
     """
     value = read_schema(param, schema, limits)
-    if options.is_closed:
-        try:
-            value = without_undeclared(value)
-        except TooManyNamesError:
-            raise errors.schema_too_complex(param, "its alternatives declare too many properties") from None
+    try:
+        value = without_undeclared(value) if options.is_closed else value
+        value = changed(changed(value, with_exact_numbers), without_used_up_patterns)
+    except TooManyNamesError:
+        raise errors.schema_too_complex(param, "its alternatives declare too many properties") from None
+    except NotExactError as error:
+        raise errors.invalid_json_schema(param, str(error)) from None
     return value | {"x-guidance": options.of_library(limits)}
 
 

@@ -1,0 +1,77 @@
+"""Integers of a JSON schema that the library, which reads them as doubles, would round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+MAX_EXACT = 1 << 53
+_MAX = (1 << 63) - 1
+# The least double of 64 bits but one. With -2^63 the library ends its process.
+_MIN = 1024 - (1 << 63)
+# A bound, the inclusive one of the same side, the next integer inwards, and the direction in which it may be rounded.
+_BOUNDS = {
+    "minimum": ("minimum", 0, math.inf), "exclusiveMinimum": ("minimum", 1, math.inf),
+    "maximum": ("maximum", 0, -math.inf), "exclusiveMaximum": ("maximum", -1, -math.inf),
+}  # fmt: skip
+
+
+class NotExactError(ValueError):
+    """The library cannot write this integer; the text says which."""
+
+
+def with_exact_numbers(node: dict[str, Any]) -> dict[str, Any]:
+    """A schema under which no rounded integer is written.
+
+    Bounds beyond 2^53 are moved inwards to the next double, as the library counts in these.
+
+    Raises:
+        NotExactError: A constant is no double, or a bound has none within.
+    """
+    values = [node[key] for key in ("const", "enum") if key in node]
+    for number in _integers(values):
+        if not _is_exact(number):
+            raise NotExactError(f"the integer {str(number)[:40]} is beyond 2^53 and would be rounded")
+    large = [key for key in _BOUNDS if _is_large(node.get(key))]
+    if not large:
+        return node
+    result = {key: value for key, value in node.items() if key not in large}
+    for key in large:
+        name, step, direction = _BOUNDS[key]
+        bound = _inwards(node[key] + step, direction)
+        other = result.get(name, bound)
+        result[name] = max(bound, other) if direction > 0 else min(bound, other)
+    return result
+
+
+def _is_exact(number: int) -> bool:
+    return abs(number) <= MAX_EXACT or number == _MAX or (_MIN <= number < _MAX and int(float(number)) == number)
+
+
+def _is_large(value: Any) -> bool:
+    return type(value) is int and abs(value) >= MAX_EXACT
+
+
+def _inwards(number: int, direction: float) -> int:
+    """The number itself or the next one in a direction that the library takes as it is."""
+    number = max(number, _MIN) if direction > 0 else min(number, _MAX)
+    if not _MIN <= number <= _MAX:
+        raise NotExactError(f"the bound {str(number)[:40]} is beyond 64 bits")
+    if _is_exact(number):
+        return number
+    nearest = float(number)
+    if (int(nearest) < number and direction > 0) or (int(nearest) > number and direction < 0):
+        nearest = math.nextafter(nearest, direction)
+    return min(_MAX, int(nearest))
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """The integers in a value, without recursion."""
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        if type(one) is int:
+            yield one
+        elif isinstance(one, dict | list):
+            stack += one.values() if isinstance(one, dict) else one
