@@ -1,4 +1,4 @@
-"""Integers of a JSON schema that the library, which reads them as doubles, would round."""
+"""Integers of a JSON schema, kept from being rounded to doubles."""
 
 from __future__ import annotations
 

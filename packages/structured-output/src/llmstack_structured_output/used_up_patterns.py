@@ -1,4 +1,4 @@
-"""Patterns of properties that match only properties which have a name of their own."""
+"""Patterns of `patternProperties` that match only named properties."""
 
 from __future__ import annotations
 
