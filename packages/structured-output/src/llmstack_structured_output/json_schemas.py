@@ -82,12 +82,12 @@ def prepared_schema(
     value = read_schema(param, schema, limits)
     try:
         value = without_undeclared(value) if options.is_closed else value
-        value = changed(changed(value, with_exact_numbers), without_used_up_patterns)
+        prepared: dict[str, Any] = changed(changed(value, with_exact_numbers), without_used_up_patterns)
     except TooManyNamesError:
         raise errors.schema_too_complex(param, "its alternatives declare too many properties") from None
     except NotExactError as error:
         raise errors.invalid_json_schema(param, str(error)) from None
-    return value | {"x-guidance": options.of_library(limits)}
+    return prepared | {"x-guidance": options.of_library(limits)}
 
 
 def read_schema(param: str, schema: str | Mapping[str, Any], limits: GrammarLimits) -> dict[str, Any]:
