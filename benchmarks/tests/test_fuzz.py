@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import fuzz_batches
 import fuzz_parsers
 import fuzz_requests
 import fuzz_schema
@@ -31,6 +32,32 @@ def test_odd_requests_get_answers_of_the_contract() -> None:
 def test_a_broken_answer_is_found(answer: Answer) -> None:
     with pytest.raises(fuzz_requests.FuzzError):
         fuzz_requests.check(answer)
+
+
+def test_odd_batches_end_with_an_answer_for_each_line() -> None:
+    counts = asyncio.run(fuzz_batches.fuzz(10, seed=1))
+    assert counts.total() >= 10
+
+
+@pytest.mark.parametrize(
+    ("answers", "code"),
+    [
+        ([("a", 200)], None),
+        ([("a", 200), ("a", 200)], None),
+        ([("a", 200), ("b", 500)], None),
+        ([("a", 200), ("b", 200)], "internal_error"),
+    ],
+    ids=["one too few", "one twice", "a failure", "a batch that failed"],
+)
+def test_a_wrong_end_of_a_batch_is_found(answers: list[tuple[str, int]], code: str | None) -> None:
+    batch = {
+        "status": "completed",
+        "request_counts": {"total": 2, "completed": 2, "failed": 0},
+        "errors": code and {"data": [{"code": code}]},
+    }
+    lines = [{"custom_id": name, "response": {"status_code": status}} for name, status in answers]
+    with pytest.raises(fuzz_batches.FuzzError):
+        fuzz_batches.check_batch(batch, lines)
 
 
 @pytest.mark.parametrize("target", fuzz_parsers.TARGETS)

@@ -27,7 +27,8 @@ def check_fields(
     Raises:
         InvalidRequestError: In this order: model, fields that are not available, combinations.
     """
-    check_model(state, getattr(fields, "model", None))
+    if "model" in type(fields).model_fields:  # where it is another field that is not known, it has any type
+        check_model(state, fields.model)  # type: ignore[attr-defined]  # not every model of a body has it
     check_unsupported(body, unsupported)
     if fields.model_extra:
         _count_unknown(state, fields, unsupported)

@@ -218,6 +218,12 @@ async def test_a_wrong_batch_is_refused(tmp_path: Path, change: dict[str, Any], 
         assert (error["code"], error["param"]) == (code, param)
 
 
+@pytest.mark.parametrize("value", [True, None, 5, [], {}, "unknown"])
+async def test_a_model_in_the_fields_of_a_batch_is_ignored_as_any_unknown_field(tmp_path: Path, value: Any):
+    async with server(tmp_path / "state", begins=False) as running:
+        assert (await running.begin([line(1)], model=value))["status"] == "validating"
+
+
 async def test_lists_have_pages(tmp_path: Path):
     async with server(tmp_path / "state", begins=False) as running:
         ids = [(await running.upload(b"x")).json()["id"] for _ in range(5)]
