@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,15 @@ def test_thoughts_words_and_parallel_calls_are_blocks_of_their_own():
     starts = [event["index"] for event in events if event["type"] == "content_block_start"]
     stops = [event["index"] for event in events if event["type"] == "content_block_stop"]
     assert starts == stops == [0, 1, 2, 3]
+
+
+def test_text_that_comes_with_the_end_of_a_call_is_behind_it():
+    events, blocks = build([call(0, "find", '{"a"'), replace(call(0, arguments=":1}"), content=" Done.")])
+    assert blocks == [
+        {"type": "tool_use", "id": "call_0", "name": "find", "input": {"a": 1}},
+        {"type": "text", "text": " Done."},
+    ]
+    assert as_the_client_reads(events) == blocks
 
 
 def test_hidden_thoughts_are_an_empty_block():

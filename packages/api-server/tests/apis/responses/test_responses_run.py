@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,6 +146,15 @@ async def test_thoughts_words_and_parallel_calls_are_items_of_their_own():
     ]
     done = [event for event in events if event["type"] == "response.function_call_arguments.done"]
     assert [event["arguments"] for event in done] == ['{"a":1}', "{}"]
+
+
+async def test_text_that_comes_with_the_end_of_a_call_is_behind_it():
+    deltas = [call(0, "find", '{"a"'), replace(call(0, arguments=":1}"), content=" Done."), last("tool_calls")]
+    events = await events_of(new_run(deltas))
+    check_as_the_client_does(events)
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["function_call", "message"]
+    assert output[0]["arguments"] == '{"a":1}'
 
 
 async def test_a_cut_answer_is_incomplete_and_so_is_its_last_item():

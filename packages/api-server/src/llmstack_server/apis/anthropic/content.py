@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,14 +40,17 @@ class ContentBuilder:
         return self._blocks
 
     def add(self, delta: ChatDelta) -> Iterator[Event]:
-        """The events of a delta."""
+        """The events of a delta; the end of an open call comes before its text."""
+        calls = deque(delta.tool_calls)
+        while calls and calls[0].id is None:
+            yield from self._add_call(calls.popleft())
         if delta.reasoning:
             yield from self._add_thinking(delta.reasoning)
         if delta.content:
             if self._kind != "text":
                 yield from self._begin({"type": "text", "text": ""})
             yield self._more(delta.content, {"type": "text_delta", "text": delta.content})
-        for call in delta.tool_calls:
+        for call in calls:
             yield from self._add_call(call)
 
     def finish(self) -> Iterator[Event]:

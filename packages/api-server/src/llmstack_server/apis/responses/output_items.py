@@ -185,12 +185,18 @@ class OutputBuilder:
         return [*self._done, *([] if self._open is None else [self._open.as_object(status)])]
 
     def add(self, delta: ChatDelta, logprobs: Logprobs = ()) -> Iterator[Event]:
-        """The events of a delta; `logprobs` are those of its text, or of final tokens without text."""
+        """The events of a delta; the end of an open call comes before its text.
+
+        `logprobs`: Those of the text, or of final tokens without text.
+        """
+        calls = deque(delta.tool_calls)
+        while calls and calls[0].id is None:
+            yield from self._add_call(calls.popleft())
         if delta.reasoning:
             yield from self._add_reasoning(delta.reasoning)
         if delta.content or (logprobs and isinstance(self._open, MessageItem)):
             yield from self._add_text(delta.content, logprobs)
-        for call in delta.tool_calls:
+        for call in calls:
             yield from self._add_call(call)
 
     def finish(self, status: str) -> Iterator[Event]:
