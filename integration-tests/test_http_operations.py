@@ -120,7 +120,7 @@ def test_https_answers_permitted_clients_and_plain_http_fails_cleanly(
     trusting = ssl.create_default_context(cafile=certificate[0])
     for _ in range(2):
         plain = socket.create_connection(("127.0.0.1", port), timeout=20)
-        plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"HTTP/1.1 200" not in read_all(plain)
         plain.close()
         status, answer = ask(
@@ -134,7 +134,7 @@ def test_https_answers_permitted_clients_and_plain_http_fails_cleanly(
         socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
         trusting.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
     ):
-        wrapped.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000 + b"\r\n\r\n")
+        wrapped.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70_000 + b"\r\n\r\n")
         assert read_all(wrapped).startswith(b"HTTP/1.1 431 ")
     with pytest.raises(ssl.SSLCertVerificationError):
         ask(http.client.HTTPSConnection("127.0.0.1", port, timeout=30), "GET", "/health")
@@ -191,9 +191,8 @@ def connect(server: Any) -> socket.socket:
 
 def raw_request(body: Any, *, close: bool = False) -> bytes:
     content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"{head}Content-Length: {len(content)}"
     return f"{head}\r\n{'Connection: close' + chr(13) + chr(10) if close else ''}\r\n".encode() + content
 
 
@@ -225,9 +224,9 @@ def test_connections_that_never_finish_their_request_delay_no_other_client(demo_
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (20 << 20) + b"\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
-        b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (20 << 20) + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
+        b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
     ids=["one huge header", "many headers", "a huge path"],
 )

@@ -168,9 +168,8 @@ def test_a_client_that_leaves_ends_its_documents(reranker: Any) -> None:
     body = json.dumps({"query": TEXTS[0], "documents": many_documents(2000)}).encode()
     address = urlsplit(reranker.url)
     with socket.create_connection((address.hostname, address.port)) as connection:
-        head = (
-            f"POST /rerank HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
+        head = "POST /rerank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head = f"{head}content-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         reranker.wait_for(lambda: reranker.get_json("/load")["server_load"] == 1, "request in flight")
     reranker.wait_for(lambda: reranker.get_json("/load")["server_load"] == 0, "end of the request")

@@ -28,9 +28,8 @@ NUM_GOOD_STREAMS = 100
 
 def request_bytes(max_tokens: int, **fields: Any) -> bytes:
     content = json.dumps({**BODY, "max_tokens": max_tokens, **fields}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"{head}Content-Length: {len(content)}"
     return f"{head}\r\nConnection: close\r\n\r\n".encode() + content
 
 
@@ -159,4 +158,4 @@ def test_connections_that_are_opened_and_closed(target: Any, scale: float, path:
     with nothing_is_left(target):
         for _ in range(round(2000 * scale)):
             with target.connect() as client:
-                client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())

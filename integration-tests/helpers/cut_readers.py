@@ -69,7 +69,7 @@ ROUTES = {
 
 
 def request(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    headers = {"Host": "x", "Connection": "close", "Content-Length": str(len(body)), **headers}
+    headers = {"Host": "localhost", "Connection": "close", "Content-Length": str(len(body)), **headers}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 

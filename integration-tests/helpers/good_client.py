@@ -14,7 +14,8 @@ import time
 
 
 def main(host: str, port: str, count: str, body: str) -> None:
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"{head}Content-Length: {len(body)}"
     times = []
     for _ in range(int(count)):
         with socket.create_connection((host, int(port)), timeout=60) as client:

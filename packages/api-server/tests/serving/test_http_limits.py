@@ -20,10 +20,10 @@ async def test_headers_beyond_the_limit_are_refused_in_one_piece_or_many(start: 
     running = await start()
     many = "".join(f"X-{i}: y\r\n" for i in range(200))
     for raw in (
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEADER_BYTES + 10) + b"\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEADER_BYTES * 3),
-        b"GET /" + b"a" * (MAX_HEADER_BYTES + 10) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        f"GET /health HTTP/1.1\r\nHost: x\r\n{many}\r\n".encode(),
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (MAX_HEADER_BYTES + 10) + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (MAX_HEADER_BYTES * 3),
+        b"GET /" + b"a" * (MAX_HEADER_BYTES + 10) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        f"GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n".encode(),
     ):
         status, headers, body = await running.ask(raw)
         assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
@@ -35,13 +35,13 @@ async def test_headers_beyond_the_limit_are_refused_in_one_piece_or_many(start: 
 async def test_the_limits_of_headers_can_be_set(start: Start):
     running = await start(HTTPConfig(max_header_bytes=2048, max_num_headers=5, uvicorn_log_level="critical"))
     few = "".join(f"X-{i}: y\r\n" for i in range(3))
-    raw = f"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{few}"
+    raw = f"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{few}"
     assert (await running.ask(f"{raw}\r\n".encode()))[0] == 200
     assert (await running.ask(f"{raw}X-4: y\r\n\r\n".encode()))[0] == 431
-    assert (await running.ask(b"GET /ping HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2048 + b"\r\n\r\n"))[0] == 431
+    assert (await running.ask(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2048 + b"\r\n\r\n"))[0] == 431
 
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def test_bytes_that_are_not_http_get_the_error_of_every_route(start: Start):
@@ -71,30 +71,28 @@ async def test_headers_that_never_end_time_out(start: Start, monkeypatch: pytest
 
 async def test_a_body_shorter_than_it_says_times_out(start: Start):
     running = await start(HTTPConfig(receive_timeout_s=0.05, uvicorn_log_level="critical"))
-    raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 118\r\n\r\n{}"
+    raw = POST + b"Content-Type: application/json\r\nContent-Length: 118\r\n\r\n{}"
     status, _, body = await running.ask(raw)
     assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
 
 
 async def test_a_declared_large_body_is_refused_before_it_is_sent(start: Start):
     running = await start()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     status, _, body = await running.ask(f"{head}Content-Length: {1 << 30}\r\n\r\n".encode())
     assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
 
 
 async def test_a_chunked_large_body_is_refused_while_it_is_sent(start: Start):
     running = await start(HTTPConfig(max_body_bytes=1 << 16, uvicorn_log_level="critical"))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += "Transfer-Encoding: chunked\r\n\r\n"
     chunk = b"8000\r\n" + b"a" * 0x8000 + b"\r\n"
     status, _, body = await running.ask(head.encode() + chunk * 20 + b"0\r\n\r\n")
     assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
 
 
-CHUNKED = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+CHUNKED = POST + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNK = b'1d\r\n{"prompt":"a","max_tokens":1}\r\n'
 
 
@@ -138,7 +136,9 @@ async def test_what_is_neither_header_nor_body_is_bounded(start: Start, head: by
 async def test_trailers_never_become_headers(start: Start):
     running = await start(HTTPConfig(api_keys=(Secret("key"),), uvicorn_log_level="critical"))
     raw = (
-        CHUNKED.replace(b"Host: x", b"Host: x\r\nConnection: close") + CHUNK + b"0\r\nAuthorization: Bearer key\r\n\r\n"
+        CHUNKED.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
+        + CHUNK
+        + b"0\r\nAuthorization: Bearer key\r\n\r\n"
     )
     assert (await running.ask(raw))[0] == 401
 
@@ -147,7 +147,7 @@ async def test_small_chunks_are_no_attack(start: Start):
     running = await start()
     body = json.dumps({"prompt": "Hello", "max_tokens": 3}).encode().ljust(20_000)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
-    head = CHUNKED.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    head = CHUNKED.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
     status, _, answer = await running.ask(head + chunks + b"0\r\nX-Sum: 1\r\n\r\n")
     assert status == 200
     assert json.loads(answer)["choices"][0]["text"] == "Hel"
@@ -183,7 +183,7 @@ async def test_a_client_that_reads_after_a_body_of_40_mb_gets_its_refusal(
 ):
     running, piece = await start(), b"a" * (1 << 20)
     length = f"Content-Length: {40 << 20}"
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += "Transfer-Encoding: chunked\r\n\r\n" if is_chunked else f"{length}\r\n\r\n"
     pieces = [b"%x\r\n%b\r\n" % (len(piece), piece)] * 40 + [b"0\r\n\r\n"] if is_chunked else [piece] * 40
     answer = await asyncio.to_thread(send_all_then_read, running.port, [head.encode(), *pieces])
@@ -194,7 +194,7 @@ async def test_a_client_that_reads_after_a_body_of_40_mb_gets_its_refusal(
 @pytest.mark.parametrize("framing", [f"Content-Length: {40 << 20}", "Content-Length: 1" + "0" * 17])
 async def test_a_body_over_the_limit_is_refused_in_place_of_100_continue(start: Start, framing: str):
     running = await start()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n"
     status, headers, _ = await running.ask(f"{head}Expect: 100-continue\r\n\r\n".encode())
     assert (status, headers["connection"]) == (413, "close")
 
@@ -204,7 +204,7 @@ async def test_a_body_that_ends_soon_after_its_answer_leaves_the_connection_open
     reader, writer = await running.send(CHUNKED.replace(b"/v1/completions", b"/unknown"))
     head = await reader.readuntil(b"\r\n\r\n")
     await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
-    writer.write(CHUNK + b"0\r\n\r\n" + b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    writer.write(CHUNK + b"0\r\n\r\n" + b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 200 ")
     writer.close()
 
@@ -219,7 +219,7 @@ async def test_one_deadline_holds_for_headers_body_and_trailers(start: Start):
 
 async def test_of_many_requests_in_one_piece_only_some_are_taken(start: Start):
     running = await start()
-    reader, writer = await running.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 9000)
+    reader, writer = await running.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 9000)
     answers = await asyncio.wait_for(reader.read(), 30)  # the connection ends
     writer.close()
     assert answers.count(b"HTTP/1.1 200 OK") == MAX_NUM_PIPELINED + 1
@@ -256,8 +256,8 @@ async def test_a_pipelined_request_may_wait_for_the_answers_before_it(start: Sta
     [
         ("GET /ping HTTP/1.1\r\n", 400, "invalid_host"),
         ("GET /ping HTTP/1.1\r\nHost: a\r\nHost: b\r\n", 400, "invalid_host"),
-        ("GET /ping HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n", 417, "expectation_failed"),
-        ("POST /ping HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", 400, "invalid_http"),
+        ("GET /ping HTTP/1.1\r\nHost: localhost\r\nExpect: a-miracle\r\n", 417, "expectation_failed"),
+        ("POST /ping HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n", 400, "invalid_http"),
     ],
 )
 async def test_a_request_names_one_host_and_expects_nothing_unknown(start: Start, head: str, status: int, code: str):
@@ -278,7 +278,7 @@ async def test_http_1_0_needs_no_host_and_gets_no_interim_answer(start: Start):
 
 async def test_blanks_behind_a_value_are_no_part_of_it(start: Start):
     running = await start()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x \t\r\nExpect: 100-continue \r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost \t\r\nExpect: 100-continue \r\n"
     body = b'{"model": "fake", "prompt": "a", "max_tokens": 2}'
     head += b"Content-Type: application/json\r\nConnection: close\r\nX-llmstack-deadline-ms: 5000\t \r\n"
     head += b"Content-Length: %d \r\n\r\n" % len(body)

@@ -38,7 +38,7 @@ async def test_health_answers_while_loading_and_ready_is_said_once(start: Start)
 async def test_probes_answer_head_as_get_without_a_body(start: Start, path: str):
     running = await start()
     status, headers, body = await running.get(path)
-    head = await running.ask(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    head = await running.ask(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert (status, body == b"") == (200, path == "/ping")
     assert (head[0], head[2]) == (200, b"")
     assert headers.keys() == head[1].keys()
@@ -161,7 +161,7 @@ async def test_a_body_that_comes_slowly_is_answered_at_the_end(
 ):
     monkeypatch.setattr(server, "FLUSH_TIMEOUT_S", 1.0)
     running = await start(HTTPConfig(uvicorn_log_level="error"))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
     reader, writer = await running.send(head.encode())
     begun = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)

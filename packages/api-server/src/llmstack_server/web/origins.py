@@ -43,7 +43,7 @@ class OriginGuard:
                 origin = value
             elif name == b"sec-fetch-site":
                 site = value
-        if self._checks_hosts and host != self._known_host:
+        if self._checks_hosts and host not in (b"", self._known_host):  # none with HTTP/1.0, which no browser speaks
             self._check_host(host)
         if (
             not self._is_open

@@ -57,7 +57,7 @@ class Running:
         return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:]), body
 
     async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        return await self.ask(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return await self.ask(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
 
     async def post(self, body: Any) -> tuple[int, dict[str, str], bytes]:
         return await self.ask(post_bytes(body, "Connection: close\r\n"))
@@ -65,7 +65,7 @@ class Running:
 
 def post_bytes(body: Any, headers: str = "") -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{headers}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
