@@ -62,7 +62,9 @@ def loaded(tmp_path: Path) -> Loaded:
     [
         ({"peft_type": "IA3"}, "only LORA is served"),
         ({"use_dora": True}, "uses DoRA"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save must be a list"),
+        ({"modules_to_save": ["lm_head"]}, "no tensor for lm_head, which modules_to_save names"),
+        ({"modules_to_save": ["lm_head"], "ensure_weight_tying": True}, "ties whole modules"),
         ({"target_parameters": ["experts.w1"]}, "such as experts"),
         ({"bias": "all"}, "biases"),
         ({"lora_bias": True}, "lora_bias"),
@@ -165,6 +167,31 @@ def test_a_stored_table_is_accepted_if_it_is_that_of_the_model(loaded: Loaded, t
         loaded.read()
     loaded.change(lambda tensors: tensors.update({stored: table[:-1].clone()}))
     with pytest.raises(AdapterError, match=r"shape \[96, 32\] instead of \[97, 32\]"):
+        loaded.read()
+
+
+@pytest.mark.parametrize("stored", ["{}.weight", "{}.modules_to_save.weight", "{}.modules_to_save.default.weight"])
+@pytest.mark.parametrize("name", ["model.embed_tokens", "lm_head"])
+def test_a_whole_table_replaces_that_of_the_model(loaded: Loaded, name: str, stored: str) -> None:
+    table = load_file(loaded.folder / "model.safetensors")[f"{name}.weight"]
+    wanted = torch.randn_like(table)
+    tensor = f"base_model.model.{stored.format(name)}"
+    loaded.configure(modules_to_save=[name.rpartition(".")[2]])
+    loaded.change(lambda tensors: tensors.update({tensor: wanted}))
+    part = loaded.layers.parts[name]
+    ((a, b, _),) = loaded.read().factors(part.layer)
+    update = (b.t() @ a).t() if part.is_embedding else (b.t() @ a)
+    torch.testing.assert_close(table + update, wanted, rtol=0, atol=1e-6)
+    loaded.change(lambda tensors: tensors.update({tensor: wanted[:-1].clone()}))
+    with pytest.raises(AdapterError, match=r"shape \[96, 32\] instead of \[97, 32\]"):
+        loaded.read()
+
+
+def test_other_modules_are_not_replaced_as_a_whole(loaded: Loaded) -> None:
+    name = f"{PREFIX}q_proj.weight"
+    loaded.configure(modules_to_save=["q_proj"])
+    loaded.change(lambda tensors: tensors.update({name: torch.zeros(32, 32)}))
+    with pytest.raises(AdapterError, match="only embedding and head are supported, on one CPU"):
         loaded.read()
 
 

@@ -40,6 +40,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Gemma", {**SIZES, "head_dim": 8, "tie_word_embeddings": False}, {"target_modules": ["embed_tokens"]},
     ),
 }  # fmt: skip
+CASES |= {
+    "llama with a head of its own": (
+        "Llama", SIZES, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ),
+    "qwen2 with embedding and head of its own": (
+        "Qwen2", SIZES, {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+    "gemma with an embedding of its own": (
+        "Gemma", {**SIZES, "head_dim": 8, "tie_word_embeddings": False},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    ),
+}  # fmt: skip
 # Merging into a table that embedding and head share would change both, so these are compared with the adapter itself.
 SHARED_TABLE_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "embedding": ("Llama", {**SIZES, "tie_word_embeddings": True}, {"target_modules": ["embed_tokens"]}),
@@ -84,6 +96,8 @@ def make_adapted(prefix: str, sizes: dict[str, Any], options: dict[str, Any], fo
         for key, factor in adapted.named_parameters():
             if "lora_embedding_" in key:  # they would be larger than the table
                 factor.mul_(0.3)
+            if "modules_to_save" in key and key.endswith("weight"):
+                factor.copy_(torch.randn_like(factor) * 0.3)
     adapted.save_pretrained(folder / "adapter")
     return adapted
 

@@ -22,7 +22,8 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
     name = f"low_rank_add_{DTYPE_TO_SUFFIX[x.dtype]}"
     if y.dtype != x.dtype:
         name += "_f32"
-    reduced = x.new_empty((x.shape[0], MAX_PARTS, slots.max_rank), dtype=torch.float32)
+    max_rank = slots.max_rank_of(layer)
+    reduced = x.new_empty((x.shape[0], MAX_PARTS, max_rank), dtype=torch.float32)
     require_library().function(name, *_ARGUMENTS)(
         x.data_ptr(),
         x.stride(0),
@@ -35,7 +36,7 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
         slots.tiles.data_ptr(),
         slots.num_tiles.data_ptr(),
         reduced.data_ptr(),
-        slots.max_rank,
+        max_rank,
     )
 
 
@@ -46,7 +47,8 @@ def add_low_rank_to_embedding_(
     if y.dtype not in DTYPE_TO_SUFFIX:
         reference.add_low_rank_to_embedding_(y, ids, slots, layer, num_ids)
         return
-    reduced = y.new_empty((y.shape[0], MAX_PARTS, slots.max_rank), dtype=torch.float32)
+    max_rank = slots.max_rank_of(layer)
+    reduced = y.new_empty((y.shape[0], MAX_PARTS, max_rank), dtype=torch.float32)
     name = f"low_rank_add_to_embedding_{DTYPE_TO_SUFFIX[y.dtype]}"
     require_library().function(name, *_EMBEDDING_ARGUMENTS)(
         ids.data_ptr(),
@@ -59,7 +61,7 @@ def add_low_rank_to_embedding_(
         slots.tiles.data_ptr(),
         slots.num_tiles.data_ptr(),
         reduced.data_ptr(),
-        slots.max_rank,
+        max_rank,
     )
 
 

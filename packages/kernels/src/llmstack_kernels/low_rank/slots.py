@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,7 +123,12 @@ class LowRankAdapter:
     @property
     def max_rank(self) -> int:
         """The largest rank of its factors."""
-        return max((stored.a.shape[0] for parts in self._layers for stored in parts), default=0)
+        return max(self.layer_ranks, default=0)
+
+    @property
+    def layer_ranks(self) -> list[int]:
+        """The largest rank of each layer's factors; 0 for a layer that is left as it is."""
+        return [max((stored.a.shape[0] for stored in parts), default=0) for parts in self._layers]
 
 
 class LowRankSlots:
@@ -132,6 +137,7 @@ class LowRankSlots:
     Attributes:
         adapters: By slot; None for a free one.
         max_rank: Most numbers between the two factors.
+        larger_ranks: The same of layers that may have more.
         words: Addresses and sizes of all factors: [num_slots, num_layers, words of a layer].
         rows: Rows that have a slot, those of the first slot first: int32 [max_num_rows].
         tiles: Slot, first place in `rows` and number of rows of each tile: int32 [max_num_rows, 3].
@@ -139,10 +145,19 @@ class LowRankSlots:
         num_tile_rows: Most rows of a tile.
     """
 
-    def __init__(self, num_slots: int, num_layers: int, max_num_rows: int, max_rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        num_layers: int,
+        max_num_rows: int,
+        max_rank: int,
+        device: torch.device,
+        larger_ranks: Mapping[int, int] | None = None,
+    ) -> None:
         self.num_tile_rows = 4 if device.type == "cpu" else 16
         self.adapters: list[LowRankAdapter | None] = [None] * num_slots
         self.max_rank = max_rank
+        self.larger_ranks = dict(larger_ranks or {})
         self.words = torch.zeros((num_slots, num_layers, MAX_PARTS * _WORDS_PER_PART), dtype=torch.int64, device=device)
         self.rows = torch.zeros(max_num_rows, dtype=torch.int32, device=device)
         self.tiles = torch.zeros((max_num_rows, _NUM_TILE_FIELDS), dtype=torch.int32, device=device)
@@ -151,10 +166,15 @@ class LowRankSlots:
         self.host_rows: list[int] = []
         self._grouped = b""  # the slots of the rows that are in order
 
+    def max_rank_of(self, layer: int) -> int:
+        """Most numbers between the two factors of a layer."""
+        return max(self.max_rank, self.larger_ranks.get(layer, 0))
+
     def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
         """Places an adapter; no step that uses the slot may be under way."""
-        if adapter is not None and adapter.max_rank > self.max_rank:
-            raise ValueError(f"an adapter of rank {adapter.max_rank} does not fit slots of rank {self.max_rank}.")
+        for layer, rank in enumerate(() if adapter is None else adapter.layer_ranks):
+            if rank > self.max_rank_of(layer):
+                raise ValueError(f"an adapter of rank {rank} does not fit slots of rank {self.max_rank_of(layer)}.")
         self.adapters[slot] = adapter
         if adapter is None:
             self.words[slot].zero_()

@@ -20,7 +20,6 @@ _MAX_ENTRIES = 4096
 # Fields whose presence changes what the adapter computes, to what they stand for.
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA",
-    "modules_to_save": "whole modules (modules_to_save)",
     "trainable_token_indices": "trained tokens (trainable_token_indices)",
     "target_parameters": "parameters that are no linear layer (target_parameters), such as experts",
     "layer_replication": "replicated layers (layer_replication)",
@@ -38,8 +37,8 @@ _KNOWN = frozenset(
     {"alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
      "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
      "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config",
-     "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-     "runtime_config", "target_modules", "task_type", "use_rslora"}
+     "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern",
+     "revision", "runtime_config", "target_modules", "task_type", "use_rslora"}
 )  # fmt: skip
 # Initialisations that change the weights of the base model.
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -61,6 +60,7 @@ class AdapterConfig:
         alphas: Patterns with alphas of their own.
         is_target: Whether a module, by its name, may have an update.
         base_model: The model that it was trained on, as the file says.
+        whole_names: Ends of the names of modules that are stored as a whole.
     """
 
     rank: int
@@ -70,6 +70,11 @@ class AdapterConfig:
     alphas: tuple[tuple[Matches, float], ...]
     is_target: Matches
     base_model: str
+    whole_names: tuple[str, ...] = ()
+
+    def is_whole(self, module: str) -> bool:
+        """Whether a module is stored as a whole."""
+        return _names([*self.whole_names])(module)
 
     def rank_of(self, module: str) -> int:
         """Rank of a module's update."""
@@ -115,6 +120,7 @@ def read_adapter_config(values: Mapping[str, Any]) -> AdapterConfig:
         alphas=tuple((matches, _alpha(value, name)) for name, matches, value in _patterns(values, "alpha_pattern")),
         is_target=_targets(values.get("target_modules")),
         base_model=str(values.get("base_model_name_or_path") or "")[:1024],
+        whole_names=_whole_names(values),
     )
 
 
@@ -174,6 +180,16 @@ def _targets(value: object) -> Matches:
     if not is_list or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH for name in value):  # type: ignore[attr-defined]  # it is a list
         raise AdapterError("adapter_config.json: target_modules must be a list of names, or a regular expression.")
     return _names(value)  # type: ignore[arg-type]  # its items are checked
+
+
+def _whole_names(values: Mapping[str, Any]) -> tuple[str, ...]:
+    names = values.get("modules_to_save") or []
+    is_list = isinstance(names, list) and len(names) <= _MAX_ENTRIES
+    if not is_list or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH for name in names):
+        raise AdapterError("adapter_config.json: modules_to_save must be a list of names.")
+    if names and values.get("ensure_weight_tying"):
+        raise AdapterError("The adapter ties whole modules (ensure_weight_tying), which is not supported.")
+    return tuple(names)
 
 
 def _compiled(pattern: str, field: str) -> Matches:

@@ -25,6 +25,7 @@ _TENSOR_NAMES = (
     re.compile(_PREFIX + r"lora_(?P<factor>embedding_[AB])(?:\.default)?"),
     re.compile(_PREFIX + r"(?P<factor>base_layer)\.weight"),  # of an embedding or a head, which peft stores with it
 )
+_WHOLE_NAME = re.compile(_PREFIX + r"(?:modules_to_save\.(?:default\.)?)?weight")
 _DTYPES = frozenset({"F32", "F16", "BF16"})
 
 
@@ -39,7 +40,7 @@ class AdapterLimits:
 class _Pair(NamedTuple):
     part: AdaptedPart
     scale: float
-    names: tuple[str, str]
+    names: tuple[str, ...]  # of two factors, or of the whole matrix
     base: str | None  # the tensor of the matrix itself
 
 
@@ -87,16 +88,25 @@ def _find_pairs(
 ) -> list[_Pair]:
     """The pairs of factors, of which names, types and shapes are right."""
     module_to_names: dict[str, dict[str, str]] = {}
+    wholes: list[_Pair] = []
     for name, info in infos.items():
         match = next(filter(None, (pattern.fullmatch(name) for pattern in _TENSOR_NAMES)), None)
+        whole = _WHOLE_NAME.fullmatch(name) if match is None else None
+        if whole is not None and config.is_whole(whole["module"]) and info.dtype in _DTYPES:
+            wholes.append(_check_whole(name, info, _find_part(whole["module"], model, layers)))
+            continue
         if match is None:
             raise AdapterError(_why_not_a_factor(name))
         if info.dtype not in _DTYPES:
             raise AdapterError(f"{name[:128]} is stored as {info.dtype}; F32, F16 and BF16 are supported.")
         module_to_names.setdefault(match["module"], {})[match["factor"]] = name
-    if not module_to_names:
+    found = [pair.names[0] for pair in wholes]
+    missing = next((name for name in config.whole_names if not any(f"{name}." in tensor for tensor in found)), None)
+    if missing is not None:
+        raise AdapterError(f"The adapter has no tensor for {missing[:64]}, which modules_to_save names.")
+    if not module_to_names and not wholes:
         raise AdapterError("The adapter has no tensors.")
-    return [
+    return wholes + [
         _check_pair(module, _find_part(module, model, layers), names, infos, config, limits)
         for module, names in module_to_names.items()
     ]
@@ -130,6 +140,18 @@ def _check_pair(
     return _Pair(part, scale, (names[factors[0]], names[factors[1]]), names.get("base_layer"))
 
 
+def _check_whole(name: str, info: TensorInfo, part: AdaptedPart) -> _Pair:
+    """A matrix that replaces that of the model: an update of full rank."""
+    if part.base is None:
+        raise AdapterError(
+            f"{name[:128]} is a whole matrix (modules_to_save); only embedding and head are supported, on one CPU."
+        )
+    shape = (part.in_features, part.out_features)[:: 1 if part.is_embedding else -1]
+    if info.shape != shape:
+        raise AdapterError(f"{name[:128]} has the shape {list(info.shape)[:4]} instead of {list(shape)}.")
+    return _Pair(part, part.scale, (name,), None)
+
+
 def _check_base(pair: _Pair, tensors: Mapping[str, torch.Tensor]) -> None:
     """peft stores embeddings and heads that have an update, and would replace those of the model by them."""
     if pair.base is not None and (pair.part.is_base is None or not pair.part.is_base(tensors[pair.base])):
@@ -158,14 +180,19 @@ def _why_not_a_factor(name: str) -> str:
 
 
 def _factors(pair: _Pair, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> LowRankFactors:
-    """This rank's part of a pair, the scale in its second factor."""
+    """This rank's part of a pair, the scale in its second factor; of a whole matrix the difference and a unit one."""
     part = pair.part
-    a, b = (tensors[name] for name in pair.names)
-    if part.inputs is not None:
-        a = a[:, part.inputs.start : part.inputs.stop]
-    a = a.to(dtype, copy=True).contiguous()
-    b = (part.outputs(b).float() * pair.scale).t().to(dtype).contiguous()
-    for name, factor in zip(pair.names, (a, b), strict=True):
+    if part.base is not None and len(pair.names) == 1:
+        difference = ((tensors[pair.names[0]].float() - part.base()) * pair.scale).t().to(dtype).contiguous()
+        unit = torch.eye(part.whole_rank, dtype=dtype)
+        a, b = (difference, unit) if part.is_embedding else (unit, difference)
+    else:
+        a, b = (tensors[name] for name in pair.names)
+        if part.inputs is not None:
+            a = a[:, part.inputs.start : part.inputs.stop]
+        a = a.to(dtype, copy=True).contiguous()
+        b = (part.outputs(b).float() * pair.scale).t().to(dtype).contiguous()
+    for name, factor in zip((*pair.names, pair.names[0]), (a, b), strict=False):
         if not bool(torch.isfinite(factor).all()):
             raise AdapterError(f"{name[:128]} has values that are NaN, infinite or too large for {dtype}.")
     return LowRankFactors(a, b, part.first_output)

@@ -48,6 +48,7 @@ class AdaptedPart:
         is_embedding: Inputs are ids, one at a time.
         scale: Factor of the layer's outputs.
         is_base: Whether a whole matrix is the one that this rank has; None where it cannot be known.
+        base: The matrix as it is stored, in float32, if an adapter may replace all of it; None if it may not.
     """
 
     name: str
@@ -61,6 +62,12 @@ class AdaptedPart:
     is_embedding: bool = False
     scale: float = 1.0
     is_base: Callable[[torch.Tensor], bool] | None = None
+    base: Callable[[], torch.Tensor] | None = None
+
+    @property
+    def whole_rank(self) -> int:
+        """The rank of an update that may change all of the matrix."""
+        return self.out_features if self.is_embedding else self.in_features
 
 
 @dataclass(slots=True)
@@ -92,7 +99,8 @@ class AdaptedLayers:
 
     def make_slots(self, num_slots: int, max_num_rows: int, max_rank: int, device: torch.device) -> None:
         """Makes room for `num_slots` adapters and steps of `max_num_rows` tokens."""
-        self.slots = LowRankSlots(num_slots, self.num_layers, max_num_rows, max_rank, device)
+        whole = {part.layer: part.whole_rank for part in self.parts.values() if part.base is not None}
+        self.slots = LowRankSlots(num_slots, self.num_layers, max_num_rows, max_rank, device, whole)
         if device.type != "cpu":  # a fused activation may have other bits there, and adapters must not change them
             self._changed = {*range(self.num_layers)}
 

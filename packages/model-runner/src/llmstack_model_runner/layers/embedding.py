@@ -79,7 +79,13 @@ class Embedding:
             is_embedding=True,
             scale=self._scale,
             is_base=self.is_equal,
+            base=(lambda: self.weight.float()) if self._can_be_replaced else None,
         )
+
+    @property
+    def _can_be_replaced(self) -> bool:
+        """Whether adapters may have another table: one rank has all of this one, on the CPU."""
+        return self._part is None and self._sharding.is_whole and self._device.type == "cpu"
 
     def is_equal(self, table: torch.Tensor) -> bool:
         """Whether this rank has these rows of a whole table; any where it has none."""
@@ -181,6 +187,7 @@ class OutputHead:
         if tied_to is not None:
             tied_to.skip_where(lambda: self._is_known and packing().quantization is None and tied_to.can_share)
         self._row_sums: torch.Tensor | None = None  # of the table, to recognize it
+        self._adapted_size = size
         self._adapted = adapted_layers()
         if self._adapted is not None:
             self._adapted.head = self._adapted.num_layers
@@ -198,7 +205,16 @@ class OutputHead:
             outputs=lambda rows: rows[own],
             is_loaded=lambda: self._packed is not None,
             is_base=self._is_equal,
+            base=self._read_base if self._sharding.is_whole and self._device.type == "cpu" else None,
         )
+
+    def _read_base(self) -> torch.Tensor:
+        """The packed weight: float32 [num_rows, size]. Its products with unit vectors are its columns, exactly."""
+        if self._packed is None:
+            raise RuntimeError("the output head has no weights yet")
+        size = self._adapted_size
+        columns = self._packed(torch.eye(size, dtype=self._dtype), out_dtype=torch.float32)
+        return (columns if self._bias is None else columns - self._bias.float()).t()
 
     def _is_equal(self, table: torch.Tensor) -> bool:
         """Whether this rank has these rows of a whole table; any where it has none, none where it has integers."""
