@@ -88,6 +88,8 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"json": {"enum": list(range(1001))}}, "structured_outputs.json", "schema_too_complex"),
     ({"json": {"type": "string", "pattern": "a{2000}"}}, "structured_outputs.json", "schema_too_complex"),
     ({"json": {"type": "string", "maxLength": 10**9}}, "structured_outputs.json", "schema_too_complex"),
+    ({"json": {"allOf": [{"pattern": "a"}] * 17}}, "structured_outputs.json", "schema_too_complex"),
+    ({"json": {"allOf": [{"allOf": [{"pattern": "a"}] * 17}]}}, "structured_outputs.json", "schema_too_complex"),
     ({"json": deep(30)}, "structured_outputs.json", "schema_too_complex"),
     ({"json": "[" * 60_000}, "structured_outputs.json", "schema_too_complex"),
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "structured_outputs.json", "invalid_json_schema"),
@@ -127,6 +129,7 @@ def test_a_refusal_names_the_field_and_the_cause(
     ("constraint", "reason"),
     [
         ({"grammar": "start: start"}, "no text satisfies it"),
+        ({"grammar": 'start: a\na: b | /c/i "d"i e // f'}, "unknown name: b"),
         ({"json": False}, "the schema false allows no value at all"),
         ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no text satisfies it"),
         (

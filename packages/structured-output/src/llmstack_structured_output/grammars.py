@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from llmstack_structured_output import errors
-from llmstack_structured_output.lark import prepared, quote
+from llmstack_structured_output.lark import prepared, quote, unknown_name
 from llmstack_structured_output.limits import GrammarLimits
 
 _NO_TOKENS: Mapping[str, int] = {}
@@ -33,6 +33,8 @@ def context_free_grammar(
         raise errors.grammar_too_complex(param, "it is nested too deeply") from error
     except Exception as error:  # the converter from GBNF raises bare `Exception` for what it cannot read
         raise errors.invalid_grammar(param, errors.one_line(str(error))) from error
+    if (name := unknown_name(lark)) is not None:
+        raise errors.invalid_grammar(param, f"unknown name: {name[:64]}")
     refuse = functools.partial(errors.invalid_grammar, param)
     return LLMatcher.grammar_from_lark(prepared(lark, special_tokens, refuse))
 

@@ -143,9 +143,24 @@ def _check_entries(param: str, schema: dict[str, Any], limits: GrammarLimits) ->
         for pattern in patterns:
             if isinstance(pattern, str):
                 check_regex(param, pattern, limits, is_in_schema=True)
+        if _num_patterns(node) > limits.max_patterns_together:
+            reason = f"more than {limits.max_patterns_together} patterns have to match together"
+            raise errors.schema_too_complex(param, reason)
         for name in _COUNTS:
             if isinstance(node.get(name), int | float) and node[name] > MAX_COUNT:
                 raise errors.schema_too_complex(param, f"{name} is above {MAX_COUNT}")
+
+
+def _num_patterns(node: dict[str, Any]) -> int:
+    """Patterns that one string has to match: its own, and those of `allOf`."""
+    stack: list[Any] = [node]
+    number = 0
+    while stack:
+        one = stack.pop()
+        if isinstance(one, dict):
+            number += isinstance(one.get("pattern"), str)
+            stack += one["allOf"] if isinstance(one.get("allOf"), list) else []
+    return number
 
 
 def _keys(value: object) -> list[str]:

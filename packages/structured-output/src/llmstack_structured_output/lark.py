@@ -15,6 +15,10 @@ _TOKEN = re.compile(
     r"""|(?P<special><[^<>\s]++>)""",
     re.DOTALL,
 )
+_LITERAL = re.compile(rf"(?:{_TOKEN.pattern})[a-z]*+", re.DOTALL | re.VERBOSE)
+_SIMPLE = re.compile(r"[\w\s:|()*+?~.&-]*+")
+_DEFINED = re.compile(r"^[ \t]*+[!?]?([A-Za-z_][\w-]*+)(?:\.\d++)?[ \t]*+:", re.MULTILINE)
+_NAME = re.compile(r"(?<![\w-])[A-Za-z_][\w-]*+")
 _SLASH_OR_BREAK = re.compile(r"\\.|[/\n]", re.DOTALL)
 
 
@@ -32,6 +36,18 @@ def prepared(text: str, special_tokens: Mapping[str, int], refuse: Callable[[str
         return f"<[{special_tokens[token]}]>"
 
     return _TOKEN.sub(written, text)
+
+
+def unknown_name(text: str) -> str | None:
+    """The first name that a simple grammar uses and does not define; None also for one with more of the notation.
+
+    The library needs seconds to say so behind a long chain of rules: each of them adds the whole text to its message.
+    """
+    rules = _LITERAL.sub(" ", text)
+    if not _SIMPLE.fullmatch(rules):
+        return None
+    defined = set(_DEFINED.findall(rules))
+    return next((name for name in _NAME.findall(rules) if name not in defined), None)
 
 
 def quote(text: str) -> str:

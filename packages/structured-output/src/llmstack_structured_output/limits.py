@@ -13,6 +13,7 @@ class GrammarLimits:
         max_schema_bytes: Size of a JSON schema or a structural tag, as UTF-8.
         max_depth: Nesting of arrays and objects in either.
         max_enum: Entries of one `enum`.
+        max_patterns_together: Patterns of a schema that one string has to match. Few are cheap, 100 take minutes.
         max_regex_bytes: Size of a regular expression, also of one inside a schema.
         max_repeat: The largest number in a repetition such as `{2,1000}`.
         max_grammar_bytes: Size of a grammar in Lark's or GBNF's notation.
@@ -29,6 +30,7 @@ class GrammarLimits:
     max_schema_bytes: int = 65_536
     max_depth: int = 48
     max_enum: int = 1_000
+    max_patterns_together: int = 16
     max_regex_bytes: int = 8_192
     max_repeat: int = 1_000
     max_grammar_bytes: int = 32_768
