@@ -193,3 +193,13 @@ def test_importing_the_package_does_not_import_the_hub() -> None:
     code = "import sys, llmstack_model_files; print('huggingface_hub' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_file_that_is_no_model_is_said_to_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("# Read me", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name in ("README.md", "./README.md", str(tmp_path / "README.md")):
+        with pytest.raises(
+            ModelFilesError, match=r"README\.md is a file, and neither a model's folder nor a GGUF file\.$"
+        ):
+            resolve_model(name)

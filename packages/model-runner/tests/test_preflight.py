@@ -102,6 +102,14 @@ def test_numbers_of_quantized_weights_keep_their_bytes(tmp_path: Path) -> None:
     assert len(problems(str(folder), short, dtype="bfloat16")) == 1
 
 
+def test_a_load_format_that_is_not_that_of_the_files_is_refused(tmp_path: Path) -> None:
+    folder, root = write_model(tmp_path / "m"), write_limit(tmp_path / "root", 1 << 40)
+    for load_format in ("auto", "safetensors", "dummy"):
+        assert problems(folder, root, load_format=load_format) == []
+    said = ["--load-format gguf: the weights of this model are in safetensors files."]
+    assert problems(folder, root, load_format="gguf") == said
+
+
 def test_the_memory_of_a_gpu_is_not_guessed(tmp_path: Path) -> None:
     root = write_limit(tmp_path / "root", 1)
     folder = write_model(tmp_path / "m")

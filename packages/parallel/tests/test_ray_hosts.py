@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client.hosts import make_launcher
 from llmstack_engine_core.config import HostsConfig
-from llmstack_parallel.ray_hosts import bundle, cluster_address
+from llmstack_parallel import ray_hosts, ray_probe
+from llmstack_parallel.ray_hosts import bundle, check_token, cluster_address
 from llmstack_parallel.ray_ranks import bundles_for
 from llmstack_parallel.ray_signals import own_signal_handlers
 from llmstack_types import EngineStartError, ModelRunnerConfig
@@ -24,6 +27,36 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     hosts = HostsConfig("tcp://127.0.0.1:29550", size=2, num_local=0, backend="ray")
     with pytest.raises(EngineStartError, match=r"pip install 'llmstack-parallel\[ray\]'"):
         make_launcher(EngineConfig(ModelRunnerConfig("echo"), runner="echo", hosts=hosts), hosts)
+
+
+@pytest.mark.parametrize(
+    ("variables", "has_file", "is_enough"),
+    [
+        ({}, False, False),
+        ({"RAY_AUTH_MODE": "token"}, False, False),
+        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "t"}, True, False),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t"}, False, True),
+        ({"RAY_AUTH_TOKEN_PATH": "/run/token"}, False, True),
+        ({"RAY_AUTH_MODE": "token"}, True, True),
+    ],
+)
+def test_a_cluster_that_asks_for_a_token_is_refused_at_once_without_one(
+    variables: dict[str, str], has_file: bool, is_enough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if has_file:
+        (tmp_path / "auth_token").write_text("t", encoding="utf-8")
+    monkeypatch.setattr(ray_hosts, "_TOKEN_FILE", tmp_path / "auth_token")
+    probed = subprocess.CompletedProcess([], ray_probe.ASKS_FOR_TOKEN)
+    monkeypatch.setattr(ray_hosts.subprocess, "run", lambda *_, **__: probed)
+    if is_enough:
+        check_token("10.0.0.1:6379")
+        return
+    with pytest.raises(EngineStartError, match="asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN"):
+        check_token("10.0.0.1:6379")
 
 
 @pytest.mark.parametrize("address", ["", "auto", "local", "ray://10.0.0.1:10001", "10.0.0.1", "10.0.0.1:port"])

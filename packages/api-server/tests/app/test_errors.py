@@ -281,6 +281,10 @@ async def test_messages_hold_the_words_that_clients_look_for(app: Any, body: Any
 
 async def test_unknown_paths_and_methods_are_named(app: Any):
     check(await call(app, "GET", "/v1/nothing"), 404, "invalid_request_error", "unknown_url", None)
+    for path, meant in (("/chat/completions", CHAT), ("/models", "/v1/models"), ("/v1/v1/completions", COMPLETIONS)):
+        message = (await call(app, "POST", path)).json()["error"]["message"]
+        assert message == f"Unknown request URL: POST {path}. Did you mean {meant}?"
+    assert (await call(app, "GET", "/v1/nothing")).json()["error"]["message"] == "Unknown request URL: GET /v1/nothing."
     check(await call(app, "POST", "/v1/completions/"), 404, "invalid_request_error", "unknown_url", None)
     answer = await call(app, "GET", COMPLETIONS)
     check(answer, 405, "invalid_request_error", "method_not_supported", None)

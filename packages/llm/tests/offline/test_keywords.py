@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm import EngineArgs, EngineArgsError
-from llmstack_llm.offline.keywords import own_options
+from llmstack_llm.offline.keywords import own_options, served_name
 
 
 def test_what_only_tunes_is_left_out_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture):
@@ -42,10 +42,33 @@ def test_the_keyword_of_one_key_is_put_into_its_object():
     }  # fmt: skip
 
 
+def test_a_keyword_has_every_name_of_its_option():
+    assert own_options({"override_pooler_config": {"normalize": False}}) == {"pooler_config": {"normalize": False}}
+    same = {"pooler_config": {"normalize": False}, "override_pooler_config": {"normalize": False}}
+    assert own_options(same) == {"pooler_config": {"normalize": False}}
+    assert own_options({"pooler_config": None, "override_pooler_config": None}) == {}
+    assert own_options({"num_gpu_blocks_override": 9}) == {"num_kv_blocks": 9}
+
+
+def test_media_that_may_come_from_nowhere_ask_for_nothing():
+    assert own_options({"allowed_local_media_path": "", "allowed_media_domains": []}) == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "rest", "first"),
+    [(None, {}, ""), ("a", {"dtype": "auto"}, "a"), (["a", "b"], {}, "a"), ([], {}, ""), (("x",), {}, "x")],
+)
+def test_the_first_served_name_is_taken_out(names: Any, rest: dict[str, Any], first: str):
+    given = {"served_model_name": names, **rest}
+    assert (served_name(given), given) == (first, rest)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"max_modl_len": 1}, r"unknown options: max_modl_len \(did you mean max_model_len\?\)"),
+        ({"pooler_config": {}, "override_pooler_config": {"normalize": True}}, "another name of pooler_config"),
+        ({"allowed_local_media_path": "/data"}, "allowed_local_media_path: images, audio and video are not"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb: weights are not offloaded"),
         ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by tokenizer.json"),
         ({"attention_config": {"use_non_causal": True}}, "attention_config: use_non_causal would change"),

@@ -76,6 +76,28 @@ def test_a_bad_prompt_is_refused_by_its_place_before_anything_is_computed(llm: L
         llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
 
 
+@pytest.mark.parametrize("seed", [2**70, -(2**70)])
+def test_a_seed_out_of_range_is_a_sentence(llm: LLM, seed: int):
+    with pytest.raises(InvalidRequestError, match=r"Invalid 'seed': .* instead\.$"):
+        llm.generate("a", SamplingParams(seed=seed))
+    with pytest.raises(InvalidRequestError, match=r"Invalid 'seed': .* instead\.$"):
+        llm.enqueue("a", SamplingParams(seed=seed))
+
+
+def test_the_engine_has_the_tokenizer_too(llm: LLM):
+    tokenizer = llm.llm_engine.get_tokenizer()
+    assert tokenizer.encode("Hello") == llm.get_tokenizer().encode("Hello")
+    assert tokenizer("Hello") == llm.get_tokenizer()("Hello")
+    messages = [{"role": "user", "content": "Hello"}]
+    assert tokenizer.apply_chat_template(messages) == llm.get_tokenizer().apply_chat_template(messages)
+
+
+def test_the_metrics_have_the_served_name(folder: Path):
+    with LLM(str(folder), served_model_name=["mine", "other"], **ECHO) as named:
+        named.generate("a", SamplingParams(max_tokens=1))
+        assert {metric.labels["model_name"] for metric in named.get_metrics()} == {"mine"}
+
+
 def test_the_bar_counts_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")  # some versions cut the line off at the width of a terminal
     file = io.StringIO()
@@ -349,7 +371,7 @@ def test_adapters_that_cannot_be_served_are_refused(llm: LLM, folder: Path, tmp_
             assert caught.value.param == param
 
 
-@pytest.mark.parametrize("name", ["collective_rpc", "apply_model", "reward"])
+@pytest.mark.parametrize("name", ["collective_rpc", "apply_model", "reward", "set_tokenizer"])
 def test_what_is_not_offered_says_why(llm: LLM, name: str):
     assert not hasattr(llm, name)
     with pytest.raises(AttributeError, match=f"{name}': .*"):

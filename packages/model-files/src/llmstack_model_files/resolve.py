@@ -56,6 +56,8 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
         return open_gguf(folder)
     if "://" in name_or_path:
         raise ModelFilesError(_describe_address(name_or_path))
+    if os.path.isfile(folder):
+        raise ModelFilesError(f"{name_or_path[:256]} is a file, and neither a model's folder nor a GGUF file.")
     if looks_like_path(name_or_path):
         kind = "file" if folder.suffix == SUFFIX else "folder"
         raise ModelFilesError(f"There is no {kind} {name_or_path[:256]}.")

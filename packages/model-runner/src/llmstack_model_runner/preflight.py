@@ -78,6 +78,7 @@ def find_problems(
     if config.load_format == "dummy":
         problems += _dummy_problems(model_config)
     else:
+        problems += _load_format_problems(folder, config.load_format)
         try:
             tensors = _read_tensors(folder)
             weight_bytes = max(weight_bytes, _least_weight_bytes(folder, tensors, config))
@@ -90,6 +91,14 @@ def find_problems(
         num_tokens, num_blocks = min(num_tokens, config.block_size), 1  # layers may hold less than the whole request
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or num_tokens * token_bytes
     return [*problems, *_memory_problems(weight_bytes, kv_bytes, config, root)]
+
+
+def _load_format_problems(folder: Path, load_format: str) -> list[str]:
+    """A sentence where the files are of another format than the one that was asked for."""
+    found = "gguf" if gguf_weights(folder) else "safetensors"
+    if load_format in ("auto", found):
+        return []
+    return [f"--load-format {load_format}: the weights of this model are in {found} files."]
 
 
 def find_room_problem(

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from llmstack_engine_core import EngineConfig
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S: Final = 60.0
 PLACEMENT_TIMEOUT_S: Final = 60.0
+_TOKEN_FILE: Final = Path("~/.ray/auth_token")  # Ray's own place
 _TOKEN_VARIABLES: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -42,7 +44,7 @@ class RayHosts:
             with own_signal_handlers():
                 ray.init(address=address, namespace="llmstack", log_to_driver=False, configure_logging=False)
         except Exception as error:  # Ray has many kinds
-            raise EngineStartError(f"the Ray cluster at {address} cannot be joined: {type(error).__name__}") from error
+            raise EngineStartError(cannot_join(address, error)) from error
         try:
             self._group = self._place(config, hosts.size)
             self._actors = self._start(config, hosts.size)
@@ -150,6 +152,24 @@ def check_token(address: str) -> None:
         )
     if status != ray_probe.ASKS_FOR_TOKEN:
         raise EngineStartError(f"there is no Ray cluster at {address}")
+    if not has_token():
+        raise EngineStartError(
+            f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH to the token of the cluster, which `ray get-auth-token` shows on its head node"
+        )
+
+
+def has_token() -> bool:
+    """Whether Ray finds a token in the environment or in its file; newer versions send it by default."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
+        return False
+    return any(os.environ.get(name) for name in _TOKEN_VARIABLES) or _TOKEN_FILE.expanduser().is_file()
+
+
+def cannot_join(address: str, error: Exception) -> str:
+    """A sentence about an error of `ray.init`."""
+    hint = "where it asks for a token, RAY_AUTH_MODE=token and the same token must be set here"
+    return f"the Ray cluster at {address} cannot be joined ({type(error).__name__}); {hint}"
 
 
 def import_ray(option: str) -> Any:

@@ -10,7 +10,14 @@ from typing import Any
 
 from llmstack_parallel.hosts.meeting import placement_of
 from llmstack_parallel.ray_host import RayRank, pack_rank_order
-from llmstack_parallel.ray_hosts import PLACEMENT_TIMEOUT_S, bundle, check_token, cluster_address, import_ray
+from llmstack_parallel.ray_hosts import (
+    PLACEMENT_TIMEOUT_S,
+    bundle,
+    cannot_join,
+    check_token,
+    cluster_address,
+    import_ray,
+)
 from llmstack_parallel.ray_signals import own_signal_handlers
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, ModelRunnerConfig
@@ -33,7 +40,7 @@ class RayRanks:
             with own_signal_handlers():
                 ray.init(address=cluster, namespace="llmstack", log_to_driver=False, configure_logging=False)
         except Exception as error:  # Ray has many kinds
-            raise EngineStartError(f"the Ray cluster at {cluster} cannot be joined: {type(error).__name__}") from error
+            raise EngineStartError(cannot_join(cluster, error)) from error
         self._actors: list[Any] = []
         self._group: Any = None
         try:

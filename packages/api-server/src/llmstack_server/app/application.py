@@ -137,13 +137,20 @@ def _translator(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 404:
-            raise HTTPError(unknown_url(request.method, request.url.path))
+            raise HTTPError(unknown_url(request.method, request.url.path, _meant(routes, request)))
         if status == 405:
             allowed = _methods(routes, route_path(request.scope)) or (headers or {}).get("Allow", "")
             raise HTTPError(method_not_supported(request.method, allowed))
         raise RuntimeError("an unexpected HTTP error") from error
 
     return translate
+
+
+def _meant(routes: Sequence[BaseRoute], request: Request) -> str:
+    """The path with the prefix of OpenAI's API, or without a doubled one, where that is a route."""
+    path = route_path(request.scope)
+    candidates = (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"))
+    return next((one for one in candidates if one != path and _methods(routes, one)), "")
 
 
 def _methods(routes: Sequence[BaseRoute], path: str) -> str:

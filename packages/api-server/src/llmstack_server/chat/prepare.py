@@ -153,7 +153,7 @@ def _tool_use(state: ServerState, conversation: Conversation) -> ToolUse:
     if tool_use.mode is ToolMode.AUTO and state.chat_parsers.tool is None:
         reason = (
             "how this model writes tool calls is not known here; the server has to be started with "
-            f"--tool-call-parser ({', '.join(sorted(TOOL_PARSERS))})"
+            f"--tool-call-parser, of which there are {len(TOOL_PARSERS)}"
         )
         raise request_errors.unsupported_value("tools", reason)
     return tool_use if conversation.call_grammar is None else replace(tool_use, grammar=conversation.call_grammar)

@@ -112,9 +112,10 @@ def invalid_api_key() -> ErrorAnswer:
     return error_answer("invalid_api_key", "Incorrect API key provided.")
 
 
-def unknown_url(method: str, path: str) -> ErrorAnswer:
-    """404 `unknown_url`, with at most 64 characters of the path."""
-    return error_answer("unknown_url", f"Unknown request URL: {method[:16]} {_printable(path)}.")
+def unknown_url(method: str, path: str, meant: str = "") -> ErrorAnswer:
+    """404 `unknown_url`, with at most 64 characters of the path, and the path that may have been meant."""
+    advice = f" Did you mean {meant}?" if meant else ""
+    return error_answer("unknown_url", f"Unknown request URL: {method[:16]} {_printable(path)}.{advice}")
 
 
 def method_not_supported(method: str, allow: str) -> ErrorAnswer:
@@ -264,8 +265,11 @@ def step_log_not_kept() -> ErrorAnswer:
 
 
 def stream_not_found() -> ErrorAnswer:
-    """404 `not_found`, for the id of a stream that was never used, has ended, or is another key's: all look alike."""
-    return error_answer("not_found", "There is no stream with this id.")
+    """404 `not_found`, for a stream that was never there, has ended, or is another key's, and an event beyond its end.
+
+    All look alike.
+    """
+    return error_answer("not_found", "There is no stream with this id that goes on after this event.")
 
 
 def stream_away() -> ErrorAnswer:

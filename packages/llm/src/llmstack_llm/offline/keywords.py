@@ -30,7 +30,7 @@ def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         EngineArgsError: Others are refused or unknown; the text says why, or names the nearest option.
     """
-    given = _with_whole_objects(given)
+    given = _with_whole_objects(_with_first_names(given))
     known = [field.name for field in fields(EngineArgs)]  # `llmstack verify` sets one that is no option
     own = {name: value for name, value in given.items() if name in known and value is not None}
     others = {name: value for name, value in given.items() if name not in (*known, *_ALWAYS_ON) and value is not None}
@@ -51,6 +51,26 @@ def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise EngineArgsError("; ".join(problems))
     return own
+
+
+def served_name(given: dict[str, Any]) -> str:
+    """The first of `served_model_name`, which is taken out; empty where there is none."""
+    names = given.pop("served_model_name", None) or ""
+    return names if isinstance(names, str) else str(names[0])
+
+
+def _with_first_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords under the first name of their option, such as `pooler_config` for `override_pooler_config`."""
+    options = options_of(EngineArgs)
+    firsts = {_keyword(flag): option.key for option in options for flag in option.declared.also}
+    named: dict[str, Any] = {}
+    for name, value in given.items():
+        first = firsts.get(name, name)
+        if value is not None and named.get(first, value) != value:
+            raise EngineArgsError(f"{name}: it is another name of {first}, which has another value")
+        if value is not None or first not in named:
+            named[first] = value
+    return named
 
 
 def _with_whole_objects(given: Mapping[str, Any]) -> dict[str, Any]:

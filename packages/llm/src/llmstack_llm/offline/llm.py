@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
@@ -19,10 +20,10 @@ from llmstack_llm.chat.template_files import find_chat_template
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.offline.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
 from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
-from llmstack_llm.offline.keywords import own_options
+from llmstack_llm.offline.keywords import own_options, served_name
 from llmstack_llm.offline.llm_engine import LLMEngine
 from llmstack_llm.offline.pooling import OfflinePooling
-from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, one_each, priority_list, prompt_list
+from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, one_each, priority_list, prompt_list, without_note
 from llmstack_llm.offline.tokenizer import OfflineTokenizer
 from llmstack_llm.outputs.metrics import Metric, MetricsKeeper
 from llmstack_llm.outputs.request_output import RequestOutput
@@ -30,7 +31,7 @@ from llmstack_llm.outputs.stats import StatLogger
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, PromptInput, RenderedPrompt
-from llmstack_types import RequestOutputKind, SamplingParams
+from llmstack_types import InvalidRequestError, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from llmstack_engine_core.protocols import EventHook
@@ -43,6 +44,7 @@ DEFAULT_MAX_TOKENS = 16
 _NOT_OFFERED: Mapping[str, str] = {
     "collective_rpc": "there is one worker, in the engine core: nothing runs code that callers send",
     "apply_model": "the model lives with its runner, which runs no code that callers send",
+    "set_tokenizer": "constraints and templates follow it from the start: use LLM(..., tokenizer=FOLDER)",
     "reward": "use encode(prompts, pooling_task=...)",
 }
 
@@ -93,14 +95,16 @@ class LLM(OfflinePooling):
         event_hooks: Sequence[EventHook] = (),
         **engine_kwargs: Any,
     ) -> None:
+        name = served_name(engine_kwargs) or model
         engine_kwargs = own_options(engine_kwargs)
         engine_kwargs.setdefault("trace", os.environ.get("LLMSTACK_TRACE", "") not in ("", "0"))
         args = EngineArgs(model, **engine_kwargs)
-        self._metrics = MetricsKeeper(model)
+        self._metrics = MetricsKeeper(name)
         stat_loggers = [self._metrics, *stat_loggers]
         self.llm_engine = LLMEngine.from_engine_args(
             args, multiprocess=multiprocess, stat_loggers=stat_loggers, event_hooks=event_hooks
         )
+        self.llm_engine.renderer = weakref.WeakMethod(self._render_all)
         self._requests = OfflineRequests(self.llm_engine)
         self._awake_parts = _SLEEPING_PARTS
 
@@ -373,7 +377,10 @@ class LLM(OfflinePooling):
         if is_default:
             given["max_tokens"] = None
         processor = self.llm_engine.input_processor
-        return check_sampling(given, processor.limits), DEFAULT_MAX_TOKENS if is_default else None
+        try:
+            return check_sampling(given, processor.limits), DEFAULT_MAX_TOKENS if is_default else None
+        except InvalidRequestError as error:
+            raise without_note(error) from error
 
     def _complete(
         self, admitted: Sequence[AdmittedRequest], use_tqdm: UseTqdm, priorities: Sequence[int] | None = None

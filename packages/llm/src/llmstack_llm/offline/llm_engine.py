@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry, LoRARequest
@@ -19,13 +19,14 @@ from llmstack_llm.engine_clients import trace_observers
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs
+from llmstack_llm.offline.tokenizer import OfflineTokenizer, Render
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
 from llmstack_llm.outputs.stats import StatLogger, announce_engine, record_all
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
-from llmstack_llm.requests import Adapter, AdmittedRequest, PromptInput
+from llmstack_llm.requests import Adapter, AdmittedRequest, PromptInput, RenderedPrompt
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import (
     Control,
@@ -71,6 +72,7 @@ class LLMEngine:
         self.model_config = model_config
         self.client = client
         self.tokenizer = tokenizer
+        self.renderer: Callable[[], Render | None] = lambda: None  # of the `LLM` that this is the engine of
         numbers = itertools.count(1)
         # Requests without a seed get one from the engine's, so that a script gives the same texts when it runs again.
         self.input_processor = InputProcessor(
@@ -88,6 +90,22 @@ class LLMEngine:
         self.ready = model_config.use.restrict(client.wait_until_ready())
         self.input_processor.set_ready(self.ready)
         announce_engine(self._stat_loggers, self.ready)
+
+    def get_tokenizer(self) -> OfflineTokenizer:
+        """The tokenizer, which renders conversations as long as its `LLM` is there.
+
+        Raises:
+            InvalidRequestError: There is none.
+        """
+        if self.tokenizer is None:
+            raise request_errors.unsupported_value("prompt", "there is no tokenizer (skip_tokenizer_init)")
+        return OfflineTokenizer(self.tokenizer, self._render)
+
+    def _render(self, *arguments: Any, **options: Any) -> list[RenderedPrompt]:
+        render = self.renderer()
+        if render is None:
+            raise request_errors.unsupported_value("messages", "conversations are rendered by an LLM, which is gone")
+        return render(*arguments, **options)
 
     @classmethod
     def from_engine_args(

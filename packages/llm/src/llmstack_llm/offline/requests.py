@@ -17,10 +17,17 @@ from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.requests import AdmittedRequest, PromptInput
+from llmstack_types import InvalidRequestError
 
 GivenT = TypeVar("GivenT")
 UseTqdm = bool | Callable[..., "tqdm[Any]"]
 Output = RequestOutput | PoolingRequestOutput
+
+
+def without_note(error: InvalidRequestError) -> InvalidRequestError:
+    """The error without the note in brackets that clients over HTTP look for."""
+    message = error.message.removesuffix(" (less_than_equal)").removesuffix(" (greater_than_equal)")
+    return InvalidRequestError(message, param=error.param, code=error.code)
 
 
 class OfflineRequests:
