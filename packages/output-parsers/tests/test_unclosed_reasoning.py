@@ -63,3 +63,13 @@ def test_a_call_that_the_end_has_cut_inside_reasoning_is_completed():
     text = '<think>hm <tool_call>{"name": "now", "arguments": {"a": "b'
     found = check_output_parser(lambda: chained("qwen3", "hermes"), text, range(0, 300, 11))
     assert (found.reasoning, found.calls) == ("hm ", [("now", '{"a": "b"}')])
+
+
+@pytest.mark.parametrize("name", ["glm45", "kimi_k2", "inkling"])
+def test_the_start_of_a_call_is_no_content_where_no_parser_of_calls_follows(name: str):
+    make = REASONING_PARSERS[name]
+    start = {"glm45": "<tool_call>", "kimi_k2": "<|tool_calls_section_begin|>"}.get(
+        name, "<|content_invoke_tool_json|>"
+    )
+    found = check_output_parser(lambda: make(is_open=True), f"hm{start}now", range(0, 50, 3))
+    assert (found.reasoning, found.content) == ("hm", "now")

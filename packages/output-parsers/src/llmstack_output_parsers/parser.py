@@ -50,6 +50,7 @@ class Parser(ABC):
         self._begun: tuple[str, str] | None = None
         self._writer: JsonWriter | None = None
         self._unclosed: UnclosedCalls | None = None
+        self._is_chained = False
         self._num_calls = 0
         self._spaces: list[str] = []
         self._num_spaces = 0
@@ -104,7 +105,8 @@ class Parser(ABC):
             self._reasoning.append(self._unclosed.take())
 
     def expect_calls(self, starts: Sequence[str]) -> None:
-        """Holds reasoning back from one of these texts on, until the reasoning is closed."""
+        """Holds reasoning back from one of these texts on, until the reasoning is closed: a parser of calls follows."""
+        self._is_chained = True
         self._unclosed = UnclosedCalls(starts) if starts else None
 
     def take_unclosed(self) -> str:
@@ -114,7 +116,7 @@ class Parser(ABC):
     def take_call(self, end: str) -> str:
         """The text from the start of a call on, in reasoning that `end` ends: `end`, and the text before it if held."""
         if self._unclosed is None:
-            return end
+            return end if self._is_chained else ""  # a token that no parser of calls reads is no content
         self._reasoning.append(self._unclosed.add(end))
         has_start, text = self._unclosed.has_start, self._unclosed.take()
         if has_start:

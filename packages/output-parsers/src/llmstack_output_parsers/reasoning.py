@@ -234,8 +234,8 @@ class ChainedParser:
     def __init__(self, first: OutputParser, second: OutputParser) -> None:
         self._first = first
         self._second = second
-        if isinstance(first, Parser) and isinstance(second, ToolParser):
-            first.expect_calls(second.starts)
+        if isinstance(first, Parser):
+            first.expect_calls(second.starts if isinstance(second, ToolParser) else ())
 
     def feed(self, text: str) -> ParsedDelta:
         delta = self._first.feed(text)
