@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 import llmstack_demo_model
+from llmstack_engine_core.client.restarts import RESTART_WINDOW_S
 from llmstack_model_runner.testing import write_random_adapter
 
 NUM_READERS = 12
@@ -165,3 +166,35 @@ def test_every_stream_is_complete_and_the_same_however_often_engine_cores_are_ki
     assert set(kills.counts) == set(REQUESTS)
     assert "quarantine" not in mixed_server.log
     assert "Traceback" not in mixed_server.log
+
+
+DEADLY = 666
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_beside_a_request_that_crashes_engine_cores_no_other_is_cut(serve: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / f"echo?deadly_token_id={DEADLY}&step_delay_s=0.03"
+    folder.symlink_to(llmstack_demo_model.model_path())
+
+    def read_echo(server: Any, *prompt: int) -> str:
+        """The text, after which an error or the end comes."""
+        body = {"model": BASE, "prompt": list(prompt), "max_tokens": 60, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=180) as answer:
+            answer.read()
+        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        chunks = [json.loads(event) for event in events if event != "[DONE]"]
+        text = "".join(choice["text"] for chunk in chunks for choice in chunk.get("choices", ()))
+        return text + next((chunk["error"]["code"] for chunk in chunks if "error" in chunk), "[END]")
+
+    with serve(
+        str(folder), "--runner", "echo", "--served-model-name", BASE, "--api-server-count", "2",
+        "--max-engine-restarts", "20",
+    ) as server, ThreadPoolExecutor(9) as pool:  # fmt: skip
+        expected = read_echo(server, 5, 6, 7)
+        for number in range(2):
+            time.sleep(RESTART_WINDOW_S * number)  # a minute has places for the restarts of one search
+            innocent = [pool.submit(read_echo, server, 5, 6, 7) for _ in range(8)]
+            bad = pool.submit(read_echo, server, 5, 6, 7, 8, 9, 10, DEADLY)
+            assert bad.result().endswith("request_quarantined")
+            assert [reading.result() for reading in innocent] == [expected] * 8
