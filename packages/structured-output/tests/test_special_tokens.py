@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def as_tag(format_: dict[str, Any]) -> StructuredOutputsParams:
 
 
 def escaped(text: str) -> str:
-    return "".join(f"\\{char}" if not char.isalnum() and char not in "<> \n" else char for char in text)
+    return "".join(f"\\{char}" if char in string.punctuation and char not in "<>" else char for char in text)
 
 
 def quoted(text: str) -> str:
@@ -106,6 +107,19 @@ def test_texts_of_such_names_and_pieces_of_them_are_written_as_they_are(
     constraint, written = FORCED[kind]
     text = "".join(pieces)
     assert write_forced(compiler, constraint(text)) == written(text)
+
+
+@KIND
+@pytest.mark.full
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(st.sampled_from([*NAMES, "<", ">", "</", "a", "ü", " "]) | st.text(max_size=3), min_size=1))
+def test_thousands_of_texts_with_such_names_are_written_as_they_are(
+    compiler: GrammarCompiler, kind: str, pieces: list[str]
+) -> None:
+    constraint, written = FORCED[kind]
+    text = "".join(char for char in "".join(pieces) if char.isprintable())
+    if text:
+        assert write_forced(compiler, constraint(text)) == written(text)
 
 
 def allowed_first(compiler: GrammarCompiler, params: StructuredOutputsParams) -> list[int]:

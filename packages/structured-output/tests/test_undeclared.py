@@ -182,14 +182,11 @@ def _with_closed_parts(node: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(schema=schemas(), seed=st.integers(0, 1000))
-def test_nothing_undeclared_is_written_and_all_that_is_declared_can_be(
-    compiler: GrammarCompiler,
-    writer: Callable[[Matcher, random.Random], str | None],
-    schema: dict[str, Any],
-    seed: int,
-) -> None:
+Writer = Callable[[Matcher, random.Random], str | None]
+
+
+def check_declared(compiler: GrammarCompiler, writer: Writer, schema: dict[str, Any], seed: int) -> None:
+    """Nothing undeclared is written, and all that is declared can be."""
     expected = jsonschema.Draft202012Validator(closed(schema))
     letter = StructuredOutputsParams(json=json.dumps(schema), disable_additional_properties=False)
     try:
@@ -207,3 +204,20 @@ def test_nothing_undeclared_is_written_and_all_that_is_declared_can_be(
             matcher = grammar.new_matcher()
             assert matcher.accept(text.encode())
             assert matcher.is_complete
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(schema=schemas(), seed=st.integers(0, 1000))
+def test_nothing_undeclared_is_written_and_all_that_is_declared_can_be(
+    compiler: GrammarCompiler, writer: Writer, schema: dict[str, Any], seed: int
+) -> None:
+    check_declared(compiler, writer, schema, seed)
+
+
+@pytest.mark.full
+@settings(max_examples=5000, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(schema=schemas(), seed=st.integers(0, 1000))
+def test_nothing_undeclared_is_written_under_thousands_of_schemas(
+    compiler: GrammarCompiler, writer: Writer, schema: dict[str, Any], seed: int
+) -> None:
+    check_declared(compiler, writer, schema, seed)
