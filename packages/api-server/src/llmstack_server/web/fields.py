@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.rules import MAX_LOGIT_BIAS_ENTRIES
 from llmstack_server.web.errors import missing_parameter, unknown_parameter
 from llmstack_types import InvalidRequestError
 
 # Not `float`: a number of 400 digits is no float, and must still reach the check of its field's range.
 Decimal = int | float
+
+
+def _fail_fast(schema: Any) -> None:
+    entries = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ()
+    for entry in entries:
+        _fail_fast(entry)
+    if isinstance(schema, dict) and schema.get("type") == "list":
+        schema["fail_fast"] = True
+
+
+class RequestBody(BaseModel):
+    """A body whose lists end at their first error: a million errors of one list would take 10 s."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the model, with all lists failing fast."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+
+def at_most(max_entries: int, param: str) -> BeforeValidator:
+    """Refuses an object of more entries before it looks at any."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > max_entries:
+            raise request_errors.too_many_properties(param, max_entries, len(value))
+        return value
+
+    return BeforeValidator(check)
 
 
 class StreamOptions(BaseModel):
@@ -23,7 +55,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(RequestBody):
     """Fields of all generating requests; None means the default."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
@@ -51,7 +83,7 @@ class GenerationFields(BaseModel):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, Decimal] | None = None
+    logit_bias: Annotated[dict[str, Decimal] | None, at_most(MAX_LOGIT_BIAS_ENTRIES, "logit_bias")] = None
     allowed_token_ids: list[int] | None = None
     typical_p: Decimal | None = None
     bad_words: list[str] | None = None
@@ -85,7 +117,7 @@ class GenerationFields(BaseModel):
     user: str | None = None
 
 
-class PoolingFields(BaseModel):
+class PoolingFields(RequestBody):
     """Fields of all pooling requests."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
@@ -124,7 +156,10 @@ def parse(model: type[RequestModel], body: dict[str, Any]) -> RequestModel:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        first = error.errors(include_url=False, include_input=False)[0]
+        own = first.get("ctx", {}).get("error")
+        if isinstance(own, InvalidRequestError):
+            raise own from None
         raise _refusal(first["loc"], first["type"], body) from None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from llmstack_server.web.fields import GenerationFields
+from llmstack_server.web.fields import GenerationFields, RequestBody
 from llmstack_server.web.peer_fields import PEERS
 from llmstack_server.web.unsupported import COMMON, Predicate, one_of, word_of
 
@@ -21,7 +21,7 @@ class OutputConfigFields(BaseModel):
     format: dict[str, Any] | None = None
 
 
-class PromptFields(BaseModel):
+class PromptFields(RequestBody):
     """Fields of the prompt, in requests for messages and for token counts."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())

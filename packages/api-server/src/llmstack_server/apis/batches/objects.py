@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_llm import request_errors
 from llmstack_server.web.errors import missing_parameter
+from llmstack_server.web.fields import at_most
 
 COMPLETION_WINDOW_S = 24 * 3600
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
@@ -36,7 +37,7 @@ class BatchRequestBody(BaseModel):
     input_file_id: str | None = None
     endpoint: str | None = Field(None, description=f"one of {', '.join(ENDPOINTS)}")
     completion_window: str | None = Field(None, description="24h")
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, at_most(MAX_METADATA, "metadata")] = None
     output_expires_after: ExpiresAfter | None = None
 
 

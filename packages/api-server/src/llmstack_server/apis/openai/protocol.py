@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from llmstack_server.web.fields import GenerationFields
+from llmstack_server.web.fields import GenerationFields, RequestBody
 from llmstack_server.web.peer_fields import PEERS, PEERS_OF_CHATS, PEERS_OF_TOKENIZE
 from llmstack_server.web.unsupported import COMMON, EFFORTS, MEDIA, VERBOSITIES, Predicate, one_of, word_of
 
@@ -59,7 +59,7 @@ class BatchChatRequest(ChatCompletionRequest):
     messages: list[list[dict[str, Any]]] | None = Field(None, description="conversations; at most 128")  # type: ignore[assignment]
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(RequestBody):
     """Body of `POST /tokenize`."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
@@ -77,7 +77,7 @@ class TokenizeRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(RequestBody):
     """Body of `POST /detokenize`."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())

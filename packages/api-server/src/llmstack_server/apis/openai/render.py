@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmstack_llm import CheckedSampling, check_fan_out
+from llmstack_llm import CheckedSampling, check_fan_out, request_errors
 from llmstack_server.apis.openai.chat import conversation_of, sampling_of
 from llmstack_server.apis.openai.protocol import (
     CHAT,
@@ -37,6 +37,7 @@ async def render_chat(state: ServerState, body: dict[str, Any]) -> dict[str, Any
     given = sampling_of(fields)
     sampling = state.engine.check_sampling(given.values, given.names)
     rendered = await render_conversation(state, conversation_of(fields))
+    _check_length(state, rendered.token_ids, sampling, "messages")
     return _rendered(state, fields, rendered.token_ids, sampling, answer_ids("chatcmpl", fields.request_id).answer)
 
 
@@ -54,8 +55,16 @@ async def render_completions(state: ServerState, body: dict[str, Any]) -> list[d
         param = f"prompt[{index}]" if is_list else "prompt"
         if isinstance(prompt, str):
             prompt = await state.engine.tokenize(prompt, add_special_tokens=adds_special, param=param)
+        _check_length(state, prompt, sampling, param)
         rendered.append(_rendered(state, fields, prompt, sampling, f"{answer_id}-{index}"))
     return rendered
+
+
+def _check_length(state: ServerState, token_ids: Sequence[int], sampling: CheckedSampling, param: str) -> None:
+    """Refuses a prompt that can never run, unless the request cuts it."""
+    longest = state.engine.limits.max_request_tokens
+    if len(token_ids) > longest and sampling.values.get("truncate_prompt_tokens") is None:
+        raise request_errors.context_length_exceeded(param, longest, len(token_ids))
 
 
 def _rendered(
