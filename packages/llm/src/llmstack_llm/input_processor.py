@@ -353,9 +353,10 @@ class InputProcessor:
             return prompt.text, prompt.token_ids
         if isinstance(prompt, Mapping):
             return text_and_ids_of(prompt, param)
+        if isinstance(prompt, list) and len(prompt) > self.limits.max_request_tokens:
+            return None, prompt  # it is refused, or cut
         if isinstance(prompt, list | tuple):
-            is_kept = isinstance(prompt, tuple) or len(prompt) <= self.limits.max_request_tokens
-            return None, list(prompt) if is_kept else prompt  # a longer one is refused, or cut
+            return None, list(prompt)
         raise request_errors.invalid_type(param, "a string or an array of token ids", prompt)
 
     def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
