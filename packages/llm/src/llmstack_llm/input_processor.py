@@ -353,8 +353,6 @@ class InputProcessor:
             return prompt.text, prompt.token_ids
         if isinstance(prompt, Mapping):
             return text_and_ids_of(prompt, param)
-        if isinstance(prompt, list) and len(prompt) > self.limits.max_request_tokens:
-            return None, prompt  # it is refused, or cut
         if isinstance(prompt, list | tuple):
             return None, list(prompt)
         raise request_errors.invalid_type(param, "a string or an array of token ids", prompt)

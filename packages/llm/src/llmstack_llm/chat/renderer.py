@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
-from llmstack_llm.chat.instructions import InstructionPlaces
+from llmstack_llm.chat.instructions import ROLES, InstructionPlaces
 from llmstack_llm.chat.messages import check_template_kwargs, normal_documents, normal_messages
 from llmstack_llm.chat.template import ChatTemplate, on_one_line
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
@@ -66,7 +66,12 @@ class ChatRenderer:
         """
         kwargs = check_template_kwargs(chat.template_kwargs) if chat.template_kwargs else {}
         guard = _Guard(self._special)
-        messages = guard.hide(self._instructions.fit(normal_messages(chat.messages, self.content_format)))
+        messages = normal_messages(chat.messages, self.content_format)
+        for message in messages:
+            if message["role"] in ROLES:
+                messages = self._instructions.fit(messages)
+                break
+        messages = guard.hide(messages)
         try:
             text = self.template.render(
                 messages,
