@@ -70,9 +70,14 @@ class Reader:
         return MAX_HELD_CHARS - self._num_held
 
     @property
+    def has_text(self) -> bool:
+        """Whether text has come that was not taken yet."""
+        return self._position < len(self._text)
+
+    @property
     def is_at_end(self) -> bool:
         """Whether the text is complete, and all of it was taken."""
-        return self._is_ended and self._position >= len(self._text)
+        return self._is_ended and not self.has_text
 
     @property
     def num_held_chars(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -138,7 +139,7 @@ class TaggedToolParser(ToolParser):
         """The text after a parameter's name; empty if it is something else."""
         return (yield from self._take_one(tuple(self.key_ends)))
 
-    @property
+    @functools.cached_property
     def _tags(self) -> tuple[str, ...]:
         """All that may stand between parameters, each once."""
         return tuple(dict.fromkeys((self.parameter, self.function_end, *self.closings)))
@@ -156,19 +157,22 @@ class TaggedToolParser(ToolParser):
             self.reader.take(1)
         return (yield from self._pass_string() if schemas.is_string(schema) else self._read_converted(schemas, schema))
 
-    @property
+    @functools.cached_property
     def _value_ends(self) -> tuple[str, ...]:
         return (self.parameter_end, *self.other_parameter_ends)
+
+    @functools.cached_property
+    def _ends(self) -> tuple[str, ...]:
+        return (*self._value_ends, *self._tags)
 
     def _take_value(self) -> Steps[tuple[str, str]]:
         """More text of a value, and the tag that closes it, which is taken; empty if none does.
 
         Both are empty if more text has to arrive.
         """
-        ends = (*self._value_ends, *self._tags)
-        text, marker = self.reader.take_until(ends)
+        text, marker = self.reader.take_until(self._ends)
         if not marker and self.reader.is_ended:
-            text = without_cut_tag(text, (*ends, *self.no_content))
+            text = without_cut_tag(text, (*self._ends, *self.no_content))
         if marker and not (yield from self.reader.look_ahead(self._goes_on_after(marker))):
             return text + marker, ""
         return text, marker
@@ -208,7 +212,7 @@ class TaggedToolParser(ToolParser):
                 self.add_arguments('"')
             if marker or self.reader.is_at_end:
                 return marker
-            if not new_text:
+            if not new_text or not self.reader.has_text:
                 yield
 
     def _read_converted(self, schemas: Schemas, schema: Mapping[str, Any]) -> Steps[str]:
@@ -227,7 +231,7 @@ class TaggedToolParser(ToolParser):
                 self.add_arguments(json_text(value) if num_chars > MAX_HELD_CHARS else schemas.converted(value, schema))
             if marker or self.reader.is_at_end:
                 return marker
-            if not text:
+            if not text or not self.reader.has_text:
                 yield
 
 
