@@ -235,3 +235,26 @@ async def test_models_lists_every_served_name():
         ("b", "model", 128),
     ]
     assert (await call(app, "GET", "/v1/models/org/a")).json()["id"] == "org/a"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "route", "status"),
+    [
+        ("POST", COMPLETIONS, {}, COMPLETIONS, 401),
+        ("GET", "/v1/models/any/name", {}, "/v1/models/{model:path}", 401),
+        ("POST", "/pause", {}, "/pause", 401),
+        ("POST", "/v1/responses/resp_1/cancel", {}, "/v1/responses/{response_id}/cancel", 401),
+        ("POST", "/nowhere", {"authorization": "Bearer k"}, "unknown", 404),
+        ("DELETE", COMPLETIONS, {}, "unknown", 401),
+    ],
+)
+async def test_a_refusal_before_the_route_is_counted_under_it(
+    method: str, path: str, headers: dict[str, str], route: str, status: int
+) -> None:
+    state = ready_state(FakeEngineClient(), HTTPConfig(api_keys=(Secret("k"),), enable_control_routes=True))
+    app = build_app(state)
+    for _ in range(2):
+        assert (await call(app, method, path, BODY, headers)).status == status
+    shown = method if method == "POST" or method == "GET" else "other"
+    line = f'llmstack:http_requests_total{{method="{shown}",route="{route}",status="{status}"}} 2.0'
+    assert line in state.metrics.render([], is_operator=True).decode()

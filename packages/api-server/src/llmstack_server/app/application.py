@@ -113,7 +113,7 @@ def _add_middleware(app: FastAPI, state: ServerState, routes: Sequence[BaseRoute
         )
     if state.telemetry is not None:
         app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)
-    app.add_middleware(RequestContextMiddleware, state=state)
+    app.add_middleware(RequestContextMiddleware, state=state, routes=routes)
 
 
 async def _refuse(request: Request, error: Exception) -> NoReturn:

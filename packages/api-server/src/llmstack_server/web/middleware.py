@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -69,9 +69,11 @@ def route_path(scope: Scope) -> str:
 class RequestContextMiddleware:
     """The outermost middleware: sets request ids, renders errors, and counts answers."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, routes: Sequence[BaseRoute] = ()) -> None:
         self._app = app
         self._state = state
+        self._routes = list(_flat(routes))
+        self._patterns: dict[tuple[str, str], str] = {}  # of refused requests, by method and path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,9 +105,29 @@ class RequestContextMiddleware:
 
     def _count(self, scope: Scope, status: int, start_s: float) -> None:
         # The pattern of the route, not the path: clients must not be able to add series.
-        route = getattr(scope.get("route"), "path", "unknown")
+        route = scope["route"].path if "route" in scope else self._pattern(scope)
         method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
         self._state.metrics.count_http(method, route, status, time.monotonic() - start_s)
+
+    def _pattern(self, scope: Scope) -> str:
+        """The pattern of the route that a request refused before its route was for."""
+        asked = scope["method"], route_path(scope)
+        if asked in self._patterns:
+            return self._patterns[asked]
+        for route in self._routes:
+            if route.matches(scope)[0] is Match.FULL:
+                pattern: str = getattr(route, "path", "unknown")
+                if pattern == asked[1]:  # there are as many of these as routes
+                    self._patterns[asked] = pattern
+                return pattern
+        return "unknown"
+
+
+def _flat(routes: Sequence[BaseRoute]) -> Iterator[BaseRoute]:
+    """The routes, with those of included routers, which newer versions of FastAPI keep in one entry."""
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        yield from (route,) if included is None else _flat(included.routes)
 
 
 class MarkingSender:
