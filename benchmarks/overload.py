@@ -1,11 +1,16 @@
 """Measures a server at ten times its capacity: goodput, refusals and memory.
 
-    python benchmarks/overload.py                        # --max-queue-wait 1.5, goodput within a TTFT of 2 s
-    python benchmarks/overload.py --max-queue-wait 30 --ttft 32 --seconds 60
+    python benchmarks/overload.py                        # the default limit, goodput within a TTFT of 10 s
+    python benchmarks/overload.py --max-queue-wait 2     # within 2 s
+    python benchmarks/overload.py --model demo --seats 256 --max-queue-wait 2
 
-The engine is simulated: every step takes 25 ms, so a request takes as long as its output has tokens. First the peak is
-measured, with twice as many clients as places. Then requests come at random, at a multiple of the peak, each on a
-connection of its own; those that are refused do not return. All figures are of this machine. JSON goes to --output.
+The engine is simulated: every step takes 25 ms, so a request takes as long as its output has tokens. With `--model` it
+is a real one. First the peak is measured, with twice as many clients as places. Then requests come at random, at a
+multiple of the peak, each on a connection of its own; those that are refused do not return.
+
+Server, client and this process are three. Times of the client hold its own delays; those of the server begin when the
+kernel has the last bytes of the headers. Its quantiles are upper bounds: the limits of its histograms. All figures are
+of this machine. JSON goes to --output.
 """
 
 from __future__ import annotations
@@ -20,7 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,6 +40,9 @@ START_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 120.0
 NORMAL_AFTER_S = 5.0
 MIB = 1 << 20
+DEMO = "demo"
+LAG_INTERVAL_S = 0.01
+OVERLOAD_BEGINS = "overload begins"
 
 
 @dataclass
@@ -70,6 +80,9 @@ class Report:
     ttft_ms: dict[str, float] = field(default_factory=dict)
     refusal_ms: dict[str, float] = field(default_factory=dict)
     retry_after_s: dict[str, float] = field(default_factory=dict)
+    server_ttft_ms: dict[str, float] = field(default_factory=dict)
+    server_refusal_ms: dict[str, float] = field(default_factory=dict)
+    client_lag_ms: dict[str, float] = field(default_factory=dict)
     idle_ttft_ms: float = 0.0
     ttft_after_ms: float = 0.0
     idle_mib: float = 0.0
@@ -78,13 +91,16 @@ class Report:
 
 
 @contextmanager
-def server(seats: int, step_ms: float, arguments: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """A server over the simulated engine: its process id and its port."""
+def server(seats: int, step_ms: float, arguments: Sequence[str], model: str = "") -> Iterator[tuple[int, int]]:
+    """A server over the simulated engine, or over a model: its process id and its port."""
     with tempfile.TemporaryDirectory() as name:
-        folder = write_model_folder(Path(name) / f"echo?step_delay_s={step_ms / 1000}")
+        served = [] if model == DEMO else [model]
+        if not model:
+            folder = write_model_folder(Path(name) / f"echo?step_delay_s={step_ms / 1000}")
+            served = [str(folder), "--runner", "echo"]
         log = Path(name) / "log"
         command = [
-            sys.executable, "-m", "llmstack_command", "serve", str(folder), "--runner", "echo", "--port", "0",
+            sys.executable, "-m", "llmstack_command", "serve", *served, "--port", "0",
             "--max-num-seqs", str(seats), "--served-model-name", "echo", "--disable-uvicorn-access-log", *arguments,
         ]  # fmt: skip
         with log.open("wb") as output:
@@ -194,34 +210,95 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     return {name: round(ordered[min(int(len(ordered) * share), len(ordered) - 1)], 1) for name, share in places.items()}
 
 
-async def measure(pid: int, port: int, options: argparse.Namespace) -> Report:
-    """One run against a server that is ready."""
+async def measure(port: int, options: argparse.Namespace) -> Report:
+    """What the client sees of a server that is ready."""
     rng, report = random.Random(options.seed), Report()
     await closed_loop(port, options.seats, options.peak_seconds / 2, rng)
     report.idle_ttft_ms = round(1000 * ((await ask(port, rng)).ttft_s or 0), 1)
     start_s = time.monotonic()
     answers = await closed_loop(port, 2 * options.seats, options.peak_seconds, rng)
     report.peak_per_s = rate_of(answers, start_s + 2, start_s + options.peak_seconds, options.ttft)
-    report.idle_mib = memory_mib(pid)
     report.offered_per_s = options.times * report.peak_per_s
-    sampling = asyncio.create_task(_sample_memory(pid, report))
+    print(OVERLOAD_BEGINS, flush=True)
+    lags = list[float]()
+    watching = asyncio.create_task(_watch_lag(lags))
     start_s = time.monotonic()
     tasks = await open_loop(port, report.offered_per_s, options.seconds, rng)
     end_s = time.monotonic()
     async with asyncio.timeout(DRAIN_TIMEOUT_S):
         answers = await asyncio.gather(*tasks)
-    sampling.cancel()
+    watching.cancel()
     await asyncio.sleep(NORMAL_AFTER_S)
     report.ttft_after_ms = round(1000 * ((await ask(port, rng)).ttft_s or 0), 1)
+    report.client_lag_ms = quantiles(lags)
     _judge(report, answers, start_s, end_s, options.ttft)
     return report
 
 
-async def _sample_memory(pid: int, report: Report) -> None:
+async def _watch_lag(lags: list[float]) -> None:
+    """Notes by how many milliseconds the client's own event loop is late."""
     while True:
-        report.peak_mib = max(report.peak_mib, await asyncio.to_thread(memory_mib, pid))
-        report.grown_mib = round(report.peak_mib - report.idle_mib, 1)
-        await asyncio.sleep(1.0)
+        due_s = time.monotonic() + LAG_INTERVAL_S
+        await asyncio.sleep(LAG_INTERVAL_S)
+        lags.append(1000 * (time.monotonic() - due_s))
+
+
+def run(pid: int, port: int, arguments: Sequence[str]) -> Report:
+    """Runs the client in a process of its own, and adds what only the server and its host know."""
+    command = [sys.executable, str(Path(__file__)), *arguments, "--port", str(port)]
+    report, before = Report(), dict[str, Buckets]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client, ThreadPoolExecutor(1) as pool:
+        lines = pool.submit(_read_client, client, lambda: before.update(histograms(port)))
+        while not lines.done():
+            memory = memory_mib(pid)
+            if not before:
+                report.idle_mib = memory
+            report.peak_mib = max(report.peak_mib, memory)
+            wait([lines], 1.0)
+    found = Report(**json.loads(lines.result()))
+    found.idle_mib, found.peak_mib = report.idle_mib, report.peak_mib
+    found.grown_mib = round(report.peak_mib - report.idle_mib, 1)
+    after = histograms(port)
+    found.server_refusal_ms = bounds(before[REFUSALS], after[REFUSALS])
+    found.server_ttft_ms = bounds(before[FIRST_TOKENS], after[FIRST_TOKENS])
+    return found
+
+
+def _read_client(client: subprocess.Popen[str], on_overload: Callable[[], None]) -> str:
+    assert client.stdout is not None
+    for line in client.stdout:
+        if line.strip() != OVERLOAD_BEGINS:
+            return line
+        on_overload()
+    raise SystemExit("the client ended without a report")
+
+
+Buckets = dict[float, float]
+REFUSALS, FIRST_TOKENS = "llmstack:refusal_seconds", "llmstack:time_to_first_token_seconds"
+
+
+def histograms(port: int) -> dict[str, Buckets]:
+    """The histograms of the server, as upper bounds in seconds and the number of what is at most that."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    found: dict[str, Buckets] = {REFUSALS: {}, FIRST_TOKENS: {}}
+    for name, bound, number in re.findall(r'^(\S+)_bucket\{.*le="([^"]+)".*\} (\S+)$', text, re.M):
+        if name in found:
+            found[name][float(bound)] = found[name].get(float(bound), 0.0) + float(number)
+    return found
+
+
+def bounds(before: Buckets, after: Buckets) -> dict[str, float]:
+    """Upper bounds of p50 and p99 in milliseconds, of what has come in between."""
+    counts = {bound: number - before.get(bound, 0.0) for bound, number in sorted(after.items())}
+    total = max(counts.values(), default=0.0)
+    if not total:
+        return {}
+    shares = {"p50": 0.5, "p99": 0.99}
+    return {
+        name: 1000 * next(bound for bound, number in counts.items() if number >= share * total)
+        for name, share in shares.items()
+    }
 
 
 def _judge(report: Report, answers: Sequence[Answer], start_s: float, end_s: float, ttft_s: float) -> None:
@@ -246,8 +323,9 @@ def processor() -> str:
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-queue-wait", type=float, default=1.5, help="the server's limit (default: 1.5)")
-    parser.add_argument("--ttft", type=float, default=2.0, help="seconds to a good first token (default: 2)")
+    parser.add_argument("--max-queue-wait", type=float, default=10.0, help="the server's limit (default: 10)")
+    parser.add_argument("--ttft", type=float, help="seconds to a good first token (default: the server's limit)")
+    parser.add_argument("--model", default="", help="a model folder, or 'demo' (default: a simulated engine)")
     parser.add_argument("--times", type=float, default=10.0, help="offered load over the peak (default: 10)")
     parser.add_argument("--seconds", type=float, default=20.0, help="duration of the overload (default: 20)")
     parser.add_argument("--peak-seconds", type=float, default=12.0, help="duration at the peak (default: 12)")
@@ -255,14 +333,27 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--step-ms", type=float, default=25.0, help="duration of a step (default: 25)")
     parser.add_argument("--seed", type=int, default=1, help="of sizes and arrivals (default: 1)")
     parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)  # of the server: this process is its client
     return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options, completed."""
+    options = parser().parse_args(arguments)
+    options.ttft = options.max_queue_wait if options.ttft is None else options.ttft
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the figures; 0 whatever they are."""
-    options = parser().parse_args(arguments)
-    with server(options.seats, options.step_ms, ["--max-queue-wait", str(options.max_queue_wait)]) as (pid, port):
-        report = asyncio.run(measure(pid, port, options))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    if options.port is not None:
+        print(json.dumps(asdict(asyncio.run(measure(options.port, options)))))
+        return 0
+    limit = ["--max-queue-wait", str(options.max_queue_wait)]
+    with server(options.seats, options.step_ms, limit, options.model) as (pid, port):
+        report = run(pid, port, arguments)
     figures: dict[str, Any] = {"processor": processor(), "date": time.strftime("%Y-%m-%d"), **asdict(report)}
     text = json.dumps(figures, indent=2)
     print(text)

@@ -81,7 +81,7 @@ async def test_every_generated_answer_says_when_its_first_token_was_expected(pat
 
 
 async def test_a_request_takes_its_place_for_as_many_tokens_as_it_asks_for():
-    state = ready_state(FakeEngineClient(), HTTPConfig())
+    state = ready_state(FakeEngineClient(), HTTPConfig(max_queue_wait_s=None))
     clock = Clock()
     state.queue = QueueMonitor(1, clock=clock)
     running = RequestProgress(9, 90, 100, can_stop=False)

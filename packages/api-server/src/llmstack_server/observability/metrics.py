@@ -23,6 +23,7 @@ _ERROR_BUCKETS = (
     -30.0, -10.0, -2.5, -1.0, -0.5, -0.25, -0.1, -0.05, -0.02, -0.005, 0.0,
     0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0,
 )  # fmt: skip
+_REFUSAL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # The options whose limits refuse requests; all exist from the start, so that rates include the first refusal.
 _REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "tokenization", "max_queue_wait", "deadline")
 # A stream that is refused only ends with its connection; an abandoned one was ended without a reader.
@@ -78,6 +79,11 @@ class ServerMetrics:
         self._prediction_errors = HistogramFamily(
             f"{PREFIX}ttft_prediction_error_seconds", "Real time to the first token less the predicted one.",
             ("model_name",), _ERROR_BUCKETS, registry,
+        ).labels(self._model_name)  # fmt: skip
+        self._refusals = HistogramFamily(
+            f"{PREFIX}refusal_seconds",
+            "From the last bytes of the headers to the refusal by a predicted first token.",
+            ("model_name",), _REFUSAL_BUCKETS, registry,
         ).labels(self._model_name)  # fmt: skip
 
     def _make_server_metrics(self) -> None:
@@ -167,6 +173,10 @@ class ServerMetrics:
         self._prediction_errors.observe(error_s)
         if real_s > 0:
             self._prediction_ratios.observe(abs(error_s) / real_s)
+
+    def observe_refusal(self, seconds: float) -> None:
+        """Notes how long a request that is refused by prediction has waited since its headers came."""
+        self._refusals.observe(seconds)
 
     def count_rejection(self, reason: str) -> None:
         """Counts a request that was refused because a queue was full."""

@@ -337,10 +337,11 @@ class TimeLimitOptions(OptionGroup):
         help="seconds that a request may take before it ends with 504; 0 for no limit (default: 0)",
     )
     max_queue_wait_s: float | None = option(
-        30.0,
+        10.0,
         flag="--max-queue-wait",
         at_least=0,
         aliases={0: None, "0": None, "0.0": None},
         metavar="S",
-        help="predicted seconds in the queue beyond which a request is answered with 503 at once; 0 for no limit",
+        help="predicted seconds to the first token beyond which a request that has to wait is answered with 503 at "
+        "once; 0 for no limit",
     )

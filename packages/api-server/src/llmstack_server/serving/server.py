@@ -17,6 +17,7 @@ from llmstack_server.app.adapter_routes import load_configured_adapters
 from llmstack_server.observability.logs import leave_out_paths, level_number
 from llmstack_server.observability.request_log import RequestLog
 from llmstack_server.options.errors import ServeError
+from llmstack_server.serving.early_refusals import early_refusal
 from llmstack_server.serving.event_loop import handled_signals
 from llmstack_server.serving.launcher import StageTimer, one_line
 from llmstack_server.serving.tls import make_tls_context, refresh_certificates, reload_certificates
@@ -210,7 +211,7 @@ def _uvicorn_config(state: ServerState) -> uvicorn.Config:
     http = state.config.http
     config = uvicorn.Config(
         build_app(state),
-        http=limited_protocol(http),
+        http=limited_protocol(http, early_refusal(state)),
         ws="none",
         lifespan="off",
         loop="none",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from llmstack_server.options.config import HTTPConfig
+from llmstack_server.serving.early_answers import EagerLoop, answering, waited_s
+from llmstack_server.serving.early_refusals import EarlyRefusal
 from llmstack_server.web.body import LINGER_BYTES, LINGER_S
 from llmstack_server.web.errors import (
     ErrorAnswer,
@@ -23,6 +27,7 @@ from llmstack_server.web.errors import (
     request_timeout,
 )
 from llmstack_server.web.keep_alive import PART_WRITER, Flow
+from llmstack_server.web.queue_gate import RECEIVED_S
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_NUM_HEADERS = 128
@@ -61,6 +66,7 @@ class LimitedProtocol(HttpToolsProtocol):
     linger_s = LINGER_S
     max_header_bytes = MAX_HEADER_BYTES
     max_num_headers = MAX_NUM_HEADERS
+    early_refusal: EarlyRefusal | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,12 +81,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._num_unsent_bytes = 0
+        self._socket: socket.socket | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """Starts waiting for the first headers."""
         super().connection_made(transport)
         self._start_timer(self.headers_timeout_s)
-        _limit_sending(transport.get_extra_info("socket"), self.send_timeout_s)
+        self._socket = transport.get_extra_info("socket")
+        _limit_sending(self._socket, self.send_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -142,12 +150,33 @@ class LimitedProtocol(HttpToolsProtocol):
         if is_old:
             self.expect_100_continue = False  # such a client would take the interim answer for the answer
         self._start_timer(self.request_timeout_s)
-        super().on_headers_complete()
+        received_s = self.scope["state"][RECEIVED_S] = time.monotonic() - waited_s(self._socket)
+        refusal = None
+        # A client that does not read its answers might make this one wait.
+        can_answer = not is_old and self.parser.get_method() == b"POST" and not self.transport.get_write_buffer_size()
+        if self.early_refusal is not None and can_answer:
+            path = unquote(self.url.partition(b"?")[0].decode("ascii", "replace"))
+            refusal = self.early_refusal(path, self.headers, received_s)
+        if refusal is None:
+            super().on_headers_complete()
+        else:
+            self._answer_at_once(refusal)
         if is_old:
             _end_with_connection(self.cycle)
         else:
             self.scope["state"][PART_WRITER] = _ChunkWriter(self.flow, self.cycle)
         self._is_in_body = True
+
+    def _answer_at_once(self, answer: ErrorAnswer) -> None:
+        """Answers in this turn of the loop, as an application would that waits for nothing."""
+        app, loop = self.app, self.loop
+        eager = EagerLoop(loop)
+        self.app, self.loop = answering(answer), cast("asyncio.AbstractEventLoop", eager)
+        try:
+            super().on_headers_complete()
+        finally:
+            self.app, self.loop = app, loop
+            self.tasks.discard(cast("asyncio.Task[None]", eager))
 
     def _refusal_of_headers(self, is_old: bool) -> ErrorAnswer | None:
         num_bytes, num_hosts, is_expectation_known, is_coding_known = len(self.url), 0, True, True
@@ -318,9 +347,10 @@ def _limit_sending(connection: socket.socket | None, timeout_s: float) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1e3))
 
 
-def limited_protocol(http: HTTPConfig) -> type[LimitedProtocol]:
+def limited_protocol(http: HTTPConfig, early_refusal: EarlyRefusal | None = None) -> type[LimitedProtocol]:
     """A subclass of the protocol with the limits of the configuration."""
     limits = {
+        "early_refusal": None if early_refusal is None else staticmethod(early_refusal),
         "max_header_bytes": http.max_header_bytes,
         "max_num_headers": http.max_num_headers,
         "request_timeout_s": http.receive_timeout_s,

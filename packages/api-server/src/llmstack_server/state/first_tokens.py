@@ -19,6 +19,13 @@ _SMOOTHING: Final = 0.05
 # Requests that came after a prediction made a token late: that is no overhead, and has no limit.
 _MAX_CORRECTION_S: Final = 0.02
 _MAX_OVERHEAD_S: Final = 1.0
+_IN_TIME_SHARE: Final = 0.95
+# Shares of the limit. The first tokens of an overload come only after the limit: until then this has to do.
+_FIRST_ALLOWANCE: Final = 0.2
+_ALLOWANCE_STEP: Final = 0.02
+_MAX_ALLOWANCE: Final = 0.5
+_MAX_UNREAD_S: Final = 0.1
+_MIN_UNREAD_S: Final = 0.0005
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +38,7 @@ class PendingRequest:
         submitted_s: When it was submitted to the engine; None before.
         wanted_s: By when its client wants it, on the monitor's clock; None without a deadline.
         wait_s: How long it was predicted to wait when it came; None before anything was measured.
+        expected_s: When its first token was expected as it came, in monotonic seconds; None where that was no question.
         first_s: How long after its submission its first token was there; None before.
         prediction: The last prediction of its first token; None before anything was measured.
         http_id: The `X-Request-Id` of its answer.
@@ -45,11 +53,46 @@ class PendingRequest:
     submitted_s: float | None = None
     wanted_s: float | None = None
     wait_s: float | None = None
+    expected_s: float | None = None
     first_s: float | None = None
     prediction: FirstToken | None = None
     http_id: str = ""
     request_id: str = ""
     is_recorded: bool = False
+
+
+class Lateness:
+    """How far predictions have to stay below a limit, so that first tokens come within it.
+
+    Nineteen of twenty come no later than expected and this. It grows fast and shrinks slowly: too much of it makes the
+    queue shorter than it might be, which costs nothing while any request waits.
+
+    Requests that wait to be read are a queue, too, and each accepted one makes it longer. It is kept below
+    `_MAX_UNREAD_S`, since refusals wait in it as well: at that mean, nothing is accepted.
+
+    Attributes:
+        unread_s: The mean time that the headers of the last requests have waited to be read.
+    """
+
+    def __init__(self) -> None:
+        self._late_share = _FIRST_ALLOWANCE
+        self.unread_s = 0.0
+
+    def allowance_s(self, limit_s: float) -> float:
+        """Seconds that a prediction has to stay below a limit."""
+        return (self._late_share + self.unread_s / _MAX_UNREAD_S) * limit_s
+
+    def observe(self, late_s: float, limit_s: float) -> None:
+        """Notes a first token that came so much later than predicted."""
+        is_late = late_s > self._late_share * limit_s
+        self._late_share += _ALLOWANCE_STEP * (_IN_TIME_SHARE if is_late else _IN_TIME_SHARE - 1.0)
+        self._late_share = min(max(self._late_share, 0.0), _MAX_ALLOWANCE)
+
+    def observe_unread(self, seconds: float) -> None:
+        """Notes how long the headers of a request have waited to be read."""
+        self.unread_s += _SMOOTHING * (seconds - self.unread_s)
+        if self.unread_s < _MIN_UNREAD_S:
+            self.unread_s = 0.0
 
 
 class FirstTokens:
@@ -127,6 +170,15 @@ class FirstTokens:
         if prediction is None:
             return None
         return FirstToken(prediction.wait_s, prediction.ttft_s + self.overhead_s)
+
+    def own_seconds(self, num_prompt_tokens: int, now_s: float) -> float:
+        """Seconds from the end of a wait to the first token of such a prompt; 0 before enough steps were measured."""
+        engine = next(iter(self._engines.values()), None)
+        if engine is None:
+            return 0.0
+        num_new_tokens = max(round(num_prompt_tokens * (1.0 - engine.found_share)), 1)
+        prediction = engine.predict(QueuedTokens(coming_s=now_s), num_new_tokens, now_s)
+        return 0.0 if prediction is None else prediction.ttft_s - prediction.wait_s + self.overhead_s
 
     def submit(self, request: PendingRequest, now_s: float, params: SamplingParams | None = None) -> None:
         """Notes a request that goes to the engine now; `params`: What it asks for."""

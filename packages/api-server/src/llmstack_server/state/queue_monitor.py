@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_server.state.first_tokens import FirstTokens, PendingRequest
+from llmstack_server.state.first_tokens import FirstTokens, Lateness, PendingRequest
 from llmstack_server.state.queue_wait import QueueState, predict_wait
 from llmstack_types import EngineReady, SamplingParams, SchedulerStats
 
@@ -73,6 +73,7 @@ class QueueMonitor:
 
     Attributes:
         first_tokens: Predicts the first tokens of requests, and corrects itself by the real ones.
+        lateness: How much later than expected these come.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class QueueMonitor:
         """
         limits = StepLimits(max_num_running, 2048, max_num_row_tokens, max_prefill_tokens)
         self.first_tokens = FirstTokens(limits, quantum, has_deadlines=has_deadlines)
+        self.lateness = Lateness()
         self._step_tokens = step_tokens
         self._max_num_running = max_num_running
         self._quantum = quantum
@@ -164,6 +166,11 @@ class QueueMonitor:
         if ahead.is_calibrated and not (is_rated and ahead.is_blocked):
             return predict_wait(QueueState(quantum=self._quantum, predict=self._predict_wait), tokens, tenant)
         return predict_wait(self.state(), tokens, tenant) if is_rated else None
+
+    def seconds_after_wait(self, num_tokens: int) -> float:
+        """Seconds from the end of its wait to the first token of a request with so many tokens in the queue."""
+        num_prompt_tokens = max(num_tokens - int(self._num_output_tokens), 1)
+        return self.first_tokens.own_seconds(num_prompt_tokens, self._clock())
 
     def _predict_wait(self, tokens: int, tenant: str) -> float | None:
         prediction = self.first_tokens.predict(1, tokens, tenant, None, self._clock())

@@ -163,7 +163,7 @@ KINDS = (
         "server_is_overloaded",
         503,
         UNAVAILABLE,
-        "too many requests or tokens are waiting, or the predicted wait is beyond `--max-queue-wait`",
+        "too many requests or tokens are waiting, or the predicted first token is beyond `--max-queue-wait`",
         varying_headers=("retry-after", "retry-after-ms"),
     ),
     ErrorKind(

@@ -200,9 +200,11 @@ def server_is_overloaded(retry_s: float | None = None) -> ErrorAnswer:
     return error_answer("server_is_overloaded", message, headers=headers)
 
 
-def wait_too_long(wait_s: float, max_wait_s: float, retry_s: float) -> ErrorAnswer:
-    """503 `server_is_overloaded`, for a predicted wait beyond `--max-queue-wait`."""
-    message = f"The predicted wait of {wait_s:.1f} seconds is beyond the server's limit of {max_wait_s:g} seconds."
+def first_token_too_late(ttft_s: float, max_ttft_s: float, retry_s: float) -> ErrorAnswer:
+    """503 `server_is_overloaded`, for a predicted first token beyond `--max-queue-wait`."""
+    message = (
+        f"The first token would come in {ttft_s:.1f} seconds, beyond the server's limit of {max_ttft_s:g} seconds."
+    )
     return error_answer("server_is_overloaded", message, headers=_retry_after(retry_s))
 
 

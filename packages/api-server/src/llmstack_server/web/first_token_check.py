@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 
 from llmstack_server.protocols import AdmittedPrompt
@@ -52,6 +53,9 @@ def check_first_token(
 
     def note_first_token(real_s: float) -> None:
         queue.first_tokens.note_first(request, real_s)
+        if request.expected_s is not None and state.config.http.max_queue_wait_s is not None:
+            late_s = time.monotonic() - request.expected_s
+            queue.lateness.observe(late_s, state.config.http.max_queue_wait_s)
         if prediction is not None:
             state.metrics.observe_prediction(prediction.ttft_s, real_s)
 

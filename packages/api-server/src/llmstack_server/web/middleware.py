@@ -16,7 +16,7 @@ from llmstack_server.observability.logs import current_request_id
 from llmstack_server.options.secret import matching_index
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import ClientDisconnected, discard_body
-from llmstack_server.web.clients import NO_CLIENT, clients_of, current_client
+from llmstack_server.web.clients import NO_CLIENT, Client, clients_of, current_client
 from llmstack_server.web.errors import (
     ErrorAnswer,
     HTTPError,
@@ -210,6 +210,14 @@ class AuthenticationMiddleware:
             current_client.set(client)
         await self._app(scope, receive, send)
 
+    def client_of(self, headers: Headers) -> Client:
+        """The client whose key a request has.
+
+        Raises:
+            HTTPError: 401, it has none of the known ones.
+        """
+        return self._clients[self._key_index(headers)]
+
     def _key_index(self, headers: Headers) -> int:
         """The key of a request: a bearer token, or Anthropic's `x-api-key`."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -244,13 +252,14 @@ class GateMiddleware:
             self._guard.check(scope)
             path = route_path(scope)
             if path not in UNGATED_PATHS and not path.startswith(UNGATED_FOLDERS):
-                refusal = self._refusal(path)
+                refusal = self.refusal(path)
                 # Path and method come first: what no route takes gets its 404 or 405 in every state.
                 if refusal is not None and any(route.matches(scope)[0] is Match.FULL for route in self._routes):
                     raise HTTPError(refusal)
         await self._app(scope, receive, send)
 
-    def _refusal(self, path: str) -> ErrorAnswer | None:
+    def refusal(self, path: str) -> ErrorAnswer | None:
+        """The answer to requests of a path that needs the engine, while it cannot be used."""
         lifecycle = self._state.lifecycle
         if not lifecycle.is_ready:
             if lifecycle.is_stopping:

@@ -1,7 +1,8 @@
-"""Middleware that refuses requests by their predicted wait, unread."""
+"""Refusals of requests by their predicted first token, unread."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers
@@ -11,7 +12,7 @@ from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, limit_deadline
-from llmstack_server.web.errors import HTTPError, deadline_unreachable, server_is_overloaded, wait_too_long
+from llmstack_server.web.errors import HTTPError, deadline_unreachable, first_token_too_late, server_is_overloaded
 from llmstack_server.web.first_token_check import with_jitter
 from llmstack_server.web.load_report import LOAD_FORMAT_HEADER, with_load
 from llmstack_server.web.middleware import route_path
@@ -19,6 +20,9 @@ from llmstack_types import ServerOverloadedError
 
 DEADLINE_HEADER = "x-llmstack-deadline-ms"
 MAX_DEADLINE_DIGITS = 9
+MIN_RETRY_S = 0.5
+# A server that does nothing else needs less to accept a connection and to read it.
+READ_AT_ONCE_S = 0.02
 # Routes whose requests wait for the engine.
 QUEUED_PATHS = frozenset({
     "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses", "/v1/messages",
@@ -28,13 +32,65 @@ QUEUED_PATHS = frozenset({
 })  # fmt: skip
 
 
-class QueueGateMiddleware:
+RECEIVED_S = "llmstack.received_s"
+"""Key of a scope's state: when the last bytes of the headers came, in monotonic seconds."""
+
+
+class QueueGate:
     """Decides from the key, the headers and the length of a request alone."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._max_ttft_s = state.config.http.max_queue_wait_s
+
+    def check(
+        self, num_tokens: int, tenant: str, received_s: float, deadline_s: float | None = None
+    ) -> tuple[float | None, float | None]:
+        """The predicted wait and first token, in seconds from its headers; None where they are not known.
+
+        Args:
+            num_tokens: Its estimated tokens.
+            tenant: The tenant of its key.
+            received_s: When its headers came. The time since then counts, though no part of the server saw it.
+            deadline_s: The time that its client gives it.
+
+        Raises:
+            HTTPError: 503, the first token would come too late; with when to retry.
+        """
+        queue, limit_s = self._state.queue, self._max_ttft_s
+        wait_s = queue.predict_wait(num_tokens, tenant)
+        if wait_s is None:
+            return None, None
+        passed_s = max(time.monotonic() - received_s, 0.0)
+        ttft_s = wait_s + passed_s
+        if ttft_s < READ_AT_ONCE_S and not queue.lateness.unread_s:
+            return wait_s, None  # it waits for nothing
+        queue.lateness.observe_unread(passed_s)
+        if deadline_s is not None and wait_s and ttft_s > deadline_s:
+            self._count("deadline", passed_s)
+            raise HTTPError(deadline_unreachable(ttft_s, deadline_s, with_jitter(wait_s)))
+        if limit_s is None:
+            return wait_s, ttft_s
+        if wait_s and ttft_s <= limit_s:  # one that does not wait would be answered no sooner if it came again
+            ttft_s += queue.seconds_after_wait(num_tokens)
+        latest_s = ttft_s + queue.lateness.allowance_s(limit_s)
+        if latest_s > limit_s:
+            self._count("max_queue_wait", passed_s)
+            raise HTTPError(first_token_too_late(latest_s, limit_s, with_jitter(max(wait_s, MIN_RETRY_S))))
+        return wait_s, ttft_s
+
+    def _count(self, reason: str, passed_s: float) -> None:
+        self._state.metrics.count_rejection(reason)
+        self._state.metrics.observe_refusal(passed_s)
+
+
+class QueueGateMiddleware:
+    """Refuses what the gate refuses, and counts the rest as waiting."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._max_wait_s = state.config.http.max_queue_wait_s
+        self._gate = QueueGate(state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in QUEUED_PATHS:
@@ -47,15 +103,18 @@ class QueueGateMiddleware:
         num_bytes = content_length(headers)
         client = current_client.get()
         tenant, num_tokens = client.tenant, queue.estimate_tokens(num_bytes)
-        wait_s = queue.predict_wait(num_tokens, tenant)
-        if wait_s and not client.is_batch:  # 0: part of the next step
-            self._check(wait_s, deadline_s)
+        received_s = scope["state"].get(RECEIVED_S, time.monotonic())
+        if client.is_batch:
+            wait_s, ttft_s = queue.predict_wait(num_tokens, tenant), None
+        else:
+            wait_s, ttft_s = self._gate.check(num_tokens, tenant, received_s, deadline_s)
         ended = current_deadline.set(None)  # what the body gives the request ends with it
         try:
             if deadline_s is not None:
                 limit_deadline(deadline_s)
             with queue.pending(num_tokens, tenant, num_bytes) as request:
                 request.wait_s, request.http_id = wait_s, scope["state"]["request_id"]
+                request.expected_s = None if ttft_s is None else received_s + ttft_s
                 await self._app(scope, receive, send)
         except ServerOverloadedError as error:
             wait_s = queue.predict_wait(num_tokens, tenant)
@@ -64,20 +123,6 @@ class QueueGateMiddleware:
             raise HTTPError(server_is_overloaded(with_jitter(wait_s))) from error
         finally:
             current_deadline.reset(ended)
-
-    def _check(self, wait_s: float, deadline_s: float | None) -> None:
-        """Refuses a request that would wait too long.
-
-        Raises:
-            HTTPError: 503, with the predicted wait.
-        """
-        metrics = self._state.metrics
-        if deadline_s is not None and wait_s > deadline_s:
-            metrics.count_rejection("deadline")
-            raise HTTPError(deadline_unreachable(wait_s, deadline_s, with_jitter(wait_s)))
-        if self._max_wait_s is not None and wait_s > self._max_wait_s:
-            metrics.count_rejection("max_queue_wait")
-            raise HTTPError(wait_too_long(wait_s, self._max_wait_s, with_jitter(wait_s)))
 
 
 def read_deadline(text: str) -> float:

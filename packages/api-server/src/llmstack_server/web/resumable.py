@@ -35,7 +35,7 @@ MAX_KEEP_S = 60
 RESPONSES_PATH = "/v1/responses"
 RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES_PATH})
 
-_HEADERS = frozenset({KEY_HEADER.lower().encode(), RESUME_HEADER.encode(), LAST_EVENT_HEADER.encode()})
+RESUMING_HEADERS = frozenset({KEY_HEADER.lower().encode(), RESUME_HEADER.encode(), LAST_EVENT_HEADER.encode()})
 _name_of = operator.itemgetter(0)
 _EVENT_ID = re.compile(r"([0-9a-f]{32})\.([0-9]{1,9})")
 
@@ -75,7 +75,7 @@ class ResumableMiddleware:
         # No coroutine of its own, and one look at the headers: every request passes here.
         if (
             scope["type"] != "http"
-            or _HEADERS.isdisjoint(map(_name_of, scope["headers"]))
+            or RESUMING_HEADERS.isdisjoint(map(_name_of, scope["headers"]))
             or scope["method"] != "POST"
             or route_path(scope) not in RESUMABLE_PATHS
         ):

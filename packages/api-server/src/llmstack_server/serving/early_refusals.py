@@ -1,0 +1,94 @@
+"""Refusals that are written in the call that has read the headers.
+
+They cost no turn of the event loop. Where requests come at many times the capacity, nearly all are refused. Each as a
+task, behind all that waits for the loop, would take seconds. What is decided here is only what `QueueGateMiddleware`
+would decide as well. All else goes through the application: other errors, other routes, and requests that more than the
+gate has to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from starlette.datastructures import Headers
+
+from llmstack_server.apis.anthropic.errors import PATH as ANTHROPIC_PATH
+from llmstack_server.apis.anthropic.errors import in_anthropic_form
+from llmstack_server.options.http_options import RateLimits
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import EVERYONE, Client
+from llmstack_server.web.errors import ErrorAnswer, HTTPError
+from llmstack_server.web.load_report import LOAD_FORMAT_HEADER
+from llmstack_server.web.middleware import (
+    REQUEST_ID_HEADER,
+    AuthenticationMiddleware,
+    GateMiddleware,
+    request_id_of,
+    route_path,
+)
+from llmstack_server.web.queue_gate import DEADLINE_HEADER, QUEUED_PATHS, QueueGate, content_length
+from llmstack_server.web.resumable import RESUMING_HEADERS
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+EarlyRefusal = Callable[[str, RawHeaders, float], ErrorAnswer | None]
+
+# A request with one of these may get another answer than the refusal, or a further header.
+_OTHER_HEADERS = RESUMING_HEADERS | {LOAD_FORMAT_HEADER.encode(), DEADLINE_HEADER.encode(), b"origin"}
+
+
+def early_refusal(state: ServerState) -> EarlyRefusal | None:
+    """What refuses POST requests by path, headers and the time when these came; None where all need the application.
+
+    Middleware of the operator, telemetry and limits per key have to see refused requests, too.
+    """
+    http = state.config.http
+    if http.middleware or state.telemetry is not None or http.rate_limits != RateLimits():
+        return None
+    return _EarlyRefusals(state).answer
+
+
+class _EarlyRefusals:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._root_path = state.config.http.root_path
+        self._gate = QueueGate(state)
+        self._engine_gate = GateMiddleware(_no_app, state, ())
+        self._keys = AuthenticationMiddleware(_no_app, state) if state.config.http.api_keys else None
+
+    def answer(self, path: str, headers: RawHeaders, received_s: float) -> ErrorAnswer | None:
+        queue = self._state.queue
+        if not (queue.first_tokens.num_waiting or queue.first_tokens.queued or queue.lateness.unread_s):
+            return None  # nothing to wait for
+        path = route_path({"path": path, "root_path": self._root_path})
+        if path not in QUEUED_PATHS or not _OTHER_HEADERS.isdisjoint([name for name, _ in headers]):
+            return None
+        known = Headers(raw=list(headers))
+        client = self._client(known)
+        if client is None or self._engine_gate.refusal(path) is not None:
+            return None
+        num_tokens = queue.estimate_tokens(content_length(known))
+        try:
+            self._gate.check(num_tokens, client.tenant, received_s)
+        except HTTPError as refusal:
+            return self._finished(refusal.answer, path, request_id_of(known))
+        return None
+
+    def _finished(self, answer: ErrorAnswer, path: str, request_id: str) -> ErrorAnswer:
+        named = {REQUEST_ID_HEADER: request_id}
+        if path == ANTHROPIC_PATH:
+            answer, named["request-id"] = in_anthropic_form(answer, request_id), request_id
+        self._state.metrics.count_http("POST", path, answer.status, 0.0)
+        return replace(answer, headers={**answer.headers, **named})
+
+    def _client(self, headers: Headers) -> Client | None:
+        if self._keys is None:
+            return EVERYONE
+        try:
+            return self._keys.client_of(headers)
+        except HTTPError:
+            return None
+
+
+async def _no_app(*_: object) -> None:
+    """Stands behind middleware of which only the decision is asked for."""

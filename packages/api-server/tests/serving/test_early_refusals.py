@@ -1,0 +1,116 @@
+"""Refusals of an overloaded server are written when the headers are read, and are those of the application."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from server_helpers.overload import overload
+
+from llmstack_server.app import build_app
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.http_options import RateLimits
+from llmstack_server.options.secret import Secret
+from llmstack_server.serving.early_refusals import early_refusal
+from llmstack_server.state.first_tokens import Lateness
+from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.web.queue_gate import QUEUED_PATHS
+
+HEADERS = [(b"host", b"x"), (b"content-length", b"40"), (b"x-request-id", b"mine")]
+FAR_S = float("inf")  # what comes then has not waited
+
+
+def overloaded(wait_s: float = 100.0, **options: Any) -> ServerState:
+    return overload(ready_state(FakeEngineClient(), HTTPConfig(**options)), wait_s)
+
+
+@pytest.mark.parametrize("path", sorted(QUEUED_PATHS))
+async def test_an_early_refusal_is_the_one_of_the_application(path: str):
+    state = overloaded()
+    refuse = early_refusal(state)
+    assert refuse is not None
+    early = refuse(path, HEADERS, FAR_S)
+    late = await call(build_app(state), "POST", path, b"x" * 40, {"x-request-id": "mine"})
+    assert early is not None
+    assert early.status == late.status == (529 if path == "/v1/messages" else 503)
+    assert json.loads(early.encoded()) == late.json()
+    assert early.headers.keys() == late.headers.keys() - {"content-type", "content-length"}
+    assert early.headers["x-request-id"] == late.headers["x-request-id"] == "mine"
+    metrics = state.metrics.render()
+    assert b'reason="max_queue_wait"} 2.0' in metrics
+    assert b"llmstack:refusal_seconds_count" in metrics
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/models", []),
+        ("/tokenize", []),
+        ("/v1/none", []),
+        ("/v1/completions", [(b"idempotency-key", b"k")]),
+        ("/v1/completions", [(b"x-llmstack-resume", b"5")]),
+        ("/v1/completions", [(b"x-llmstack-deadline-ms", b"nonsense")]),
+        ("/v1/completions", [(b"origin", b"https://example.org")]),
+    ],
+)
+def test_what_may_have_another_answer_is_left_to_the_application(path: str, headers: list[tuple[bytes, bytes]]):
+    refuse = early_refusal(overloaded())
+    assert refuse is not None
+    assert refuse(path, [*HEADERS, *headers], FAR_S) is None
+
+
+def test_keys_and_the_state_of_the_server_come_first():
+    state = overloaded(api_keys=(Secret("a"),))
+    refuse = early_refusal(state)
+    assert refuse is not None
+    assert refuse("/v1/completions", HEADERS, FAR_S) is None
+    known = [*HEADERS, (b"authorization", b"Bearer a")]
+    assert refuse("/v1/completions", known, FAR_S) is not None
+    state.lifecycle.advance(LifecycleState.DRAINING)
+    assert refuse("/v1/completions", known, FAR_S) is None
+
+
+@pytest.mark.parametrize("options", [{"middleware": ("mine:mark",)}, {"rate_limits": RateLimits(5, None)}])
+def test_who_has_to_see_every_request_sees_refused_ones_too(options: dict[str, Any]):
+    assert early_refusal(ready_state(FakeEngineClient(), HTTPConfig(**options))) is None
+
+
+def test_a_wait_below_the_limit_is_no_refusal():
+    refuse = early_refusal(overloaded(5.0))
+    assert refuse is not None
+    assert refuse("/v1/completions", HEADERS, FAR_S) is None
+
+
+def test_the_time_in_which_headers_were_not_read_counts():
+    state = overloaded(5.0)
+    refuse = early_refusal(state)
+    assert refuse is not None
+    assert refuse("/v1/completions", HEADERS, -1e9) is not None
+
+
+def test_the_allowance_grows_with_late_tokens_and_shrinks_with_early_ones():
+    lateness = Lateness()
+    first_s = lateness.allowance_s(10.0)
+    assert first_s == pytest.approx(2.0)
+    for _ in range(20):
+        lateness.observe(9.0, 10.0)
+    assert lateness.allowance_s(10.0) > first_s
+    for _ in range(2000):
+        lateness.observe(9.0, 10.0)
+    assert lateness.allowance_s(10.0) == pytest.approx(5.0)
+    for _ in range(2000):
+        lateness.observe(-1.0, 10.0)
+    assert lateness.allowance_s(10.0) == 0.0
+
+
+def test_where_requests_wait_to_be_read_nothing_is_accepted_until_they_do_not():
+    lateness = Lateness()
+    for _ in range(200):
+        lateness.observe_unread(0.2)
+    assert lateness.allowance_s(10.0) > 10.0
+    for _ in range(200):
+        lateness.observe_unread(0.0)
+    assert lateness.unread_s == 0.0
