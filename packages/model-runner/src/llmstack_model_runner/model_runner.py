@@ -12,7 +12,6 @@ import torch
 from llmstack_kernels.dispatch import backends, torch_build
 from llmstack_model_files import ModelFilesError, weights_digest
 from llmstack_model_runner.adapters.store import AdapterHost, make_store
-from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.profiling import Profiling
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
@@ -153,8 +152,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
         self._weights_digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
-        model_config = read_served_config(config)
-        checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
+        model_config, checkpoint_format, scheme = read_served_config(config)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         check = partial(check_quantized, checkpoint_format=checkpoint_format, scheme=scheme, device=self._device)
         name = architecture(model_config)

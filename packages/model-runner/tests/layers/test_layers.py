@@ -128,7 +128,7 @@ def test_rope_parameters_are_read_in_their_newer_and_older_form() -> None:
         rope = parse_rope(config, 16, 128)
         assert (rope.kind, rope.theta, rope.values["factor"]) == ("linear", 5e5, 2.0)
     assert parse_rope({}, 16, 128) == RopeParameters(10000.0, 16, 128)
-    assert parse_rope({"partial_rotary_factor": 0.5}, 16, 128).rotary_dim == 8
+    assert parse_rope({"partial_rotary_factor": 0.5}, 16, 128, is_partial=True).rotary_dim == 8
 
 
 def test_llama3_scaling_keeps_high_frequencies_and_divides_low_ones() -> None:

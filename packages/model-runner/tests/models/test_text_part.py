@@ -166,7 +166,7 @@ def write_repository(folder: Path, case: str) -> Any:
 
 
 def load(folder: Path) -> CausalLM:
-    config = read_served_config(ModelRunnerConfig(str(folder), max_model_len=64))
+    config, _, _ = read_served_config(ModelRunnerConfig(str(folder), max_model_len=64))
     arguments = (config, torch.float32, torch.device("cpu"))
     model = make_model(config["architectures"][0], "auto", arguments, Sharding(), lambda model_class: None)
     load_weights(model, folder)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from llmstack_kernels.linear import bits_per_weight
 from llmstack_model_files import check_safetensors, gguf_weights, read_model_config, safetensors_files
 from llmstack_model_runner.architectures import ARCHITECTURES
+from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat, choose_quantization
 from llmstack_types import ModelRunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -23,18 +25,24 @@ _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed
 _ROWS_AT_ONCE = 4096
 
 
-def read_served_config(config: ModelRunnerConfig) -> Mapping[str, Any]:
-    """`config.json` of the model, as `read_model_config`, and without a tie that its weights contradict.
+def read_served_config(
+    config: ModelRunnerConfig,
+) -> tuple[Mapping[str, Any], CheckpointFormat | None, str | None]:
+    """The model's configuration without a tie that its weights contradict, their format, and how they are rounded.
 
     Raises:
         llmstack_model_files.ModelFilesError: A file is missing or damaged.
+        ValueError: The format or the rounding is unknown; no weights have been read.
     """
     folder = Path(config.model_path)
-    found = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
+    found: Mapping[str, Any] = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
+    checkpoint_format, scheme = choose_quantization(found, config.quantization)
+    if scheme is not None:
+        bits_per_weight(scheme)  # refuses a name that it does not know
     is_native = any(name in ARCHITECTURES for name in (found.get("architectures") or [])[:1])
-    if not is_native or config.load_format == "dummy" or gguf_weights(folder):
-        return found
-    return untied_if_different(found, folder)
+    if is_native and config.load_format != "dummy" and not gguf_weights(folder):
+        found = untied_if_different(found, folder)
+    return found, checkpoint_format, scheme
 
 
 def untied_if_different(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
