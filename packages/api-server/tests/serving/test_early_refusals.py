@@ -93,24 +93,27 @@ def test_the_time_in_which_headers_were_not_read_counts():
 
 def test_the_allowance_grows_with_late_tokens_and_shrinks_with_early_ones():
     lateness = Lateness()
-    first_s = lateness.allowance_s(10.0)
+    first_s = lateness.allowance_s(10.0, 0.0)
     assert first_s == pytest.approx(2.0)
     for _ in range(20):
         lateness.observe(9.0, 10.0)
-    assert lateness.allowance_s(10.0) > first_s
+    assert lateness.allowance_s(10.0, 0.0) > first_s
     for _ in range(2000):
         lateness.observe(9.0, 10.0)
-    assert lateness.allowance_s(10.0) == pytest.approx(5.0)
+    assert lateness.allowance_s(10.0, 0.0) == pytest.approx(5.0)
     for _ in range(2000):
         lateness.observe(-1.0, 10.0)
-    assert lateness.allowance_s(10.0) == 0.0
+    assert lateness.allowance_s(10.0, 0.0) == 0.0
 
 
-def test_where_requests_wait_to_be_read_nothing_is_accepted_until_they_do_not():
+@pytest.mark.parametrize(("limit_s", "unread_s"), [(10.0, 0.5), (2.0, 0.1), (0.5, 0.1)])
+def test_where_requests_wait_to_be_read_nothing_is_accepted_until_they_do_not(limit_s: float, unread_s: float):
     lateness = Lateness()
     for _ in range(200):
-        lateness.observe_unread(0.2)
-    assert lateness.allowance_s(10.0) > 10.0
+        lateness.observe_unread(unread_s)
+    assert lateness.allowance_s(limit_s, 2 * unread_s) > limit_s
+    assert lateness.allowance_s(limit_s, unread_s / 4) < limit_s
+    assert lateness.allowance_s(limit_s, 0.0) == Lateness().allowance_s(limit_s, 0.0)  # it was read at once
     for _ in range(200):
         lateness.observe_unread(0.0)
     assert lateness.unread_s == 0.0

@@ -24,7 +24,9 @@ _IN_TIME_SHARE: Final = 0.95
 _FIRST_ALLOWANCE: Final = 0.2
 _ALLOWANCE_STEP: Final = 0.02
 _MAX_ALLOWANCE: Final = 0.5
-_MAX_UNREAD_S: Final = 0.1
+# The mean time that headers may wait to be read, as a share of the limit: a busy moment of the machine is no overload.
+_MAX_UNREAD: Final = 0.05
+_LEAST_MAX_UNREAD_S: Final = 0.1
 _MIN_UNREAD_S: Final = 0.0005
 
 
@@ -67,8 +69,9 @@ class Lateness:
     Nineteen of twenty come no later than expected and this. It grows fast and shrinks slowly: too much of it makes the
     queue shorter than it might be, which costs nothing while any request waits.
 
-    Requests that wait to be read are a queue, too, and each accepted one makes it longer. It is kept below
-    `_MAX_UNREAD_S`, since refusals wait in it as well: at that mean, nothing is accepted.
+    Requests that wait to be read are a queue, too, and each accepted one makes it longer. It is kept below a
+    twentieth of the limit, at least 0.1 s, since refusals wait in it as well: at that mean, none of those that waited
+    so long themselves is accepted.
 
     Attributes:
         unread_s: The mean time that the headers of the last requests have waited to be read.
@@ -78,9 +81,10 @@ class Lateness:
         self._late_share = _FIRST_ALLOWANCE
         self.unread_s = 0.0
 
-    def allowance_s(self, limit_s: float) -> float:
-        """Seconds that a prediction has to stay below a limit."""
-        return (self._late_share + self.unread_s / _MAX_UNREAD_S) * limit_s
+    def allowance_s(self, limit_s: float, passed_s: float) -> float:
+        """Seconds that the prediction for a request whose headers waited `passed_s` has to stay below a limit."""
+        max_unread_s = max(_MAX_UNREAD * limit_s, _LEAST_MAX_UNREAD_S)
+        return (self._late_share + min(self.unread_s, passed_s) / max_unread_s) * limit_s
 
     def observe(self, late_s: float, limit_s: float) -> None:
         """Notes a first token that came so much later than predicted."""

@@ -73,7 +73,7 @@ class QueueGate:
             return wait_s, ttft_s
         if wait_s and ttft_s <= limit_s:  # one that does not wait would be answered no sooner if it came again
             ttft_s += queue.seconds_after_wait(num_tokens)
-        latest_s = ttft_s + queue.lateness.allowance_s(limit_s)
+        latest_s = ttft_s + queue.lateness.allowance_s(limit_s, passed_s)
         if latest_s > limit_s:
             self._count("max_queue_wait", passed_s)
             raise HTTPError(first_token_too_late(latest_s, limit_s, with_jitter(max(wait_s, MIN_RETRY_S))))
