@@ -59,9 +59,15 @@ def check_compose(words: list[str]) -> None:
     assert (ROOT / words[1]).exists()
 
 
+def check_ray(words: list[str]) -> None:
+    """Ray is not installed with the developers' tools; the page has its documented words."""
+    assert words in ([], ["--generate"], ["--head", "--port", "6379"])
+
+
 CHECKS = {
     ("llmstack", "serve"): check_serve, ("llmstack", "cluster-key"): check_key, ("pip", "install"): check_install,
     ("docker", "run"): check_container, ("docker", "build"): check_build, ("docker", "compose"): check_compose,
+    ("ray", "get-auth-token"): check_ray, ("ray", "start"): check_ray, ("export", "RAY_AUTH_MODE=token"): check_ray,
     ("torchrun", "--nproc-per-node"): check_torchrun, ("torchrun", "--nnodes"): check_torchrun,
 }  # fmt: skip
 

@@ -70,7 +70,7 @@ def test_the_first_served_name_is_taken_out(names: Any, rest: dict[str, Any], fi
         ({"pooler_config": {}, "override_pooler_config": {"normalize": True}}, "another name of pooler_config"),
         ({"allowed_local_media_path": "/data"}, "allowed_local_media_path: images, audio and video are not"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb: weights are not offloaded"),
-        ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by tokenizer.json"),
+        ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by the repository's tokenizer"),
         ({"attention_config": {"use_non_causal": True}}, "attention_config: use_non_causal would change"),
         ({"download_dir": "/d", "zzz": 1}, "download_dir: set the variable HF_HUB_CACHE; unknown options: zzz"),
     ],

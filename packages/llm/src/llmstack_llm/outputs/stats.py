@@ -122,22 +122,21 @@ class LoggingStatLogger:
         self._since_s = self._clock()
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
-        """Adds up; logs once the interval is over."""
+        """Adds up; logs once the interval is over.
+
+        Of an engine core's totals it adds what is new; those of another one in its place begin at 0.
+        """
         self._num_prompt_tokens += iteration_stats.num_prompt_tokens
         self._num_generation_tokens += iteration_stats.num_generation_tokens
-        if scheduler_stats is not None:
-            self._note_hits(scheduler_stats, iteration_stats.engine_index)
+        if (stats := scheduler_stats) is not None:
+            last = self._engine_index_to_stats.get(iteration_stats.engine_index)
+            if last is None or stats.step < last.step:
+                last = SchedulerStats()
+            self._num_queries += max(stats.prefix_cache_queries - last.prefix_cache_queries, 0)
+            self._num_hits += max(stats.prefix_cache_hits - last.prefix_cache_hits, 0)
+            self._engine_index_to_stats[iteration_stats.engine_index] = stats
         if self._clock() - self._since_s >= self._interval_s:
             self.tick()
-
-    def _note_hits(self, stats: SchedulerStats, engine_index: int) -> None:
-        """Adds what is new in an engine core's totals; those of another one in its place begin at 0."""
-        last = self._engine_index_to_stats.get(engine_index)
-        if last is None or stats.step < last.step:
-            last = SchedulerStats()
-        self._num_queries += max(stats.prefix_cache_queries - last.prefix_cache_queries, 0)
-        self._num_hits += max(stats.prefix_cache_hits - last.prefix_cache_hits, 0)
-        self._engine_index_to_stats[engine_index] = stats
 
     def tick(self) -> None:
         """Logs once the interval is over; called between steps too, so that the last line of a burst comes in time."""
