@@ -82,6 +82,7 @@ SLIPS = [
     ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</tool_call>"),
     ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome<arg_key>days</arg_key><arg_value>3"),
     ("hy_v3", "<tool_calls><tool_call>get_weather<tool_sep><arg_key>city</arg_key>Rome</arg_value></tool_call>"),
+    ("dots", '<dots_function_call><invoke name="get_weather"><parameter name="city">Rome</invoke>'),
     ("minimax_m2", '<invoke name="get_weather"><parameter name="city">Rome</invoke>'),
 ]  # fmt: skip
 

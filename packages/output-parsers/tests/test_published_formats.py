@@ -50,6 +50,8 @@ ONE_CALL = {
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     f"<|tool_call_argument_begin|>{json.dumps(PARIS)}<|tool_call_end|><|tool_calls_section_end|>",
     "lfm2": f"<|tool_call_start|>[get_weather(city={CITY!r}, days=3)]<|tool_call_end|>",
+    "dots": f'<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">{CITY}</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</dots_function_call>',
     "minimax_m2": f'<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">{CITY}</parameter>\n'
     '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
     "inkling": '<|content_invoke_tool_json|>{"name": "get_weather", "args": ' f"{json.dumps(PARIS)}}}<|end_message|>",
@@ -89,6 +91,7 @@ NO_CALLS = {
     "kimi_k2": ("<|tool_calls_section_begin|>", " nothing to do"),
     "lfm2": ("<|tool_call_start|>", "[unknown()]"),
     "inkling": ("<|content_invoke_tool_json|>", " nothing"),
+    "dots": ("<dots_function_call>", " nothing"),
     "minimax_m2": ("<minimax:tool_call>", " nothing"),
     "minimax_m3": (f"{MM}<tool_call>", " nothing"),
     "openai": ("", "a <|mess to=functions.now"),

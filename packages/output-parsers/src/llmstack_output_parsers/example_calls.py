@@ -96,6 +96,7 @@ EXAMPLE_CALLS: Mapping[str, Callable[[str], str]] = {
         f"<{_DSML}function_calls>\n" + _quoted(city, _DSML, kind=' string="true"') + f"\n</{_DSML}function_calls>"
     ),
     "deepseek_v4": lambda city: f"<{_DSML}tool_calls>\n{_quoted(city, _DSML)}\n</{_DSML}tool_calls>",
+    "dots": lambda city: f"<dots_function_call>\n{_quoted(city)}\n</dots_function_call>",
     "ernie45": _hermes,
     "functiongemma": lambda city: (
         f"<start_function_call>call:{NAME}{{city:<escape>{city}<escape>,days:3}}<end_function_call>"

@@ -50,6 +50,7 @@ from llmstack_output_parsers.reasoning import (
 from llmstack_output_parsers.tagged_calls import (
     DeepSeekV4ToolParser,
     DeepSeekV32ToolParser,
+    DotsToolParser,
     GlmToolParser,
     HunyuanV3ToolParser,
     MiMoToolParser,
@@ -108,6 +109,7 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "deepseek_v31": DeepSeekV31ToolParser,
     "deepseek_v32": DeepSeekV32ToolParser,
     "deepseek_v4": DeepSeekV4ToolParser,
+    "dots": DotsToolParser,
     "ernie45": HermesToolParser,
     "functiongemma": FunctionGemmaToolParser,
     "gemma4": Gemma4ToolParser,

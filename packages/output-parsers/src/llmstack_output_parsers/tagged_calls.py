@@ -274,6 +274,13 @@ class MiniMaxM2ToolParser(TaggedToolParser):
     closings = ("</minimax:tool_call>",)
 
 
+class DotsToolParser(MiniMaxM2ToolParser):
+    """Calls of dots3, which are those of MiniMax M2 between other tags."""
+
+    kept_tokens = ("<dots_function_call>", "</dots_function_call>")
+    openings, closings = ("<dots_function_call>",), ("</dots_function_call>",)
+
+
 class DeepSeekV32ToolParser(TaggedToolParser):
     """Calls in the tags of DeepSeek V3.2, whose parameters say whether they are strings or JSON."""
 

@@ -60,6 +60,7 @@ _TOOL_MARKS = (
     ("<arg_key>", "glm45"),
     ("<seed:tool_call>", "seed_oss"),
     ("<minimax:tool_call>", "minimax_m2"),
+    ("<dots_function_call>", "dots"),
     ("<|tool_call_argument_begin|>", "kimi_k2"),
     ("<steptml:invoke", "step3"),
     ("<|tool_call>call:", "gemma4"),
