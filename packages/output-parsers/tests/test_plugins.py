@@ -76,6 +76,7 @@ def test_a_file_that_cannot_work_is_refused_unread(tmp_path: Path, text: str, re
     ("plugin", "reason"),
     [
         ("no_such_module:X", "there is no module 'no_such_module'"),
+        ("__main__:X", "there is no module '__main__'"),
         ("llmstack_output_parsers:Nothing", "cannot be loaded: AttributeError"),
         ("llmstack_output_parsers", "is neither module:Class nor a file"),
         (":", "is neither module:Class nor a file"),
@@ -96,7 +97,9 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(plugin: str, reason: s
     ],
 )
 def test_what_a_file_raises_ends_in_a_sentence(tmp_path: Path, text: str, reason: str):
-    path = tmp_path / "parsers.py"
+    path = tmp_path / "raising.py"
     path.write_text(text)
     with pytest.raises(UnknownParserError, match=reason):
         load_plugin(str(path), "x")
+    assert ("llmstack_plugin_raising" in sys.modules) == ("cannot be loaded" not in reason)
+    sys.modules.pop("llmstack_plugin_raising", None)

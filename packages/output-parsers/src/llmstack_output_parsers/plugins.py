@@ -66,7 +66,11 @@ def _check_module(plugin: str) -> None:
     top = module_name.partition(".")[0]
     if not (top.isidentifier() and name.isidentifier()):
         raise UnknownParserError(f"'{plugin[:128]}' is neither module:Class nor a file of Python (FILE.py)")
-    if importlib.util.find_spec(top) is None:
+    try:
+        is_there = importlib.util.find_spec(top) is not None
+    except ValueError:  # a module that Python made by itself, such as __main__
+        is_there = False
+    if not is_there:
         raise UnknownParserError(f"'{plugin[:128]}': there is no module '{top[:64]}'")
 
 
@@ -102,7 +106,11 @@ def _module_of(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError("it is no file of Python")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
