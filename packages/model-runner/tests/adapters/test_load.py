@@ -17,6 +17,7 @@ from llmstack_model_runner.adapters.config import AdapterError, read_adapter_con
 from llmstack_model_runner.adapters.load import AdapterLimits, load_adapter
 from llmstack_model_runner.adapters.patterns import CostlyPatternError, PatternError, compile_pattern
 from llmstack_model_runner.adapters.store import AdapterStore
+from llmstack_model_runner.layers import embedding
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
 from llmstack_model_runner.models import Model, load_model_class
 from llmstack_model_runner.testing import identity_of, write_random_adapter, write_random_weights
@@ -184,6 +185,37 @@ def test_a_whole_table_replaces_that_of_the_model(loaded: Loaded, name: str, sto
     torch.testing.assert_close(table + update, wanted, rtol=0, atol=1e-6)
     loaded.change(lambda tensors: tensors.update({tensor: wanted[:-1].clone()}))
     with pytest.raises(AdapterError, match=r"shape \[96, 32\] instead of \[97, 32\]"):
+        loaded.read()
+
+
+def test_a_head_whose_rows_cannot_be_looked_up_is_replaced_too(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded.configure(modules_to_save=["lm_head"])
+    loaded.change(lambda tensors: tensors.update({"lm_head.weight": torch.ones(97, 32)}))
+    part = loaded.layers.parts["lm_head"]
+    looked_up = loaded.read().factors(part.layer)[0].b
+    monkeypatch.setattr(embedding, "table_of", lambda packed: None)
+    torch.testing.assert_close(loaded.read().factors(part.layer)[0].b, looked_up, rtol=0, atol=1e-6)
+
+
+def test_a_matrix_is_changed_in_one_way(loaded: Loaded) -> None:
+    loaded.configure(modules_to_save=["lm_head"], target_modules=["q_proj", "v_proj", "lm_head"])
+    tables = {f"{name}.weight": torch.zeros(97, 32) for name in ("lm_head", "lm_head.modules_to_save")}
+    loaded.change(lambda tensors: tensors.update(tables))
+    with pytest.raises(AdapterError, match="under another name too"):
+        loaded.read()
+    loaded.change(lambda tensors: tensors.pop("lm_head.weight"))
+    assert loaded.read().changes(loaded.layers.parts["lm_head"].layer)
+    loaded.change(lambda tensors: tensors.update({"lm_head.lora_A.weight": torch.zeros(4, 32)}))
+    with pytest.raises(AdapterError, match="needs the factors lora_A and lora_B, and no others"):
+        loaded.read()
+
+
+def test_a_factor_is_stored_once(loaded: Loaded) -> None:
+    name = f"{PREFIX}q_proj.lora_A.weight"
+    loaded.change(lambda tensors: tensors.update({name.removeprefix("base_model.model."): tensors[name] + 1}))
+    with pytest.raises(AdapterError, match="under another name too"):
         loaded.read()
 
 

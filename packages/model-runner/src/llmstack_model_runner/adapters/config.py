@@ -61,6 +61,7 @@ class AdapterConfig:
         is_target: Whether a module, by its name, may have an update.
         base_model: The model that it was trained on, as the file says.
         whole_names: Ends of the names of modules that are stored as a whole.
+        is_whole: Whether a module, by its name, is one of these.
     """
 
     rank: int
@@ -70,11 +71,8 @@ class AdapterConfig:
     alphas: tuple[tuple[Matches, float], ...]
     is_target: Matches
     base_model: str
-    whole_names: tuple[str, ...] = ()
-
-    def is_whole(self, module: str) -> bool:
-        """Whether a module is stored as a whole."""
-        return _names([*self.whole_names])(module)
+    whole_names: tuple[str, ...]
+    is_whole: Matches
 
     def rank_of(self, module: str) -> int:
         """Rank of a module's update."""
@@ -111,7 +109,7 @@ def read_adapter_config(values: Mapping[str, Any]) -> AdapterConfig:
         raise AdapterError(
             f"The adapter belongs to a changed base model (init_lora_weights {start[:32]!r}); convert it with peft."
         )
-    rank, alpha = values.get("r"), values.get("lora_alpha")
+    rank, alpha, whole_names = values.get("r"), values.get("lora_alpha"), _whole_names(values)
     return AdapterConfig(
         rank=_rank(rank, "r"),
         alpha=_alpha(alpha, "lora_alpha"),
@@ -120,7 +118,8 @@ def read_adapter_config(values: Mapping[str, Any]) -> AdapterConfig:
         alphas=tuple((matches, _alpha(value, name)) for name, matches, value in _patterns(values, "alpha_pattern")),
         is_target=_targets(values.get("target_modules")),
         base_model=str(values.get("base_model_name_or_path") or "")[:1024],
-        whole_names=_whole_names(values),
+        whole_names=tuple(whole_names),
+        is_whole=_names(whole_names),
     )
 
 
@@ -182,14 +181,14 @@ def _targets(value: object) -> Matches:
     return _names(value)  # type: ignore[arg-type]  # its items are checked
 
 
-def _whole_names(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _whole_names(values: Mapping[str, Any]) -> list[str]:
     names = values.get("modules_to_save") or []
     is_list = isinstance(names, list) and len(names) <= _MAX_ENTRIES
     if not is_list or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH for name in names):
         raise AdapterError("adapter_config.json: modules_to_save must be a list of names.")
     if names and values.get("ensure_weight_tying"):
         raise AdapterError("The adapter ties whole modules (ensure_weight_tying), which is not supported.")
-    return tuple(names)
+    return list(names)
 
 
 def _compiled(pattern: str, field: str) -> Matches:

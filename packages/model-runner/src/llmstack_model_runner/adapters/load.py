@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from llmstack_kernels.low_rank import LowRankAdapter, LowRankFactors
 from llmstack_model_files import ModelFilesError, TensorInfo, check_safetensors_content, parse_json_object, read_adapter
 from llmstack_model_files.adapter_files import WEIGHTS_NAME
 from llmstack_model_runner.adapters.config import AdapterConfig, AdapterError, read_adapter_config
-from llmstack_model_runner.layers.adaptation import AdaptedLayers, AdaptedPart
+from llmstack_model_runner.layers.adaptation import AdaptedLayers, AdaptedPart, ReadRows
 from llmstack_model_runner.models.base import Model
 
 _PREFIX = r"(?:base_model\.model\.)?(?P<module>[^\0]{1,256}?)\."
@@ -25,8 +26,10 @@ _TENSOR_NAMES = (
     re.compile(_PREFIX + r"lora_(?P<factor>embedding_[AB])(?:\.default)?"),
     re.compile(_PREFIX + r"(?P<factor>base_layer)\.weight"),  # of an embedding or a head, which peft stores with it
 )
+_WHOLE = "whole"  # in place of a factor
 _WHOLE_NAME = re.compile(_PREFIX + r"(?:modules_to_save\.(?:default\.)?)?weight")
 _DTYPES = frozenset({"F32", "F16", "BF16"})
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +91,37 @@ def _find_pairs(
 ) -> list[_Pair]:
     """The pairs of factors, of which names, types and shapes are right."""
     module_to_names: dict[str, dict[str, str]] = {}
-    wholes: list[_Pair] = []
     for name, info in infos.items():
-        match = next(filter(None, (pattern.fullmatch(name) for pattern in _TENSOR_NAMES)), None)
-        whole = _WHOLE_NAME.fullmatch(name) if match is None else None
-        if whole is not None and config.is_whole(whole["module"]) and info.dtype in _DTYPES:
-            wholes.append(_check_whole(name, info, _find_part(whole["module"], model, layers)))
-            continue
-        if match is None:
-            raise AdapterError(_why_not_a_factor(name))
+        module, factor = _split(name, config)
         if info.dtype not in _DTYPES:
             raise AdapterError(f"{name[:128]} is stored as {info.dtype}; F32, F16 and BF16 are supported.")
-        module_to_names.setdefault(match["module"], {})[match["factor"]] = name
-    found = [pair.names[0] for pair in wholes]
-    missing = next((name for name in config.whole_names if not any(f"{name}." in tensor for tensor in found)), None)
-    if missing is not None:
-        raise AdapterError(f"The adapter has no tensor for {missing[:64]}, which modules_to_save names.")
-    if not module_to_names and not wholes:
-        raise AdapterError("The adapter has no tensors.")
-    return wholes + [
+        if module_to_names.setdefault(module, {}).setdefault(factor, name) != name:
+            raise AdapterError(f"The adapter has {name[:128]} under another name too.")
+    pairs = [
         _check_pair(module, _find_part(module, model, layers), names, infos, config, limits)
         for module, names in module_to_names.items()
     ]
+    if not pairs:
+        raise AdapterError("The adapter has no tensors.")
+    name, count = Counter(pair.part.name for pair in pairs).most_common(1)[0]
+    if count > 1:
+        raise AdapterError(f"The adapter changes {name[:128]} under several names.")
+    wholes = [f".{module}" for module, names in module_to_names.items() if _WHOLE in names]
+    for name in config.whole_names:
+        if not any(module.endswith(f".{name}") for module in wholes):
+            raise AdapterError(f"The adapter has no tensor for {name[:64]}, which modules_to_save names.")
+    return pairs
+
+
+def _split(name: str, config: AdapterConfig) -> tuple[str, str]:
+    """A tensor's module, and which factor of its update it is."""
+    for pattern in _TENSOR_NAMES:
+        if (match := pattern.fullmatch(name)) is not None:
+            return match["module"], match["factor"]
+    match = _WHOLE_NAME.fullmatch(name)
+    if match is None or not config.is_whole(match["module"]):
+        raise AdapterError(_why_not_a_factor(name))
+    return match["module"], _WHOLE
 
 
 def _check_pair(
@@ -120,6 +132,8 @@ def _check_pair(
     config: AdapterConfig,
     limits: AdapterLimits,
 ) -> _Pair:
+    if _WHOLE in names and (part.read_base is None or len(names) == 1):
+        return _check_whole(names[_WHOLE], infos[names[_WHOLE]], part)
     factors = ("embedding_A", "embedding_B") if part.is_embedding else ("A", "B")
     if names.keys() - {"base_layer"} != set(factors):
         raise AdapterError(f"{module[:128]} needs the factors lora_{factors[0]} and lora_{factors[1]}, and no others.")
@@ -142,7 +156,7 @@ def _check_pair(
 
 def _check_whole(name: str, info: TensorInfo, part: AdaptedPart) -> _Pair:
     """A matrix that replaces that of the model: an update of full rank."""
-    if part.base is None:
+    if part.read_base is None:
         raise AdapterError(
             f"{name[:128]} is a whole matrix (modules_to_save); only embedding and head are supported, on one CPU."
         )
@@ -182,9 +196,9 @@ def _why_not_a_factor(name: str) -> str:
 def _factors(pair: _Pair, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> LowRankFactors:
     """This rank's part of a pair, the scale in its second factor; of a whole matrix the difference and a unit one."""
     part = pair.part
-    if part.base is not None and len(pair.names) == 1:
-        difference = ((tensors[pair.names[0]].float() - part.base()) * pair.scale).t().to(dtype).contiguous()
+    if part.read_base is not None and len(pair.names) == 1:
         unit = torch.eye(part.whole_rank, dtype=dtype)
+        difference = _difference(pair, part.read_base(), tensors, dtype)
         a, b = (difference, unit) if part.is_embedding else (unit, difference)
     else:
         a, b = (tensors[name] for name in pair.names)
@@ -196,3 +210,14 @@ def _factors(pair: _Pair, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
         if not bool(torch.isfinite(factor).all()):
             raise AdapterError(f"{name[:128]} has values that are NaN, infinite or too large for {dtype}.")
     return LowRankFactors(a, b, part.first_output)
+
+
+def _difference(pair: _Pair, base: ReadRows, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """What a whole matrix adds to the model's, transposed; some rows at a time, since float32 takes memory."""
+    whole = tensors[pair.names[0]]
+    difference = torch.empty(whole.shape[::-1], dtype=dtype)
+    for start in range(0, len(whole), _ROWS_AT_ONCE):
+        rows = range(start, min(start + _ROWS_AT_ONCE, len(whole)))
+        update = (whole[rows.start : rows.stop].float() - base(rows)) * pair.scale
+        difference[:, rows.start : rows.stop] = update.t()
+    return difference

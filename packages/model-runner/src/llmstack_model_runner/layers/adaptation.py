@@ -31,6 +31,8 @@ _GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
 }
 
+ReadRows = Callable[[range], torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptedPart:
@@ -48,7 +50,8 @@ class AdaptedPart:
         is_embedding: Inputs are ids, one at a time.
         scale: Factor of the layer's outputs.
         is_base: Whether a whole matrix is the one that this rank has; None where it cannot be known.
-        base: The matrix as it is stored, in float32, if an adapter may replace all of it; None if it may not.
+        read_base: Makes a function from a run of the stored matrix's rows to these in float32, if an adapter may replace
+            all of it; else None.
     """
 
     name: str
@@ -62,7 +65,7 @@ class AdaptedPart:
     is_embedding: bool = False
     scale: float = 1.0
     is_base: Callable[[torch.Tensor], bool] | None = None
-    base: Callable[[], torch.Tensor] | None = None
+    read_base: Callable[[], ReadRows] | None = None
 
     @property
     def whole_rank(self) -> int:
@@ -99,7 +102,7 @@ class AdaptedLayers:
 
     def make_slots(self, num_slots: int, max_num_rows: int, max_rank: int, device: torch.device) -> None:
         """Makes room for `num_slots` adapters and steps of `max_num_rows` tokens."""
-        whole = {part.layer: part.whole_rank for part in self.parts.values() if part.base is not None}
+        whole = {part.layer: part.whole_rank for part in self.parts.values() if part.read_base is not None}
         self.slots = LowRankSlots(num_slots, self.num_layers, max_num_rows, max_rank, device, whole)
         if device.type != "cpu":  # a fused activation may have other bits there, and adapters must not change them
             self._changed = {*range(self.num_layers)}

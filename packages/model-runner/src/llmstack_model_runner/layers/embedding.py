@@ -16,7 +16,7 @@ from llmstack_kernels.embedding import (
     table_of,
 )
 from llmstack_kernels.linear import PackedLinear, PackedWeight, StoredWeight
-from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
+from llmstack_model_runner.layers.adaptation import AdaptedPart, ReadRows, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before, packing
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, finite, skip_nothing
@@ -79,8 +79,11 @@ class Embedding:
             is_embedding=True,
             scale=self._scale,
             is_base=self.is_equal,
-            base=(lambda: self.weight.float()) if self._can_be_replaced else None,
+            read_base=self._read_base if self._can_be_replaced else None,
         )
+
+    def _read_base(self) -> ReadRows:
+        return lambda rows: self.weight[rows.start : rows.stop].float()
 
     @property
     def _can_be_replaced(self) -> bool:
@@ -187,7 +190,7 @@ class OutputHead:
         if tied_to is not None:
             tied_to.skip_where(lambda: self._is_known and packing().quantization is None and tied_to.can_share)
         self._row_sums: torch.Tensor | None = None  # of the table, to recognize it
-        self._adapted_size = size
+        self._table_size = size
         self._adapted = adapted_layers()
         if self._adapted is not None:
             self._adapted.head = self._adapted.num_layers
@@ -205,16 +208,19 @@ class OutputHead:
             outputs=lambda rows: rows[own],
             is_loaded=lambda: self._packed is not None,
             is_base=self._is_equal,
-            base=self._read_base if self._sharding.is_whole and self._device.type == "cpu" else None,
+            read_base=self._read_base if self._sharding.is_whole and self._device.type == "cpu" else None,
         )
 
-    def _read_base(self) -> torch.Tensor:
-        """The packed weight: float32 [num_rows, size]. Its products with unit vectors are its columns, exactly."""
+    def _read_base(self) -> ReadRows:
+        """Rows of the packed weight. Where they cannot be looked up, such as in integers, they are all computed here."""
         if self._packed is None:
             raise RuntimeError("the output head has no weights yet")
-        size = self._adapted_size
-        columns = self._packed(torch.eye(size, dtype=self._dtype), out_dtype=torch.float32)
-        return (columns if self._bias is None else columns - self._bias.float()).t()
+        table = table_of(self._packed)
+        if table is not None:
+            return lambda rows: embedding_of_packed(torch.arange(rows.start, rows.stop), table).float()
+        columns = self._packed(torch.eye(self._table_size, dtype=self._dtype), out_dtype=torch.float32)  # exact products
+        whole = (columns if self._bias is None else columns - self._bias.float()).t()
+        return lambda rows: whole[rows.start : rows.stop]
 
     def _is_equal(self, table: torch.Tensor) -> bool:
         """Whether this rank has these rows of a whole table; any where it has none, none where it has integers."""
