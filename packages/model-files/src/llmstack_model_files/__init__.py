@@ -16,7 +16,7 @@ from llmstack_model_files.page_cache import read_ahead
 from llmstack_model_files.positions import extended_positions
 from llmstack_model_files.resolve import looks_like_path, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors, check_safetensors_content
-from llmstack_model_files.text_part import TEXT_PART_OF, text_part
+from llmstack_model_files.text_config import TEXT_PART_OF, text_config_of
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
@@ -42,6 +42,6 @@ __all__ = [
     "read_model_config",
     "resolve_model",
     "safetensors_files",
-    "text_part",
+    "text_config_of",
     "weights_digest",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, overload
 
 from llmstack_model_files.config_defaults import with_defaults
-from llmstack_model_files.text_part import text_part
+from llmstack_model_files.text_config import TEXT_PART_OF, text_config_of
 
 MAX_JSON_BYTES = 64 << 20
 _QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
@@ -103,7 +103,7 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
 def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`config.json` of a model folder with the values of `overrides`, and the defaults of what it leaves out.
 
-    Of a model with parts for images or sound it is the configuration of the text model: see `text_part`.
+    Of a model with parts for images or sound it is the configuration of the text model: see `text_config_of`.
 
     Wherever a checkpoint describes its quantization, it is `quantization_config` of the whole here. Some have it in
     `text_config`, and older ones of ModelOpt, AutoGPTQ and AutoAWQ in a file of its own.
@@ -111,13 +111,18 @@ def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, A
     Raises:
         ModelFilesError: As `read_json`.
     """
-    config = overridden(read_json(folder, "config.json"), overrides)
+    stored = read_json(folder, "config.json")
+    config = overridden(stored, overrides)
     if not any(config.get(field) for field in _QUANTIZATION_FIELDS):
         text_config = config.get("text_config")
         nested = text_config.get("quantization_config") if isinstance(text_config, Mapping) else None
         if (found := nested or _separate_quantization(folder)) is not None:
             config["quantization_config"] = found
-    return with_defaults(text_part(config))
+    found = text_config_of(config)
+    if TEXT_PART_OF in found:  # its fields are deeper in the file, and overrides name them as those of any model
+        own = {name: value for name, value in overrides.items() if name not in stored}
+        found = overridden(found, own)
+    return with_defaults(found)
 
 
 def _separate_quantization(folder: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from model_runner_helpers.paged_harness import PagedHarness
 
-from llmstack_model_files import text_part
+from llmstack_model_files import text_config_of
 from llmstack_model_runner.models import load_model_class, supported_architectures
 from llmstack_model_runner.models.gpt2 import GPT2
 from llmstack_model_runner.weights import load_weights
@@ -198,7 +198,7 @@ def test_gemma_3_with_vision_fills_in_what_its_configuration_leaves_out() -> Non
     }
     scaling = {"rope_type": "linear", "factor": 8.0}
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": given | {"rope_scaling": scaling}}
-    config = text_part(whole)
+    config = text_config_of(whole)
     settings = load_model_class(config["architectures"][0]).read_settings(config)  # type: ignore[attr-defined]  # of the Llama family
     assert (settings.max_model_len, settings.is_tied) == (131_072, True)
     assert [layer.sliding_window for layer in settings.layers] == [1024] * 5 + [None, 1024]

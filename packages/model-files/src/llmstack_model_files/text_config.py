@@ -1,4 +1,4 @@
-"""Models with parts for images or sound, of which the text model is served."""
+"""Configurations of the text models of models with parts for images or sound."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _COMMON = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "pad_t
 _FLAT_TYPES = ("qwen2_vl", "qwen2_5_vl")  # whose published configurations have the text model's fields beside the rest
 
 
-def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the text model of a class in `WHOLES`; any other one, or of other texts, as it is."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

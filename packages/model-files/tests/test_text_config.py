@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmstack_model_files import TEXT_PART_OF, text_part
+from llmstack_model_files import TEXT_PART_OF, read_model_config, text_config_of
 
 LLAVA: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "torch_dtype": "float16",
@@ -16,7 +18,7 @@ LLAVA: dict[str, Any] = {
 
 
 def test_the_text_models_own_fields_and_those_of_the_whole_are_together() -> None:
-    found = text_part(LLAVA)
+    found = text_config_of(LLAVA)
     assert (found["architectures"], found["model_type"]) == (["MistralForCausalLM"], "mistral")
     assert (found["hidden_size"], found["num_key_value_heads"], found["num_hidden_layers"]) == (64, 2, 32)
     assert (found["torch_dtype"], found[TEXT_PART_OF]) == ("float16", "LlavaForConditionalGeneration")
@@ -35,13 +37,13 @@ def test_the_text_models_own_fields_and_those_of_the_whole_are_together() -> Non
     ],
 )
 def test_others_are_as_they_were(config: dict[str, Any]) -> None:
-    assert text_part(config) == config
+    assert text_config_of(config) == config
 
 
 @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 def test_positions_of_three_axes_are_those_of_text(field: str) -> None:
     rope = {"type": "mrope", "mrope_section": [1, 1, 2], "rope_theta": 5.0}
-    found = text_part({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+    found = text_config_of({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
                        "hidden_size": 64, field: rope, "vision_config": {}})  # fmt: skip
     assert found[field] == {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 5.0}
     assert (found["architectures"], found["hidden_size"]) == (["Qwen2ForCausalLM"], 64)
@@ -53,4 +55,19 @@ def test_positions_of_three_axes_are_those_of_text(field: str) -> None:
 )
 def test_the_head_is_tied_as_the_class_says(whole: dict[str, Any], text: dict[str, Any], expected: bool) -> None:
     config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"hidden_size": 8, **text}, **whole}
-    assert text_part(config)["tie_word_embeddings"] is expected
+    assert text_config_of(config)["tie_word_embeddings"] is expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"max_position_embeddings": 77}, {"max_position_embeddings": 77}),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, {"rope_scaling": {"rope_type": "linear", "factor": 2}}),
+        ({"text_config": {"hidden_size": 32}}, {"hidden_size": 32}),
+        ({"torch_dtype": "float32"}, {"torch_dtype": "float32"}),
+        ({"vision_config": {"hidden_size": 4}}, {}),
+    ],
+)
+def test_overrides_are_of_the_text_model(overrides: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAVA))
+    assert read_model_config(tmp_path, overrides) == read_model_config(tmp_path, {}) | expected
