@@ -103,6 +103,14 @@ CASES: dict[str, tuple[str, dict[str, Any], Rename]] = {
                "mlp_only_layers": [], "decoder_sparse_step": 1}, QWEN_VISION, tie_word_embeddings=False),
         as_it_is,
     ),
+    # What transformers does not turn round, since it has the shape of its own order already.
+    "qwen 3 vl with square experts": (
+        "Qwen3VLMoe",
+        whole({"model_type": "qwen3_vl_moe_text", "head_dim": 16, "rope_theta": 5e6, "rope_scaling": M_ROPE_3,
+               "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True,
+               "mlp_only_layers": [], "decoder_sparse_step": 1}, QWEN_VISION, tie_word_embeddings=False),
+        as_it_is,
+    ),
     "internvl": (
         "InternVL",
         whole({"model_type": "qwen2", "rope_theta": 1e6}, {"hidden_size": 32, "intermediate_size": 32,
