@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from llmstack_model_runner.architectures import ARCHITECTURES
-from llmstack_model_runner.declared_sizes import least_parameters, rope_problems
+from llmstack_model_runner.declared_sizes import ROPE_TYPES, least_parameters, rope_problems
+from llmstack_model_runner.layers.rotary import KINDS
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -37,3 +38,9 @@ def test_no_model_has_fewer_parameters_than_the_bound(architecture: str) -> None
 def test_rotary_embeddings_that_nothing_knows_are_named(config: dict[str, Any], kinds: list[str]) -> None:
     found = [problem.split("type ")[1].split(" is not")[0] for problem in rope_problems(config)]
     assert found == kinds
+
+
+def test_the_types_of_rotary_embeddings_are_those_of_our_code_and_of_transformers() -> None:
+    functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    older = {"su"}  # of longrope
+    assert {*ROPE_TYPES} == {*KINDS, *functions} | older

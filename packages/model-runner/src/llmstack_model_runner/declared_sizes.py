@@ -7,7 +7,8 @@ from typing import Any, Final
 
 MAX_DUMMY_LAYERS: Final = 4096
 """Layers of a model without weight files; each layer takes about a millisecond to build."""
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional")
+# Those of `layers.rotary`, which imports torch, and of transformers.
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional")
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -44,8 +45,8 @@ def rope_problems(model_config: Mapping[str, Any]) -> Iterator[str]:
     by_layer_type = [value for value in found.values() if isinstance(value, Mapping)]
     for parameters in (found, *by_layer_type):
         kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind not in _ROPE_TYPES:
-            listed = ", ".join(_ROPE_TYPES)
+        if kind not in ROPE_TYPES:
+            listed = ", ".join(ROPE_TYPES)
             yield f"config.json: rotary embedding of type {repr(kind)[:64]} is not supported; {listed} are."
 
 

@@ -32,3 +32,8 @@ def test_a_tie_holds_unless_the_weights_have_another_head(
     save_file(tensors, tmp_path / "model.safetensors")
     assert ties.untied_if_different({"tie_word_embeddings": True}, tmp_path) == {"tie_word_embeddings": expected}
     assert ties.untied_if_different({"tie_word_embeddings": False}, tmp_path) == {"tie_word_embeddings": False}
+
+
+def test_what_is_no_matrix_is_left_to_the_check_of_shapes(tmp_path: Path) -> None:
+    save_file({"model.embed_tokens.weight": torch.ones(()), "lm_head.weight": torch.ones(())}, tmp_path / "m.safetensors")
+    assert ties.untied_if_different({"tie_word_embeddings": True}, tmp_path) == {"tie_word_embeddings": False}

@@ -99,9 +99,9 @@ def parse_rope(
     kind = str(found.get("rope_type", found.get("type", "default")))
     if kind in ("su", "yarn") and "short_factor" in found:
         kind = "longrope"  # the name in the first Phi-3 checkpoints
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise UnsupportedVariantError(
-            f"config.json: rotary embedding of type {kind[:64]!r} is not supported; {', '.join(_KINDS)} are."
+            f"config.json: rotary embedding of type {kind[:64]!r} is not supported; {', '.join(KINDS)} are."
         )
     theta, share = (
         _positive(name, next((given[name] for given in (found, config) if given.get(name) is not None), default))
@@ -123,7 +123,7 @@ def parse_rope(
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
     for name in numbers.keys() & _POSITIVE:
         _positive(name, numbers[name])
-    missing = [name for name in _KINDS[kind] if name not in numbers]
+    missing = [name for name in KINDS[kind] if name not in numbers]
     if missing:
         raise ValueError(f"config.json: rotary embedding of type {kind} lacks {', '.join(missing)}.")
     if kind in ("yarn", "longrope"):
@@ -154,14 +154,14 @@ def _positive(name: str, value: object) -> float:
 
 
 _POSITIVE = frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-# Kind to the names of its required numbers.
-_KINDS: Mapping[str, tuple[str, ...]] = {
+KINDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
     "longrope": (),
 }
+"""Kind to the names of its required numbers."""
 
 
 def _read_factors(found: Mapping[str, Any], name: str, num_pairs: int) -> tuple[float, ...]:

@@ -74,7 +74,8 @@ def _are_equal(path: Path, name: str, other_path: Path, other_name: str) -> bool
             )
         except SafetensorError as error:
             raise ValueError(f"{path.name} cannot be read as safetensors.") from error
-        if (first.get_shape(), first.get_dtype()) != (second.get_shape(), second.get_dtype()):
+        shape = first.get_shape()
+        if (shape, first.get_dtype()) != (second.get_shape(), second.get_dtype()) or len(shape) != 2:
             return False
-        rows = range(0, first.get_shape()[0], _ROWS_AT_ONCE)
+        rows = range(0, shape[0], _ROWS_AT_ONCE)
         return all(torch.equal(first[row : row + _ROWS_AT_ONCE], second[row : row + _ROWS_AT_ONCE]) for row in rows)
