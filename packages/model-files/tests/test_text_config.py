@@ -62,7 +62,7 @@ def test_the_head_is_tied_as_the_class_says(whole: dict[str, Any], text: dict[st
     ("overrides", "expected"),
     [
         ({"max_position_embeddings": 77}, {"max_position_embeddings": 77}),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, {"rope_scaling": {"rope_type": "linear", "factor": 2}}),
+        ({"rope_scaling": {"rope_type": "yarn"}}, {"rope_scaling": {"rope_type": "yarn"}}),
         ({"text_config": {"hidden_size": 32}}, {"hidden_size": 32}),
         ({"torch_dtype": "float32"}, {"torch_dtype": "float32"}),
         ({"vision_config": {"hidden_size": 4}}, {}),

@@ -188,9 +188,7 @@ def test_a_whole_table_replaces_that_of_the_model(loaded: Loaded, name: str, sto
         loaded.read()
 
 
-def test_a_head_whose_rows_cannot_be_looked_up_is_replaced_too(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_whose_rows_cannot_be_looked_up_is_replaced_too(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.configure(modules_to_save=["lm_head"])
     loaded.change(lambda tensors: tensors.update({"lm_head.weight": torch.ones(97, 32)}))
     part = loaded.layers.parts["lm_head"]

@@ -36,7 +36,7 @@ def test_the_tokens_are_those_of_transformers(token_ids: list[int], size: int) -
 @settings(deadline=None)
 @given(TOKENS, st.integers(1, 5))
 @example([1, 2, 5, 2, 1, 3, 1, 2], 3)
-def test_sequences_of_one_digest_are_told_apart(token_ids: list[int], size: int) -> None:
+def test_sequences_of_one_digest_are_distinguished(token_ids: list[int], size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repeated_ngrams, "_BASE", np.uint64(1))  # digests are sums then
         found = after_repeated_ngrams(np.array(token_ids, dtype=np.int32), size)

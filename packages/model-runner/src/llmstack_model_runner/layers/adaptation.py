@@ -50,8 +50,8 @@ class AdaptedPart:
         is_embedding: Inputs are ids, one at a time.
         scale: Factor of the layer's outputs.
         is_base: Whether a whole matrix is the one that this rank has; None where it cannot be known.
-        read_base: Makes a function from a run of the stored matrix's rows to these in float32, if an adapter may replace
-            all of it; else None.
+        read_base: Makes a function from a run of the stored rows to these in float32; None if no adapter may replace
+            the matrix.
     """
 
     name: str

@@ -212,13 +212,14 @@ class OutputHead:
         )
 
     def _read_base(self) -> ReadRows:
-        """Rows of the packed weight. Where they cannot be looked up, such as in integers, they are all computed here."""
+        """Rows of the packed weight. Where they cannot be looked up, such as in integers, all are computed here."""
         if self._packed is None:
             raise RuntimeError("the output head has no weights yet")
         table = table_of(self._packed)
         if table is not None:
             return lambda rows: embedding_of_packed(torch.arange(rows.start, rows.stop), table).float()
-        columns = self._packed(torch.eye(self._table_size, dtype=self._dtype), out_dtype=torch.float32)  # exact products
+        unit = torch.eye(self._table_size, dtype=self._dtype)
+        columns = self._packed(unit, out_dtype=torch.float32)  # these products are exact
         whole = (columns if self._bias is None else columns - self._bias.float()).t()
         return lambda rows: whole[rows.start : rows.stop]
 

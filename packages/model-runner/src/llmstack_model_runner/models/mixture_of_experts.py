@@ -69,7 +69,7 @@ class Qwen3Moe(Qwen3):
         shape = tuple(weight.shape)
         if len(shape) != 3:
             raise ValueError(f"{name[:128]} has the shape {list(shape)[:4]}, which is not that of experts.")
-        # As published they are [experts, inputs, outputs]; transformers turns round what has another shape than its own.
+        # As published they are [experts, inputs, outputs]; transformers turns round what has not its own shape.
         is_transposed = shape[2 if kind == "gate_up_proj" else 1] != self._hidden_size
         for number in range(shape[0]):
             for index, part in enumerate(parts):
