@@ -8,6 +8,7 @@ import torch
 
 from llmstack_kernels.linear import ACTIVATIONS, pack_linear
 from llmstack_kernels.low_rank import (
+    ExpertRows,
     LowRankAdapter,
     LowRankFactors,
     LowRankSlots,
@@ -204,3 +205,30 @@ def test_what_does_not_fit_is_refused() -> None:
         LowRankAdapter([[pair]])
     with pytest.raises(ValueError, match="at most 4"):
         LowRankAdapter([[LowRankFactors(torch.zeros(2, 4), torch.zeros(2, 4), 0)] * 5])
+
+
+@pytest.mark.parametrize("module", [native, reference], ids=["native", "reference"])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_rows_of_experts_get_the_update_of_their_slot_and_expert(module: object, dtype: torch.dtype) -> None:
+    num_experts, first_layer = 3, 2
+    slots = LowRankSlots(3, first_layer + num_experts + 1, 64, 20, CPU)
+    for slot in (0, 2):
+        made = [make_adapter(10 * slot + number, 2 + number, dtype).factors(0) for number in range(4)]
+        layers = [[], [], *([LowRankFactors(a, b.contiguous(), first) for a, b, first in pairs] for pairs in made)]
+        layers[first_layer + 1] = []  # no update of the second expert
+        slots.put(slot, LowRankAdapter(layers))
+    x, y, _ = make_rows(40, dtype)
+    row_slots, experts = np.arange(40) * 7 % 4 - 1, np.arange(40) * 5 % 3
+    rows = ExpertRows(slots, row_slots, experts)
+    out = y.clone()
+    module.add_low_rank_(out, x, rows, first_layer)  # type: ignore[attr-defined]
+    expected = y.double().clone()
+    for row, (slot, expert) in enumerate(zip(row_slots.tolist(), experts.tolist(), strict=True)):
+        for a, b, first in [] if slot < 0 else slots.factors(slot, first_layer + expert):
+            expected[row, first : first + b.shape[1]] += x[row].double() @ a.double().T @ b.double()
+    assert not torch.equal(expected, y.double())
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    for row in (3, 17):
+        alone, part = y[row : row + 1].clone(), slice(row, row + 1)
+        module.add_low_rank_(alone, x[part], ExpertRows(slots, row_slots[part], experts[part]), first_layer)  # type: ignore[attr-defined]
+        assert torch.equal(alone, out[part])

@@ -16,14 +16,20 @@ from llmstack_parallel.runner import ParallelRunner
 NAME_TO_TARGETS = {
     "gpt2": ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj", "wte", "wpe", "lm_head"),
     "llama with one kv head": ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "embed_tokens", "lm_head"),
-    "mixtral": ("q_proj", "k_proj", "o_proj"),
+    "mixtral": ("q_proj", "k_proj", "o_proj", "w1", "w3", "w2"),
     "gpt oss": ("q_proj", "k_proj", "v_proj", "o_proj", "embed_tokens", "lm_head"),
 }
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
 
-def write_adapters(folder: Path, model: Path, targets: tuple[str, ...]) -> dict[str, Path]:
-    paths = [write_random_adapter(folder / str(seed), model, targets, seed, rank=3 + seed) for seed in (1, 2)]
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+def write_adapters(folder: Path, model: Path, targets: tuple[str, ...], **fields: object) -> dict[str, Path]:
+    paths = [
+        write_random_adapter(folder / str(seed), model, targets, seed, rank=3 + seed, **fields)  # type: ignore[arg-type]  # by name
+        for seed in (1, 2)
+    ]
     return {identity_of(path, f"adapter-{path.name}"): path for path in paths}
 
 
@@ -43,6 +49,20 @@ def test_ranks_give_the_tokens_of_one_and_stages_the_bits(name: str, tmp_path: P
     assert (both.outputs, both.logprobs) == (shared.outputs, shared.logprobs)
     for ranks in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
         check_another_engine_core(make_config(model, **LORA, **ranks), adapters)
+
+
+@pytest.mark.parametrize("name", ["mixtral", pytest.param("gpt oss", marks=pytest.mark.full)])
+def test_ranks_share_the_updates_of_experts(name: str, tmp_path: Path) -> None:
+    model = write_family(tmp_path / "model", name)
+    adapters = write_adapters(tmp_path, model, (), target_parameters=EXPERTS)
+    alone = run_schedule(make_config(model, **LORA), 1, adapters)
+    assert alone.outputs != run_schedule(make_config(model), 1).outputs
+    for options in ({}, {"enable_expert_parallel": True}):
+        shared = run_schedule(make_config(model, tensor_parallel_size=2, **LORA, **options), 1, adapters)
+        assert shared.outputs == alone.outputs
+        assert largest_difference(alone, shared) < 1e-3
+    staged = run_schedule(make_config(model, pipeline_parallel_size=2, **LORA), 1, adapters)
+    assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
 
 
 @pytest.mark.full

@@ -146,7 +146,7 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
     if target is None:
         return ()
     has_experts = target.partition(":")[0].endswith((".mixture_of_experts", ".gpt_oss"))
-    return ("attention", *_ENDS) if has_experts else ("attention", "feed-forward", *_ENDS)
+    return ("attention", "experts" if has_experts else "feed-forward", *_ENDS)
 
 
 def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:

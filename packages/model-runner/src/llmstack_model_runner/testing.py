@@ -74,7 +74,10 @@ def write_random_adapter(
     spread: float = 0.3,
     **overrides: object,
 ) -> Path:
-    """Writes an adapter with random factors, as peft does, for the modules with these names; returns the folder."""
+    """Writes an adapter with random factors, as peft does, for the modules with these names; returns the folder.
+
+    `overrides` are fields of its configuration; `target_parameters` are written too.
+    """
     config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
     model_class = load_model_class(config["architectures"][0])
     layers = AdaptedLayers()
@@ -82,7 +85,8 @@ def write_random_adapter(
         model_class(config, torch.float32, torch.device("cpu"))
     values: dict[str, object] = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
     values |= {"target_modules": list(targets), "base_model_name_or_path": str(model_folder), **overrides}
-    rank_of = read_adapter_config(values).rank_of
+    adapter_config = read_adapter_config(values)
+    rank_of = adapter_config.rank_of
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, part in layers.parts.items():
@@ -91,6 +95,15 @@ def write_random_adapter(
                 values_of = torch.randn(shape, generator=generator) * spread
                 end = f"lora_embedding_{factor}" if part.is_embedding else f"lora_{factor}.weight"
                 tensors[f"base_model.model.{name}.{end}"] = values_of
+    for name, stacks in layers.stacks.items():
+        for depth, parameter in enumerate(
+            reversed([one for one in stacks if adapter_config.is_parameter(f"{name}.{one}")])
+        ):
+            part, ranks = stacks[parameter][0], len(stacks[parameter]) * rank_of(f"{name}.{parameter}")
+            for factor, shape in (("A", (ranks, part.in_features)), ("B", (part.out_features, ranks))):
+                module = name + depth * ".base_layer"
+                values_of = torch.randn(shape, generator=generator) * spread
+                tensors[f"base_model.model.{module}.lora_{factor}.weight"] = values_of
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(values), encoding="utf-8")
     save_file(tensors, folder / "adapter_model.safetensors")

@@ -25,6 +25,7 @@ from llmstack_model_runner.weights import load_weights
 
 LIMITS = AdapterLimits(max_rank=8, max_bytes=1 << 20)
 PREFIX = "base_model.model.model.layers.0.self_attn."
+EXPERTS = "base_model.model.model.layers.1.mlp.experts"
 
 
 class Loaded:
@@ -66,7 +67,8 @@ def loaded(tmp_path: Path) -> Loaded:
         ({"modules_to_save": "lm_head"}, "modules_to_save must be a list"),
         ({"modules_to_save": ["lm_head"]}, "no tensor for lm_head, which modules_to_save names"),
         ({"modules_to_save": ["lm_head"], "ensure_weight_tying": True}, "ties whole modules"),
-        ({"target_parameters": ["experts.w1"]}, "such as experts"),
+        ({"target_parameters": ["experts.w1"]}, r"no experts of this model for experts\.w1"),
+        ({"target_parameters": "experts.w1"}, "target_parameters must be a list of names"),
         ({"bias": "all"}, "biases"),
         ({"lora_bias": True}, "lora_bias"),
         ({"init_lora_weights": "pissa_niter_16"}, "changed base model"),
@@ -139,7 +141,10 @@ def _named(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
         (dict.clear, "has no tensors"),
         (_named("base_model.model.lm_head.lora_A.weight"), "needs the factors lora_A and lora_B"),
         (_named("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight"), "no linear layer or embedding"),
-        (_named("base_model.model.model.layers.0.mlp.experts.3.w1.lora_A.weight"), "experts"),
+        (
+            _named("base_model.model.model.layers.0.mlp.experts.3.w1.lora_A.weight"),
+            "experts.3.w1, which is no linear layer",
+        ),
         (_named("base_model.model.model.embed_tokens.lora_embedding_A"), "lora_embedding_A and lora_embedding_B"),
         (_named("base_model.model.model.embed_tokens.lora_A.weight"), "lora_embedding_A and lora_embedding_B"),
         (_named("base_model.model.model.norm.base_layer.weight"), "no linear layer or embedding"),
@@ -228,11 +233,41 @@ def test_other_modules_are_not_replaced_as_a_whole(loaded: Loaded) -> None:
 @pytest.mark.parametrize(
     "name", ["mlp.experts.lora_A.weight", "mlp.experts.gate_up_proj.lora_A.weight", "mlp.router.lora_A.weight"]
 )
-def test_experts_and_routers_of_gpt_oss_are_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+def test_what_is_not_in_target_parameters_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     loaded = Loaded(tmp_path, "GptOssForCausalLM")
     assert loaded.read().max_rank == 4
     loaded.change(_named(f"base_model.model.model.layers.0.{name}"))
-    with pytest.raises(AdapterError, match=r"changes experts|is no linear layer"):
+    with pytest.raises(AdapterError, match="is no linear layer"):
+        loaded.read()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tensors: tensors.pop(f"{EXPERTS}.base_layer.lora_A.weight"), "gate_up_proj needs the factors"),
+        (lambda tensors: tensors.pop(f"{EXPERTS}.lora_B.weight"), "down_proj needs the factors lora_A and lora_B"),
+        (_named(f"{EXPERTS}.lora_A.weight"), r"shape \[4, 4\] instead of \[16, 48\]"),
+        (_named(f"{EXPERTS}.base_layer.lora_B.weight"), r"shape \[4, 4\] instead of \[96, 16\]"),
+        (_named(f"{EXPERTS}.base_layer.base_layer.lora_A.weight"), "is no linear layer"),
+        (lambda tensors: tensors[f"{EXPERTS}.lora_A.weight"][5].fill_(float("nan")), "NaN"),
+    ],
+)
+def test_factors_of_experts_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], reason: str
+) -> None:
+    loaded = Loaded(tmp_path, "MixtralForCausalLM")
+    parameters = ["experts.gate_up_proj", "experts.down_proj"]
+    loaded.adapter = write_random_adapter(tmp_path / "experts", loaded.folder, [], target_parameters=parameters)
+    loaded.change(
+        lambda tensors: [
+            tensors.update({name.replace("block_sparse_moe", "mlp"): tensors.pop(name)}) for name in [*tensors]
+        ]
+    )
+    assert loaded.read().max_rank == 4
+    with pytest.raises(AdapterError, match="has the rank 4; --max-lora-rank is 3"):
+        loaded.read(AdapterLimits(max_rank=3, max_bytes=1 << 20))
+    loaded.change(change)
+    with pytest.raises(AdapterError, match=reason):
         loaded.read()
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from model_runner_helpers.merged import FAMILY_TO_TARGETS, write_config, write_merged
+from model_runner_helpers.merged import EXPERTS, FAMILY_TO_TARGETS, write_config, write_merged
 
 from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.layers import adaptation
@@ -88,6 +88,35 @@ def test_tokens_are_those_of_the_merged_model(architecture: str, tmp_path: Path)
     for slot, expected in enumerate(models.expected):
         assert [mixed[f"mixed {slot} {number}"] for number in range(len(PROMPTS))] == expected
     assert not driver.errors
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "GptOssForCausalLM"])
+def test_tokens_with_all_experts_of_a_layer_are_those_of_the_merged_model(architecture: str, tmp_path: Path) -> None:
+    models = Models(tmp_path, architecture, target_parameters=EXPERTS, rank_pattern={"down_proj": 3})
+    driver = make_driver(models.base, models.adapters)
+    for slot, name in enumerate((None, *models.names)):
+        for number, prompt in enumerate(PROMPTS):
+            driver.add(f"{slot} {number}", prompt, GREEDY, lora_name=name)
+    mixed = driver.run(NUM_TOKENS)
+    for slot, expected in enumerate(models.expected):
+        assert [mixed[f"{slot} {number}"] for number in range(len(PROMPTS))] == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_without_an_adapter_keep_their_bits_beside_changed_experts(dtype: str, tmp_path: Path) -> None:
+    models = Models(tmp_path, "MixtralForCausalLM", target_parameters=EXPERTS)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, logprobs=3)
+
+    def run(adapters: dict[str, Path], names: Sequence[str | None]) -> list[object]:
+        driver, found = make_driver(models.base, adapters, dtype), []
+        for name in names:
+            driver.add(str(name), PROMPTS[0], params, lora_name=name)
+        for _ in range(NUM_TOKENS):
+            output = driver.step({str(name): driver.num_left(str(name)) for name in names})
+            found.append(output.logprobs["None"])
+        return found
+
+    assert run(models.adapters, (models.names[0], None, models.names[1])) == run({}, (None,))
 
 
 def test_chunks_preemption_prefix_hits_and_drafts_change_no_token(tmp_path: Path) -> None:

@@ -12,8 +12,13 @@ from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, identity_of
 from llmstack_types import ModelRunnerConfig, SamplingParams
 
-# What peft calls of newer versions of transformers.
-pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    # What peft calls of newer versions of transformers.
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    # It looks for patterns among modules only, and applies them to parameters all the same.
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning"),
+]
 
 NUM_TOKENS, PROMPT = 10, [5, 17, 2, 44, 8]
 SIZES = {
@@ -52,6 +57,29 @@ CASES |= {
         {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     ),
 }  # fmt: skip
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+OF_EXPERTS = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+CASES |= {
+    "mixtral with experts": ("Mixtral", OF_EXPERTS, {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
+    "mixtral with one product of experts": (
+        "Mixtral", OF_EXPERTS, {"target_modules": [], "target_parameters": EXPERTS[1:], "use_rslora": True},
+    ),
+    "qwen3 with experts": (
+        "Qwen3Moe",
+        {
+            **SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8,
+            "norm_topk_prob": True,
+        },
+        {
+            "target_modules": ["v_proj"], "target_parameters": EXPERTS,
+            "rank_pattern": {"experts.down_proj": 3}, "alpha_pattern": {"experts.down_proj": 5},
+        },
+    ),
+    "gpt-oss with experts": (
+        "GptOss", {**OF_EXPERTS, "head_dim": 8, "sliding_window": 5},
+        {"target_modules": ["o_proj"], "target_parameters": EXPERTS},
+    ),
+}  # fmt: skip
 # Merging into a table that embedding and head share would change both, so these are compared with the adapter itself.
 SHARED_TABLE_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "embedding": ("Llama", {**SIZES, "tie_word_embeddings": True}, {"target_modules": ["embed_tokens"]}),
@@ -68,16 +96,21 @@ SHARED_TABLE_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_are_those_of_the_model_that_peft_merges(name: str, tmp_path: Path) -> None:
     adapted = make_adapted(*CASES[name], tmp_path)
-    expected = generate(adapted.merge_and_unload())
-    adapted_tokens, base_tokens = serve(tmp_path)
+    merged = adapted.merge_and_unload()
+    expected = generate(merged)
+    adapted_tokens, base_tokens, logprobs = serve(tmp_path)
     assert adapted_tokens == expected != base_tokens
+    with torch.no_grad():
+        logits = merged(torch.tensor([PROMPT + expected[:-1]])).logits[0, len(PROMPT) - 1 :]
+    right = torch.log_softmax(logits.double(), dim=-1)
+    torch.testing.assert_close(logprobs, right, rtol=0, atol=2e-5 * float(logits.abs().max()))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SHARED_TABLE_CASES)
 def test_tokens_with_a_shared_table_are_those_of_the_adapter_in_peft(name: str, tmp_path: Path) -> None:
     expected = generate(make_adapted(*SHARED_TABLE_CASES[name], tmp_path))
-    adapted_tokens, base_tokens = serve(tmp_path)
+    adapted_tokens, base_tokens, _ = serve(tmp_path)
     assert adapted_tokens == expected != base_tokens
 
 
@@ -110,8 +143,8 @@ def generate(model: Any) -> list[int]:
     return found
 
 
-def serve(folder: Path) -> tuple[list[int], list[int]]:
-    """Greedy tokens with the adapter and without."""
+def serve(folder: Path) -> tuple[list[int], list[int], torch.Tensor]:
+    """Greedy tokens with the adapter and without, and log-probabilities of all tokens with it."""
     settings = ModelRunnerConfig(
         str(folder / "base"), dtype="float32", max_model_len=64, enable_lora=True, max_lora_rank=8
     )
@@ -121,7 +154,12 @@ def serve(folder: Path) -> tuple[list[int], list[int]]:
     identity = identity_of(folder / "adapter")
     runner.add_adapter(identity, runner.read_adapter(identity, str(folder / "adapter")))
     driver = StepDriver(runner, 16)
-    driver.add("adapted", PROMPT, SamplingParams(temperature=0.0), lora_name=identity)
+    num_tokens = SIZES["vocab_size"]
+    driver.add("adapted", PROMPT, SamplingParams(temperature=0.0, logprobs=num_tokens), lora_name=identity)
     driver.add("base", PROMPT, SamplingParams(temperature=0.0))
-    outputs = driver.run(NUM_TOKENS)
-    return outputs["adapted"], outputs["base"]
+    logprobs = torch.empty(NUM_TOKENS, num_tokens, dtype=torch.float64)
+    for step in range(NUM_TOKENS):
+        output = driver.step({name: driver.num_left(name) for name in ("adapted", "base")})
+        ((token_ids, values, *_),) = output.logprobs["adapted"]
+        logprobs[step, torch.tensor(token_ids)] = torch.tensor(values, dtype=torch.float64)
+    return driver.outputs["adapted"], driver.outputs["base"], logprobs

@@ -3,6 +3,7 @@
 An adapter gives a layer a pair of small factors A and B, and the outputs of its rows become y + (x Aᵀ) B. Rows are
 sorted by adapter once per step (`LowRankSlots.group`), and every layer uses that order. A row's result depends neither
 on the rows beside it nor on their adapters, bit by bit.
+Rows of experts (`ExpertRows`) are sorted by adapter and expert.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import torch
 
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.low_rank import reference
-from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankAdapter, LowRankFactors, LowRankSlots, Send
+from llmstack_kernels.low_rank.row_order import Send
+from llmstack_kernels.low_rank.slots import MAX_PARTS, ExpertRows, LowRankAdapter, LowRankFactors, LowRankSlots
 
 __all__ = [
     "MAX_PARTS",
+    "ExpertRows",
     "LowRankAdapter",
     "LowRankFactors",
     "LowRankSlots",
@@ -25,14 +28,14 @@ __all__ = [
 ]
 
 
-def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
+def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots | ExpertRows, layer: int) -> None:
     """Adds the updates of the grouped rows to `y`; all other rows stay as they are, bit by bit.
 
     Args:
         y: [num_rows, out_features], contiguous, float32 or in the type of `x`.
         x: [num_rows, in_features] in the type of the factors; its rows may lie apart.
-        slots: Adapters, and the rows of the step.
-        layer: Number of the layer in the adapters.
+        slots: Adapters, and the rows of the step; or those of a layer of experts.
+        layer: Number of the layer in the adapters; with experts that of the first one.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[0] != y.shape[0] or not y.is_contiguous():
         raise ValueError(f"outputs of shape {tuple(y.shape)} do not fit inputs of shape {tuple(x.shape)}.")

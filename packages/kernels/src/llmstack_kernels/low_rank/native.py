@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.low_rank import reference
-from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankSlots
+from llmstack_kernels.low_rank.slots import MAX_PARTS, ExpertRows, LowRankSlots
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
 
 _ARGUMENTS = (Pointer, Int, Int, Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Pointer, Int)
 _EMBEDDING_ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Pointer, Int)
 
 
-def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
+def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots | ExpertRows, layer: int) -> None:
     """Adds the updates; a captured call reads the tiles again when it is replayed."""
     if x.dtype not in DTYPE_TO_SUFFIX:
         reference.add_low_rank_(y, x, slots, layer)
@@ -22,7 +22,7 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
     name = f"low_rank_add_{DTYPE_TO_SUFFIX[x.dtype]}"
     if y.dtype != x.dtype:
         name += "_f32"
-    max_rank = slots.max_rank_of(layer)
+    max_rank, words = slots.max_rank_of(layer), slots.words_of(layer)
     reduced = x.new_empty((x.shape[0], MAX_PARTS, max_rank), dtype=torch.float32)
     require_library().function(name, *_ARGUMENTS)(
         x.data_ptr(),
@@ -30,8 +30,8 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
         x.shape[1],
         y.data_ptr(),
         y.shape[1],
-        slots.words.data_ptr() + layer * slots.words.stride(1) * slots.words.itemsize,
-        slots.words.stride(0),
+        words.data_ptr(),
+        words.stride(0),
         slots.rows.data_ptr(),
         slots.tiles.data_ptr(),
         slots.num_tiles.data_ptr(),
@@ -47,7 +47,7 @@ def add_low_rank_to_embedding_(
     if y.dtype not in DTYPE_TO_SUFFIX:
         reference.add_low_rank_to_embedding_(y, ids, slots, layer, num_ids)
         return
-    max_rank = slots.max_rank_of(layer)
+    max_rank, words = slots.max_rank_of(layer), slots.words_of(layer)
     reduced = y.new_empty((y.shape[0], MAX_PARTS, max_rank), dtype=torch.float32)
     name = f"low_rank_add_to_embedding_{DTYPE_TO_SUFFIX[y.dtype]}"
     require_library().function(name, *_EMBEDDING_ARGUMENTS)(
@@ -55,8 +55,8 @@ def add_low_rank_to_embedding_(
         num_ids,
         y.data_ptr(),
         y.shape[1],
-        slots.words.data_ptr() + layer * slots.words.stride(1) * slots.words.itemsize,
-        slots.words.stride(0),
+        words.data_ptr(),
+        words.stride(0),
         slots.rows.data_ptr(),
         slots.tiles.data_ptr(),
         slots.num_tiles.data_ptr(),

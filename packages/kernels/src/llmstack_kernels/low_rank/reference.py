@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.low_rank.slots import LowRankSlots
+from llmstack_kernels.low_rank.slots import ExpertRows, LowRankSlots
 
 
-def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
+def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots | ExpertRows, layer: int) -> None:
     """Sums in float32, over the inputs row by row and over the rank in ascending order."""
     # Not a matrix product, whose order of sums depends on the number of rows.
     _update(y, slots, layer, lambda rows, a: (x[rows].float()[:, None, :] * a.float()).sum(-1))
@@ -24,13 +24,15 @@ def add_low_rank_to_embedding_(
 
 
 def _update(
-    y: torch.Tensor, slots: LowRankSlots, layer: int, reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    y: torch.Tensor,
+    slots: LowRankSlots | ExpertRows,
+    layer: int,
+    reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
     """`reduce`: from rows and a first factor to [number of rows, rank]."""
     for slot, first, count in slots.host_tiles:
-        adapter = slots.adapters[slot]
         rows = torch.tensor(slots.host_rows[first : first + count], device=y.device)
-        for a, b, first_output in () if adapter is None else adapter.factors(layer):
+        for a, b, first_output in slots.factors(slot, layer):
             reduced = reduce(rows, a)
             update = torch.zeros((count, b.shape[1]), dtype=torch.float32, device=y.device)
             for rank, factors in enumerate(b.float()):

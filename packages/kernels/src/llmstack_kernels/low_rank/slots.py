@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmstack_kernels.low_rank.row_order import RowOrder
 from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 
 MAX_PARTS = 4
@@ -16,12 +17,7 @@ MAX_PARTS = 4
 PANEL_SIZE = 32
 """Outputs of a panel of a second factor. `native.cpp` has the same number."""
 _WORDS_PER_PART = 5
-_NUM_TILE_FIELDS = 3
 _ALIGNMENT = 64  # a line of the cache
-
-
-Send = Callable[[Sequence[npt.NDArray[Any]]], Sequence[torch.Tensor]]
-"""A copy of arrays to the device for which the host does not wait."""
 
 
 class LowRankFactors(NamedTuple):
@@ -131,7 +127,7 @@ class LowRankAdapter:
         return [max((stored.a.shape[0] for stored in parts), default=0) for parts in self._layers]
 
 
-class LowRankSlots:
+class LowRankSlots(RowOrder):
     """The adapters of a step by slot, and its rows in the order of their slots, in memory that stays where it is.
 
     Attributes:
@@ -139,10 +135,6 @@ class LowRankSlots:
         max_rank: Most numbers between the two factors.
         larger_ranks: The same of layers that may have more.
         words: Addresses and sizes of all factors: [num_slots, num_layers, words of a layer].
-        rows: Rows that have a slot, those of the first slot first: int32 [max_num_rows].
-        tiles: Slot, first place in `rows` and number of rows of each tile: int32 [max_num_rows, 3].
-        num_tiles: int32 [1].
-        num_tile_rows: Most rows of a tile.
     """
 
     def __init__(
@@ -154,21 +146,24 @@ class LowRankSlots:
         device: torch.device,
         larger_ranks: Mapping[int, int] | None = None,
     ) -> None:
-        self.num_tile_rows = 4 if device.type == "cpu" else 16
+        super().__init__(max_num_rows, device)
         self.adapters: list[LowRankAdapter | None] = [None] * num_slots
         self.max_rank = max_rank
         self.larger_ranks = dict(larger_ranks or {})
         self.words = torch.zeros((num_slots, num_layers, MAX_PARTS * _WORDS_PER_PART), dtype=torch.int64, device=device)
-        self.rows = torch.zeros(max_num_rows, dtype=torch.int32, device=device)
-        self.tiles = torch.zeros((max_num_rows, _NUM_TILE_FIELDS), dtype=torch.int32, device=device)
-        self.num_tiles = torch.zeros(1, dtype=torch.int32, device=device)
-        self.host_tiles: list[list[int]] = []
-        self.host_rows: list[int] = []
-        self._grouped = b""  # the slots of the rows that are in order
 
     def max_rank_of(self, layer: int) -> int:
         """Most numbers between the two factors of a layer."""
         return max(self.max_rank, self.larger_ranks.get(layer, 0))
+
+    def words_of(self, layer: int) -> torch.Tensor:
+        """Addresses and sizes of a layer's factors: [num_slots, words of a layer]."""
+        return self.words[:, layer]
+
+    def factors(self, slot: int, layer: int) -> list[LowRankFactors]:
+        """The pairs of a layer in a slot; the second factors are copies."""
+        adapter = self.adapters[slot]
+        return [] if adapter is None else adapter.factors(layer)
 
     def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
         """Places an adapter; no step that uses the slot may be under way."""
@@ -181,29 +176,36 @@ class LowRankSlots:
         else:
             self.words[slot].copy_(adapter.words.view(self.words.shape[1:]))
 
-    def group(self, row_slots: npt.NDArray[Any], send: Send | None = None) -> bool:
-        """Orders the rows of a step by their slots, -1 for a row without; whether any row has one.
 
-        `send`: Copies arrays to the device; by default the host waits for that.
-        """
-        wanted = row_slots.tobytes()
-        if wanted == self._grouped:  # as in most decode steps
-            return bool(self.host_tiles)
-        self._grouped = wanted
-        order = np.argsort(row_slots, kind="stable")
-        order = order[np.searchsorted(row_slots[order], 0) :]
-        ordered = row_slots[order]
-        tiles: list[list[int]] = []
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else ordered
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(ordered)], strict=False):
-            slot = int(ordered[start])
-            firsts = range(start, end, self.num_tile_rows)
-            tiles.extend([slot, first, min(self.num_tile_rows, end - first)] for first in firsts)
-        self.host_tiles, self.host_rows = tiles, order.tolist()
-        if tiles:
-            arrays = order.astype(np.int32), np.array(tiles, dtype=np.int32)
-            rows, of_tiles = map(torch.from_numpy, arrays) if send is None else send(arrays)
-            self.rows[: len(order)].copy_(rows)
-            self.tiles[: len(tiles)].copy_(of_tiles)
-        self.num_tiles.fill_(len(tiles))
-        return bool(tiles)
+class ExpertRows(RowOrder):
+    """Rows of a layer of experts, each with a slot and an expert, in the order of both.
+
+    A product of the experts is a run of layers of the adapters, one for each expert. The layers of a slot lie side by
+    side, so a slot and an expert are one number here, which takes the place of a slot.
+
+    Attributes:
+        max_rank: Most numbers between the two factors.
+    """
+
+    def __init__(
+        self, slots: LowRankSlots, row_slots: npt.NDArray[np.integer[Any]], experts: npt.NDArray[np.integer[Any]]
+    ) -> None:
+        """`row_slots`: The slot of each row, -1 for none. `experts`: The expert of each row."""
+        super().__init__(len(row_slots), slots.rows.device)
+        self.max_rank = slots.max_rank
+        self._slots = slots
+        self._num_layers = slots.words.shape[1]
+        self.group(np.where(row_slots < 0, -1, row_slots * self._num_layers + experts))
+
+    def words_of(self, layer: int) -> torch.Tensor:
+        """Addresses and sizes of the factors from the first expert's layer on: a row for each number."""
+        return self._slots.words.view(-1, self._slots.words.shape[2])[layer:]
+
+    def max_rank_of(self, layer: int) -> int:
+        """Most numbers between the two factors of any expert."""
+        return self.max_rank
+
+    def factors(self, slot: int, layer: int) -> list[LowRankFactors]:
+        """The pairs of a number, if the first expert is that layer."""
+        number, expert = divmod(slot, self._num_layers)
+        return self._slots.factors(number, layer + expert)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from llmstack_kernels.launch import describe, is_available, launch
 from llmstack_kernels.low_rank import reference
-from llmstack_kernels.low_rank.slots import MAX_PARTS, PANEL_SIZE, LowRankSlots
+from llmstack_kernels.low_rank.slots import MAX_PARTS, PANEL_SIZE, ExpertRows, LowRankSlots
 
 __all__ = ["activate_rounded", "add_low_rank_", "describe", "is_available"]
 
@@ -105,13 +105,14 @@ def _expand_kernel(
             tl.store(out, (before + update).to(y.dtype.element_ty), mask=out_mask)
 
 
-def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
+def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots | ExpertRows, layer: int) -> None:
     """Adds the updates of the tiles that the host has counted."""
     x = x if x.stride(1) == 1 else x.contiguous()
     num_tiles, out_features = len(slots.host_tiles), y.shape[1]
     rank = max(_LEAST_RANK, triton.next_power_of_2(slots.max_rank))
     reduced = x.new_empty((slots.rows.shape[0], MAX_PARTS, rank), dtype=torch.float32)
-    words, stride = slots.words[:, layer], slots.words.stride(0)
+    words = slots.words_of(layer)
+    stride = words.stride(0)
     constants = {
         "MAX_PARTS": MAX_PARTS,
         "WORDS_PER_PART": _WORDS_PER_PART,

@@ -21,7 +21,6 @@ _MAX_ENTRIES = 4096
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA",
     "trainable_token_indices": "trained tokens (trainable_token_indices)",
-    "target_parameters": "parameters that are no linear layer (target_parameters), such as experts",
     "layer_replication": "replicated layers (layer_replication)",
     "lora_bias": "biases (lora_bias)",
     "use_qalora": "QALoRA",
@@ -38,7 +37,7 @@ _KNOWN = frozenset(
      "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
      "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config",
      "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern",
-     "revision", "runtime_config", "target_modules", "task_type", "use_rslora"}
+     "revision", "runtime_config", "target_modules", "target_parameters", "task_type", "use_rslora"}
 )  # fmt: skip
 # Initialisations that change the weights of the base model.
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -59,6 +58,8 @@ class AdapterConfig:
         ranks: Patterns with ranks of their own; the first that fits counts.
         alphas: Patterns with alphas of their own.
         is_target: Whether a module, by its name, may have an update.
+        parameter_names: Ends of the names of parameters of experts that have one.
+        is_parameter: Whether a parameter, by its name, is one of these.
         base_model: The model that it was trained on, as the file says.
         whole_names: Ends of the names of modules that are stored as a whole.
         is_whole: Whether a module, by its name, is one of these.
@@ -70,6 +71,8 @@ class AdapterConfig:
     ranks: tuple[tuple[Matches, int], ...]
     alphas: tuple[tuple[Matches, float], ...]
     is_target: Matches
+    parameter_names: tuple[str, ...]
+    is_parameter: Matches
     base_model: str
     whole_names: tuple[str, ...]
     is_whole: Matches
@@ -110,13 +113,16 @@ def read_adapter_config(values: Mapping[str, Any]) -> AdapterConfig:
             f"The adapter belongs to a changed base model (init_lora_weights {start[:32]!r}); convert it with peft."
         )
     rank, alpha, whole_names = values.get("r"), values.get("lora_alpha"), _whole_names(values)
+    parameters = _parameters(values)
     return AdapterConfig(
         rank=_rank(rank, "r"),
         alpha=_alpha(alpha, "lora_alpha"),
         is_stabilised=values.get("use_rslora") is True,
         ranks=tuple((matches, _rank(value, name)) for name, matches, value in _patterns(values, "rank_pattern")),
         alphas=tuple((matches, _alpha(value, name)) for name, matches, value in _patterns(values, "alpha_pattern")),
-        is_target=_targets(values.get("target_modules")),
+        is_target=_targets(values.get("target_modules"), is_needed=not parameters),
+        parameter_names=tuple(parameters),
+        is_parameter=_names(parameters),
         base_model=str(values.get("base_model_name_or_path") or "")[:1024],
         whole_names=tuple(whole_names),
         is_whole=_names(whole_names),
@@ -165,7 +171,10 @@ def _names(names: list[str]) -> Matches:
     return lambda name: name in known or name.endswith(suffixes)
 
 
-def _targets(value: object) -> Matches:
+def _targets(value: object, *, is_needed: bool) -> Matches:
+    """`is_needed`: Whether there are no other targets than these modules."""
+    if not value and not is_needed:
+        return lambda name: False
     if isinstance(value, str):
         if value == "all-linear":
             return lambda name: True
@@ -175,20 +184,34 @@ def _targets(value: object) -> Matches:
             return lambda name: True  # the tensors of the file say which modules it has
         except PatternError as error:
             raise AdapterError(f"adapter_config.json: target_modules {value[:64]!r} {error}.") from error
-    is_list = isinstance(value, list) and 0 < len(value) <= _MAX_ENTRIES
-    if not is_list or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH for name in value):  # type: ignore[attr-defined]  # it is a list
+    names = _name_list(value)
+    if not names:
         raise AdapterError("adapter_config.json: target_modules must be a list of names, or a regular expression.")
-    return _names(value)  # type: ignore[arg-type]  # its items are checked
+    return _names(names)
+
+
+def _parameters(values: Mapping[str, Any]) -> list[str]:
+    names = _name_list(values.get("target_parameters") or [])
+    if names is None:
+        raise AdapterError("adapter_config.json: target_parameters must be a list of names.")
+    return names
 
 
 def _whole_names(values: Mapping[str, Any]) -> list[str]:
-    names = values.get("modules_to_save") or []
-    is_list = isinstance(names, list) and len(names) <= _MAX_ENTRIES
-    if not is_list or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH for name in names):
+    names = _name_list(values.get("modules_to_save") or [])
+    if names is None:
         raise AdapterError("adapter_config.json: modules_to_save must be a list of names.")
     if names and values.get("ensure_weight_tying"):
         raise AdapterError("The adapter ties whole modules (ensure_weight_tying), which is not supported.")
-    return list(names)
+    return names
+
+
+def _name_list(value: object) -> list[str] | None:
+    """A list of names, or None if it is none."""
+    is_list = isinstance(value, list) and len(value) <= _MAX_ENTRIES
+    if not is_list or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH for name in value):  # type: ignore[attr-defined]  # it is a list
+        return None
+    return list(value)  # type: ignore[call-overload,no-any-return]  # it is a list of names
 
 
 def _compiled(pattern: str, field: str) -> Matches:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -29,7 +29,9 @@ _TENSOR_NAMES = (
 _WHOLE = "whole"  # in place of a factor
 _WHOLE_NAME = re.compile(_PREFIX + r"(?:modules_to_save\.(?:default\.)?)?weight")
 _DTYPES = frozenset({"F32", "F16", "BF16"})
+_INNER = ".base_layer"  # a wrapper of peft within another one of the same module
 _ROWS_AT_ONCE = 4096
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class _Pair(NamedTuple):
     scale: float
     names: tuple[str, ...]  # of two factors, or of the whole matrix
     base: str | None  # the tensor of the matrix itself
+    expert: tuple[int, int] | None = None  # number of the matrix among so many, whose factors lie side by side
 
 
 def load_adapter(
@@ -97,7 +100,8 @@ def _find_pairs(
             raise AdapterError(f"{name[:128]} is stored as {info.dtype}; F32, F16 and BF16 are supported.")
         if module_to_names.setdefault(module, {}).setdefault(factor, name) != name:
             raise AdapterError(f"The adapter has {name[:128]} under another name too.")
-    pairs = [
+    pairs = _stacked_pairs(module_to_names, infos, config, model, layers, limits)
+    pairs += [
         _check_pair(module, _find_part(module, model, layers), names, infos, config, limits)
         for module, names in module_to_names.items()
     ]
@@ -124,6 +128,55 @@ def _split(name: str, config: AdapterConfig) -> tuple[str, str]:
     return match["module"], _WHOLE
 
 
+def _stacked_pairs(
+    module_to_names: dict[str, dict[str, str]],
+    infos: Mapping[str, TensorInfo],
+    config: AdapterConfig,
+    model: Model,
+    layers: AdaptedLayers,
+    limits: AdapterLimits,
+) -> list[_Pair]:
+    """The pairs of all experts of each parameter, which are taken out of `module_to_names`.
+
+    peft wraps a module once for each of its parameters: the last one has the name of the module, and each before it is
+    one `base_layer` further in.
+    """
+    pairs: list[_Pair] = []
+    found: list[str] = []
+    for outer in [module for module in module_to_names if not module.endswith(_INNER)]:
+        stacks = _find(layers.stacks, outer, model)
+        parameters = [name for name in stacks or {} if config.is_parameter(f"{outer}.{name}")]
+        if stacks is None or not parameters:
+            continue
+        for depth, name in enumerate(reversed(parameters)):
+            names = module_to_names.pop(outer + depth * _INNER, {})
+            pairs += _stacked(f"{outer}.{name}", stacks[name], names, infos, config, limits)
+        found += [f"{outer}.{name}" for name in parameters]
+    for name in config.parameter_names:
+        if not any(parameter.endswith(f".{name}") for parameter in found):
+            raise AdapterError(
+                f"The adapter has no experts of this model for {name[:64]}, which target_parameters names."
+            )
+    return pairs
+
+
+def _stacked(
+    parameter: str,
+    parts: Sequence[AdaptedPart],
+    names: Mapping[str, str],
+    infos: Mapping[str, TensorInfo],
+    config: AdapterConfig,
+    limits: AdapterLimits,
+) -> list[_Pair]:
+    """The pairs of a parameter: the first factors of all experts are rows, in turns their second factors columns."""
+    if names.keys() != {"A", "B"}:
+        raise AdapterError(f"{parameter[:128]} needs the factors lora_A and lora_B, and no others.")
+    rank, count, part = _rank_of(parameter, config, limits), len(parts), parts[0]
+    _check_shapes(names, {"A": (count * rank, part.in_features), "B": (part.out_features, rank * count)}, infos)
+    scale, both = config.scale_of(parameter), (names["A"], names["B"])
+    return [_Pair(own, scale * own.scale, both, None, (number, count)) for number, own in enumerate(parts)]
+
+
 def _check_pair(
     module: str,
     part: AdaptedPart,
@@ -139,19 +192,31 @@ def _check_pair(
         raise AdapterError(f"{module[:128]} needs the factors lora_{factors[0]} and lora_{factors[1]}, and no others.")
     if not config.is_target(module):
         raise AdapterError(f"{module[:128]} is none of the target_modules of adapter_config.json.")
-    rank = config.rank_of(module)
-    if rank > limits.max_rank:
-        raise AdapterError(f"{module[:128]} has the rank {rank}; --max-lora-rank is {limits.max_rank}.")
+    rank = _rank_of(module, config, limits)
     shapes: dict[str, tuple[int, ...]] = {factors[0]: (rank, part.in_features), factors[1]: (part.out_features, rank)}
     if "base_layer" in names:
         is_table = part.is_embedding
         shapes["base_layer"] = (part.in_features, part.out_features)[:: 1 if is_table else -1]
+    _check_shapes(names, shapes, infos)
+    scale = config.scale_of(module) * part.scale
+    return _Pair(part, scale, (names[factors[0]], names[factors[1]]), names.get("base_layer"))
+
+
+def _rank_of(name: str, config: AdapterConfig, limits: AdapterLimits) -> int:
+    rank = config.rank_of(name)
+    if rank > limits.max_rank:
+        raise AdapterError(f"{name[:128]} has the rank {rank}; --max-lora-rank is {limits.max_rank}.")
+    return rank
+
+
+def _check_shapes(
+    names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], infos: Mapping[str, TensorInfo]
+) -> None:
+    """Checks the tensors of a pair, by their factors."""
     for factor, shape in shapes.items():
         given = infos[names[factor]].shape
         if given != shape:
             raise AdapterError(f"{names[factor][:128]} has the shape {list(given)[:4]} instead of {list(shape)}.")
-    scale = config.scale_of(module) * part.scale
-    return _Pair(part, scale, (names[factors[0]], names[factors[1]]), names.get("base_layer"))
 
 
 def _check_whole(name: str, info: TensorInfo, part: AdaptedPart) -> _Pair:
@@ -175,13 +240,16 @@ def _check_base(pair: _Pair, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _find_part(module: str, model: Model, layers: AdaptedLayers) -> AdaptedPart:
+    part = _find(layers.parts, module, model)
+    if part is None:
+        raise AdapterError(f"The adapter changes {module[:128]}, which is no linear layer or embedding of this model.")
+    return part
+
+
+def _find(found: Mapping[str, _Found], module: str, model: Model) -> _Found | None:
+    """What belongs to a module, by its name in an adapter."""
     renamed = model.rename(f"{module}.weight").removesuffix(".weight")
-    part = layers.parts.get(renamed) or layers.parts.get(f"{model.root}{renamed}")
-    if part is not None:
-        return part
-    if "experts" in module.split("."):
-        raise AdapterError(f"The adapter changes experts ({module[:128]}), which is not supported.")
-    raise AdapterError(f"The adapter changes {module[:128]}, which is no linear layer or embedding of this model.")
+    return found.get(renamed) or found.get(f"{model.root}{renamed}")
 
 
 def _why_not_a_factor(name: str) -> str:
@@ -202,6 +270,9 @@ def _factors(pair: _Pair, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
         a, b = (difference, unit) if part.is_embedding else (unit, difference)
     else:
         a, b = (tensors[name] for name in pair.names)
+        if pair.expert is not None:
+            number, count = pair.expert
+            a, b = a.chunk(count)[number], b[:, number::count]
         if part.inputs is not None:
             a = a[:, part.inputs.start : part.inputs.stop]
         a = a.to(dtype, copy=True).contiguous()

@@ -12,12 +12,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
 from llmstack_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from llmstack_kernels.linear import PackedLinear
 from llmstack_kernels.low_rank import (
+    ExpertRows,
     LowRankAdapter,
     LowRankSlots,
     Send,
@@ -26,7 +28,7 @@ from llmstack_kernels.low_rank import (
     add_low_rank_to_embedding_,
 )
 
-_GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu_and_mul": silu_and_mul,
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
 }
@@ -79,7 +81,9 @@ class AdaptedLayers:
 
     Attributes:
         parts: By the name of the module.
+        stacks: Modules of experts. Of each the parameters with the matrices of all experts, in the module's order.
         num_layers: Layers that have registered.
+        expert_layers: Numbers of those that are products of experts.
         slots: Adapters of the step; None until there is room for them.
         is_active: Whether a row of the step has an adapter.
         head: Number of the output head; None before it has registered.
@@ -87,7 +91,9 @@ class AdaptedLayers:
     """
 
     parts: dict[str, AdaptedPart] = field(default_factory=dict)
+    stacks: dict[str, dict[str, list[AdaptedPart]]] = field(default_factory=dict)
     num_layers: int = 0
+    expert_layers: set[int] = field(default_factory=set)
     slots: LowRankSlots | None = None
     is_active: bool = False
     head: int | None = None
@@ -95,17 +101,18 @@ class AdaptedLayers:
     _token_slots: npt.NDArray[Any] | None = None
     _changed: set[int] = field(default_factory=set)  # layers that an adapter placed so far changes
 
-    def add_layer(self, parts: Sequence[AdaptedPart]) -> None:
-        """Registers the parts of layer number `num_layers`."""
+    def add_layer(self, parts: Sequence[AdaptedPart], *, is_counted: bool = True) -> None:
+        """Registers the parts of layer number `num_layers`; not counted is what another rank computes."""
         self.parts |= {part.name: part for part in parts}
-        self.num_layers += 1
+        self.num_layers += is_counted
 
     def make_slots(self, num_slots: int, max_num_rows: int, max_rank: int, device: torch.device) -> None:
         """Makes room for `num_slots` adapters and steps of `max_num_rows` tokens."""
         whole = {part.layer: part.whole_rank for part in self.parts.values() if part.read_base is not None}
         self.slots = LowRankSlots(num_slots, self.num_layers, max_num_rows, max_rank, device, whole)
         if device.type != "cpu":  # a fused activation may have other bits there, and adapters must not change them
-            self._changed = {*range(self.num_layers)}
+            # Not those of experts: the host waits for a GPU at each of them.
+            self._changed = {*range(self.num_layers)} - self.expert_layers
 
     def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
         """Places an adapter for the steps to come."""
@@ -139,6 +146,27 @@ class AdaptedLayers:
     def _group(self, row_slots: npt.NDArray[Any] | None) -> None:
         self.is_active = row_slots is not None and self.slots is not None and self.slots.group(row_slots, self.send)
 
+    def rows_of_experts(
+        self, runs: Sequence[range], places: torch.Tensor, tokens: torch.Tensor | None
+    ) -> ExpertRows | None:
+        """The rows of a layer of experts in the order of their factors; None where no adapter of the step changes them.
+
+        The host waits for a GPU here.
+
+        Args:
+            runs: Numbers of the layer's products.
+            places: The expert of each choice, counted from the first of this rank: [num_tokens, num_choices].
+            tokens: Which tokens of the step these are; None for all.
+        """
+        slots, token_slots = self.slots, self._token_slots
+        if not self.is_active or slots is None or token_slots is None:
+            return None
+        if all(self._changed.isdisjoint(run) for run in runs):
+            return None
+        own = token_slots if tokens is None else token_slots[tokens.cpu().numpy()]
+        rows = ExpertRows(slots, np.repeat(own, places.shape[1]), places.reshape(-1).cpu().numpy())
+        return rows if rows.host_tiles else None
+
     def _changes_head(self) -> bool:
         """Whether an adapter in a slot does; if none does, the head needs no order of its rows."""
         head, slots = self.head, self.slots
@@ -166,7 +194,7 @@ class AdaptedLayers:
             out = packed(x, residual=residual)
             add_low_rank_(out, x, self.slots, layer)
             return out
-        gate = _GATES.get(activation)
+        gate = GATES.get(activation)
         if gate is not None and x.device.type == "cpu":
             out = packed(x)
             add_low_rank_(out, x, self.slots, layer)

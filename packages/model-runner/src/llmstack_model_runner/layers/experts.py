@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +17,8 @@ from llmstack_kernels.grouped_linear import (
     sum_choices,
 )
 from llmstack_kernels.linear import PackedLinear, StoredWeight, pack_linear
+from llmstack_model_runner.layers.adaptation import GATES
+from llmstack_model_runner.layers.adapted_experts import AdaptedExperts, ExpertMatrix
 from llmstack_model_runner.layers.linear import gated_activation
 from llmstack_model_runner.layers.packing import (
     are_packed,
@@ -80,6 +83,8 @@ class Experts:
         self._make_stacks(num_experts, inner_size, size, dtype, device)
         self._dtype = dtype
         self._device = device
+        name, is_loaded = f"{self._name}.experts", lambda: self._router is not None  # it is asked after loading
+        self._adapted = AdaptedExperts(name, self._experts, settings.num_experts, self._matrices(size), is_loaded)
 
     def _make_stacks(
         self, num_experts: int, inner_size: int, size: int, dtype: torch.dtype, device: torch.device
@@ -88,13 +93,47 @@ class Experts:
         self._gate_up = _Stack(names[0], (num_experts, 2 * inner_size, size), dtype, device, num_parts=2)
         self._down = _Stack(names[1], (num_experts, size, inner_size), dtype, device, num_parts=1)
 
+    @property
+    def _is_cut(self) -> bool:
+        """Whether this rank has a part of each expert."""
+        return len(self._inner) < self._settings.inner_size
+
+    def _matrices(self, size: int) -> Sequence[Sequence[ExpertMatrix]]:
+        """The matrices of both products, as adapters know them."""
+        settings, inner = self._settings, self._inner
+        num_inner, own = settings.inner_size, slice(inner.start, inner.stop)
+        inputs = inner if self._is_cut else None
+        return [
+            [
+                ExpertMatrix(
+                    "gate_up_proj",
+                    (size, 2 * num_inner),
+                    is_stacked=True,
+                    outputs=lambda rows: torch.cat([part[own] for part in rows.chunk(2)]),
+                ),
+                *(
+                    ExpertMatrix(
+                        name,
+                        (size, num_inner),
+                        is_stacked=False,
+                        outputs=lambda rows: rows[own],
+                        first_output=number * len(inner),
+                    )
+                    for number, name in enumerate((settings.gate_name, settings.up_name))
+                ),
+            ],
+            [
+                ExpertMatrix("down_proj", (num_inner, size), is_stacked=True, inputs=inputs),
+                ExpertMatrix(settings.down_name, (num_inner, size), is_stacked=False, inputs=inputs),
+            ],
+        ]
+
     def slots(self) -> dict[str, WeightSlot]:
         """The router, and three projections of each expert."""
         settings, size = self._settings, self._down.shape[1]
         inner, outer = (settings.inner_size, size), (size, settings.inner_size)
         slots = {f"{self._name}.gate.weight": WeightSlot((settings.num_experts, size), self._load_router)}
-        is_cut = len(self._inner) < settings.inner_size
-        rows, columns = (WeightPart(dim, (self._inner,)) if is_cut else None for dim in (0, 1))
+        rows, columns = (WeightPart(dim, (self._inner,)) if self._is_cut else None for dim in (0, 1))
         stacks = [self._gate_up, self._down]
         gate_up, down = (partial(stack.slot, is_known=stack.is_known) for stack in stacks)
         for expert in range(settings.num_experts):
@@ -116,11 +155,17 @@ class Experts:
             return self._sharding.all_reduce(self._compute_own(x, shares, expert_ids))
         return self._sharding.all_reduce(sum_choices(self._compute(x, expert_ids), shares))
 
-    def _compute(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The outputs of all choices, given the places of their experts among this rank's: [num_rows, size]."""
-        groups = group_rows(places, len(self._experts))
-        inner = grouped_linear(x, self._gate_up.packed, groups, self._activation)
-        return grouped_linear(inner, self._down.packed, groups)
+    def _compute(self, x: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """The outputs of all choices, given the places of their experts among this rank's: [num_rows, size].
+
+        `tokens`: The tokens of the step that `x` has; None for all.
+        """
+        groups, updates = group_rows(places, len(self._experts)), self._adapted.updates(places, tokens)
+        gate_up, down = self._gate_up.packed, self._down.packed
+        if updates is None:
+            return grouped_linear(grouped_linear(x, gate_up, groups, self._activation), down, groups)
+        inner = GATES[self._activation](updates.add(grouped_linear(x, gate_up, groups), x, 0))
+        return updates.add(grouped_linear(inner, down, groups), inner, 1)
 
     def _compute_own(self, x: torch.Tensor, shares: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         """The sum of the choices of this rank's experts, choice after choice in float32."""
@@ -131,7 +176,7 @@ class Experts:
         tokens, choices = torch.nonzero(is_own, as_tuple=True)
         summed = torch.zeros(x.shape, dtype=torch.float32)
         if len(tokens):
-            rows = self._compute(x[tokens], places[tokens, choices][:, None]).float()
+            rows = self._compute(x[tokens], places[tokens, choices][:, None], tokens).float()
             summed.index_add_(0, tokens, rows * shares[tokens, choices][:, None])
         return summed.to(x.dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch
 from llmstack_kernels.activation import clamped_swiglu
 from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, join_experts, pack_experts
 from llmstack_kernels.linear import StoredWeight, pack_linear
+from llmstack_model_runner.layers.adapted_experts import ExpertMatrix
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.packing import (
     are_packed,
@@ -58,13 +60,19 @@ class StackedExperts(Experts):
     ) -> None:
         own, inner = self._experts, self._inner
         pairs = range(2 * inner.start, 2 * inner.stop)
-        is_cut = len(inner) < self._settings.inner_size
         shapes = ((2 * self._settings.inner_size, size), (size, self._settings.inner_size))
         num_all = self._settings.num_experts
         names = [f"{self._name}.experts.{part}" for part in ("gate_up_proj", "down_proj")]
-        outputs, inputs = (pairs, inner) if is_cut else (None, None)
+        outputs, inputs = (pairs, inner) if self._is_cut else (None, None)
         self._whole_gate_up = _Projection(names[0], num_all, shapes[0], own, outputs, None, dtype, device)
         self._whole_down = _Projection(names[1], num_all, shapes[1], own, None, inputs, dtype, device)
+
+    def _matrices(self, size: int) -> Sequence[Sequence[ExpertMatrix]]:
+        inner, num_inner = self._inner, self._settings.inner_size
+        pairs = slice(2 * inner.start, 2 * inner.stop)
+        inputs = inner if self._is_cut else None
+        gate_up = ExpertMatrix("gate_up_proj", (size, 2 * num_inner), is_stacked=True, outputs=lambda rows: rows[pairs])
+        return [[gate_up], [ExpertMatrix("down_proj", (num_inner, size), is_stacked=True, inputs=inputs)]]
 
     def slots(self) -> dict[str, WeightSlot]:
         """The router with its bias, and weights and biases of two projections."""
@@ -79,12 +87,16 @@ class StackedExperts(Experts):
             **self._whole_down.slots(),
         }
 
-    def _compute(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def _compute(self, x: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Biases are added by themselves, to the product in the model's type."""
         groups, rows = group_rows(places, len(self._experts)), places.reshape(-1)
         gate_up, down = self._whole_gate_up, self._whole_down
+        updates = self._adapted.updates(places, tokens)
         pairs = grouped_linear(x, gate_up.packed, groups) + gate_up.bias.index_select(0, rows)
-        out = grouped_linear(clamped_swiglu(pairs, *self._limits), down.packed, groups)
+        inner = clamped_swiglu(pairs if updates is None else updates.add(pairs, x, 0), *self._limits)
+        out = grouped_linear(inner, down.packed, groups)
+        if updates is not None:
+            updates.add(out, inner, 1)
         # Ranks with a part of every expert add up their outputs, of which one has the bias.
         is_first = self._sharding.is_expert_parallel or self._sharding.rank == 0
         return out + down.bias.index_select(0, rows) if is_first else out

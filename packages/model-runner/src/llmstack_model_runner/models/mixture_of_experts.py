@@ -36,6 +36,10 @@ class Mixtral(Llama):
         )
         return read_llama({"rms_norm_eps": 1e-5, **config}, window, experts=experts)
 
+    def rename(self, name: str) -> str:
+        """transformers 5 has another name for the layer, and so have adapters of it."""
+        return super().rename(name).replace(".mlp.experts.", ".block_sparse_moe.experts.")
+
 
 class Qwen3Moe(Qwen3):
     """`Qwen3MoeForCausalLM`: Qwen 3 with experts in every layer or every n-th; one sliding window for all layers."""
