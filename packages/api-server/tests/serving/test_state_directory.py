@@ -11,7 +11,7 @@ import pytest
 
 from llmstack_server.options.config import HTTPConfig, ServeConfig
 from llmstack_server.options.errors import ServeError
-from llmstack_server.serving.state_directory import LOCK_FILE, SECRET_FILE, deployment_secret
+from llmstack_server.serving.state_directory import LOCK_FILE, SECRET_FILE, check_state_folder, deployment_secret
 
 
 def secret_in(path: Path | None) -> bytes:
@@ -114,3 +114,31 @@ def test_a_configuration_has_a_secret_of_its_own_that_it_does_not_show():
     one, other = (ServeConfig("m", ("m",), http=HTTPConfig()) for _ in range(2))
     assert one.deployment_secret != other.deployment_secret
     assert "deployment_secret" not in repr(one)
+
+
+def test_a_check_of_the_folder_writes_nothing(tmp_path: Path):
+    path = tmp_path / "state"
+    assert check_state_folder(str(path)) is False
+    assert not path.exists()
+    path.mkdir(mode=0o700)
+    assert check_state_folder(str(path)) is True
+    assert list(path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["missing/state", "file", "link"])
+def test_a_check_refuses_what_a_start_refuses_in_the_same_words(tmp_path: Path, name: str):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    texts = []
+    for check in (check_state_folder, lambda path: secret_in(Path(path))):
+        with pytest.raises(ServeError) as raised:
+            check(str(tmp_path / name))
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
+
+
+def test_a_check_sees_a_server_that_runs(tmp_path: Path):
+    path = tmp_path / "state"
+    with deployment_secret(str(path)), pytest.raises(ServeError, match="in use by another server"):
+        check_state_folder(str(path))
+    assert check_state_folder(str(path)) is True

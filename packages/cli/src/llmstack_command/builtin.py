@@ -1,4 +1,4 @@
-"""The subcommands `versions`, `collect-env` and `completion`."""
+"""The subcommands `versions`, `doctor`, `collect-env` and `completion`."""
 
 from __future__ import annotations
 
@@ -72,6 +72,32 @@ class CollectEnvCommand:
         sections = collect()
         print(json.dumps(sections, indent=2) if namespace.json else render(sections))
         return 0
+
+
+class DoctorCommand:
+    """Checks of this machine, each with its remedy."""
+
+    name = "doctor"
+    help = "check whether this machine can serve, and say what to do where it cannot"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("model", nargs="?", metavar="MODEL", help="the model to serve, as after `llmstack serve`")
+        parser.add_argument("--host", metavar="ADDRESS", help="the address to listen on")
+        parser.add_argument("--port", metavar="N", help="the port to listen on")
+        parser.add_argument("--state-dir", metavar="DIR", help="the folder of the server's state")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """Prints the findings; returns 1 if something prevents serving."""
+        import json
+
+        from llmstack_command.doctor.report import collect, render
+
+        flags = {"--host": namespace.host, "--port": namespace.port, "--state-dir": namespace.state_dir}
+        words = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+        findings = collect([*words, *([namespace.model] if namespace.model else [])])
+        print(json.dumps([one.as_dict() for one in findings], indent=2) if namespace.json else render(findings))
+        return 1 if any(one.state == "problem" for one in findings) else 0
 
 
 class CompletionCommand:

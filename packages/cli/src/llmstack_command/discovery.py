@@ -18,6 +18,7 @@ BUILT_IN = {
     "collect-env": "llmstack_command.builtin:CollectEnvCommand",
     "complete": "llmstack_command.client.commands:CompleteCommand",
     "completion": "llmstack_command.builtin:CompletionCommand",
+    "doctor": "llmstack_command.builtin:DoctorCommand",
     "top": "llmstack_command.client.commands:TopCommand",
     "versions": "llmstack_command.builtin:VersionsCommand",
 }

@@ -34,7 +34,7 @@ class ServeCommand:
 
     def problems(self, namespace: argparse.Namespace) -> list[str]:
         """A sentence for each option at fault; for a dry run, after the table of all options."""
-        settings = _serve_settings(namespace)
+        settings = serve_settings(namespace)
         if settings["translate"] is not None:
             namespace.exit_code = EXIT_CODE
             setattr(namespace, _CHECKED, None)
@@ -58,7 +58,7 @@ class ServeCommand:
             if hasattr(namespace, _CHECKED):
                 config: ServeConfig | None = getattr(namespace, _CHECKED)
             else:
-                settings = _serve_settings(namespace)
+                settings = serve_settings(namespace)
                 if settings["dry_run"]:
                     problems = _print_dry_run(settings)
                     _write("serve", "error", problems)
@@ -130,7 +130,7 @@ def _has_nothing_to_do(config: ServeConfig) -> bool:
     return True
 
 
-def _serve_settings(namespace: argparse.Namespace) -> Settings:
+def serve_settings(namespace: argparse.Namespace) -> Settings:
     """The effective options of a parsed line."""
     from llmstack_server.options.command_line import settings_from
     from llmstack_server.options.environment import export_hub_settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -35,9 +36,38 @@ def deployment_secret(path: str | None) -> Iterator[bytes]:
         yield secret
 
 
+def check_state_folder(path: str) -> bool:
+    """Whether the folder exists, and could be used by a server that starts now; nothing is written.
+
+    Raises:
+        ServeError: It could not; the text is that of a start.
+    """
+    if not os.path.lexists(path):
+        parent = os.path.dirname(os.path.abspath(path))
+        if not os.access(parent, os.W_OK | os.X_OK):
+            reason = errno.EACCES if os.path.isdir(parent) else errno.ENOENT
+            raise ServeError(f"--state-dir {path} cannot be used: {os.strerror(reason)}")
+        return False
+    try:
+        folder = _checked_folder(path)
+    except OSError as error:
+        raise ServeError(f"--state-dir {path} cannot be used: {error.strerror}") from None
+    try:
+        with suppress(FileNotFoundError):  # no server has used it
+            os.close(_locked(path, folder, may_create=False))
+    finally:
+        os.close(folder)
+    return True
+
+
 def _opened_folder(path: str) -> int:
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
+    return _checked_folder(path)
+
+
+def _checked_folder(path: str) -> int:
+    """A descriptor of a folder that is ours alone."""
     if stat.S_ISLNK(os.lstat(path).st_mode):
         raise ServeError(f"--state-dir {path} is a symbolic link, which is not followed")
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -61,11 +91,12 @@ def _check_ours(name: str, status: os.stat_result, mode: str) -> None:
         raise ServeError(f"{name} is open to other users: its permissions must be {mode}")
 
 
-def _locked(path: str, folder: int) -> int:
+def _locked(path: str, folder: int, *, may_create: bool = True) -> int:
     """A descriptor that holds the lock of the folder until it is closed, or the process ends."""
     import fcntl  # late: few servers have the folder
 
-    lock = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if may_create else 0)
+    lock = os.open(LOCK_FILE, flags, 0o600, dir_fd=folder)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,0 +1,1 @@
+"""Checks whether this machine can serve, each with its remedy."""

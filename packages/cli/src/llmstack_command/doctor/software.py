@@ -1,0 +1,72 @@
+"""Findings about what is installed: the stack, its native kernels, Ray and models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+
+from llmstack_command.doctor.finding import Finding, module_of_file, package_module
+
+SERVER = "llmstack-server"
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def packages() -> Iterator[Finding]:
+    """The packages of the stack, and what they require and is not there."""
+    ours = {one.name.lower().replace("_", "-"): one for one in distributions() if _is_ours(one)}
+    if SERVER not in ours:
+        yield Finding("packages", "problem", f"{SERVER} is not installed, which serves", f"pip install {SERVER}")
+        return
+    missing = sorted({name for one in ours.values() for name in _missing(one)})
+    if missing:
+        yield Finding("packages", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        return
+    versions = sorted({one.version for one in ours.values()})
+    yield Finding("packages", "ok", f"{len(ours)} of the stack, {' and '.join(versions)}")
+
+
+def native_kernels() -> Iterator[Finding]:
+    """Whether the native kernels for this processor are compiled from the present sources."""
+    builder = module_of_file("llmstack_kernels", "build_native.py")
+    if builder is None:
+        yield Finding("native kernels", "problem", "llmstack-kernels is not installed", "pip install llmstack-kernels")
+    elif builder.is_built():
+        yield Finding("native kernels", "ok", "compiled from the present sources")
+    else:
+        text = "missing, or older than their sources: PyTorch's operations run, which are slow"
+        yield Finding("native kernels", "note", text, "python -m llmstack_kernels.build_native (needs a C++ compiler)")
+
+
+def ray() -> Iterator[Finding]:
+    """Ray, which places ranks and replicas on several machines."""
+    try:
+        yield Finding("Ray", "ok", distribution("ray").version)
+    except PackageNotFoundError:
+        remedy = "only for clusters of Ray: pip install 'llmstack-parallel[ray]'"
+        yield Finding("Ray", "note", "not installed", remedy)
+
+
+def model() -> Iterator[Finding]:
+    """The model that `llmstack serve` takes when none is named."""
+    demo = package_module("llmstack_demo_model")
+    if demo is None:
+        yield Finding("model", "note", "the demo model is not installed", "pip install llmstack-demo-model")
+    else:
+        yield Finding("model", "ok", f"the embedded storyteller, {demo.model_path()}")
+
+
+def _is_ours(one: Distribution) -> bool:
+    return (one.metadata["Name"] or "").lower().replace("_", "-").startswith("llmstack-")
+
+
+def _missing(one: Distribution) -> Iterator[str]:
+    """Names of requirements that are not installed; those of extras and of other systems do not count."""
+    for text in one.requires or ():
+        name = _NAME.match(text)
+        if name is None or ";" in text:
+            continue
+        try:
+            distribution(name[0])
+        except PackageNotFoundError:
+            yield name[0]
