@@ -1,6 +1,6 @@
 # Thin over hatch: each target is one line; the scripts themselves are in pyproject.toml.
 .DEFAULT_GOAL := setup
-.PHONY: setup serve test test-lowest wheels distributions test-full test-avx2 test-reference faults soak fuzz mutate coverage clients check bench docs clean
+.PHONY: setup serve test test-lowest wheels manylinux distributions test-full test-avx2 test-reference faults soak fuzz mutate coverage clients check bench docs clean
 
 PYTHON ?= python3
 KERNELS := $(wildcard packages/kernels/src/llmstack_kernels/*/*.cpp packages/kernels/src/llmstack_kernels/*/*.h)
@@ -25,7 +25,8 @@ fuzz: setup ; $(HATCH) run fuzz
 mutate: $(HATCH) ; $(HATCH) run mutate:mutate $(ARGS)
 coverage: setup ; $(HATCH) run coverage $(ARGS)
 docs: setup ; $(HATCH) run docs $(ARGS)
-wheels: $(HATCH) ; $(HATCH) run release:wheels
+wheels: $(HATCH) ; rm -f dist/llmstack_*.whl && .hatch/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./packages/*/
+manylinux: $(HATCH) ; $(HATCH) run release:manylinux
 distributions: $(HATCH) ; $(HATCH) run release:distributions $(TAG)
 bench: setup ; $(HATCH) run bench $(ARGS)
 clean: ; rm -rf .venv .venv-lowest .hatch .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .site-check site dist packages/*/dist

@@ -175,10 +175,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Wheel]:
     return {package: build(ROOT / "packages" / package, into) for package in PACKAGES}
 
 
+def empty_environment(folder: Path) -> Path:
+    """Makes a virtual environment without anything, not even pip; its folder of packages."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    return folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
 def environment_of(wheel: Wheel, wheels: dict[str, Wheel], folder: Path) -> Environment:
     """A fresh environment in `folder` with `wheel` and its closure."""
-    venv.create(folder, with_pip=False, symlinks=True)
-    site_packages = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    site_packages = empty_environment(folder)
     for part in closure(wheel, {sibling.name: sibling for sibling in wheels.values()}):
         if isinstance(part, Wheel):
             unpack(part, site_packages)
@@ -229,3 +234,30 @@ def test_the_server_installs_the_command_with_its_subcommands(wheels: dict[str, 
     environment = environment_of(wheels["api-server"], wheels, tmp_path)
     overview = environment.run(str(tmp_path / "bin/llmstack"), "--help")
     assert [name for name in ("bench", "replay", "serve", "simulate") if f"\n  {name} " not in overview] == []
+
+
+def test_pip_installs_the_server_from_a_folder_of_wheels_and_it_answers(
+    wheels: dict[str, Wheel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the README says of the folder that `make wheels` makes; other people's packages are there already."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    server = wheels["api-server"]
+    site_packages = empty_environment(tmp_path / "environment")
+    for part in closure(server, {sibling.name: sibling for sibling in wheels.values()}):
+        if not isinstance(part, Wheel):
+            link(part, site_packages)
+    environment = Environment(tmp_path / "environment", server)
+    command = environment.folder / "bin/llmstack"
+    pip = [sys.executable, "-m", "pip", "--python", str(environment.folder / "bin/python"), "--isolated"]
+    words = ["install", "--quiet", "--no-index", "--find-links", str(server.path.parent), "llmstack-server"]
+    done = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "`llmstack serve` can start." in environment.run(str(command), "doctor", "--port", "0")
+    requests, answers = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    body = {"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    requests.write_text(json.dumps(request) + "\n", encoding="utf-8")
+    environment.run(str(command), "run-batch", "-i", str(requests), "-o", str(answers))
+    answer = json.loads(answers.read_text(encoding="utf-8"))
+    assert answer["response"]["status_code"] == 200
+    assert answer["response"]["body"]["usage"]["completion_tokens"] == 5

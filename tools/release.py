@@ -106,7 +106,7 @@ def package_of(tag: str) -> Package:
 
 
 def build_distributions(package: Package) -> None:
-    """Builds what belongs on the index into `dist/upload`; wheels with native code come from `make wheels`."""
+    """Builds what belongs on the index into `dist/upload`; wheels with native code come from `make manylinux`."""
     has_native_code = (package.folder / "hatch_build.py").is_file()
     kinds = ["--sdist"] if has_native_code else ["--sdist", "--wheel"]
     target = ROOT / "dist" / "upload"
