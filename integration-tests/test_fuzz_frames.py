@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tool_modules import load_tool
 
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.parts import encode_in_parts
 from llmstack_model_runner.testing import write_gpt2_checkpoint
 
-TOOL = Path(__file__).parents[1] / "tools" / "fuzz_frames.py"
-
 
 @pytest.fixture(scope="module")
 def fuzz() -> Any:
-    spec = importlib.util.spec_from_file_location("fuzz_frames", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("fuzz_frames")
 
 
 def test_frames_leave_the_engine_core_and_the_streams_of_others_as_they_are(fuzz: Any) -> None:

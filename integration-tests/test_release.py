@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,19 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from tool_modules import load_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
-
-
-def load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def read_yaml(path: Path) -> Any:
