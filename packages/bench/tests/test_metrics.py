@@ -52,6 +52,13 @@ def test_percentiles_agree_with_the_standard_librarys_inclusive_quantiles(values
     assert percentile(values, whole) == pytest.approx(expected)
 
 
+def test_the_servers_processor_time_is_shared_among_the_tokens_that_it_sent():
+    load = LoadResult([answered(0.1, [0.1]), answered(0.1, [0.1, 0.1])], 1.0)
+    values = summarise(load, server_cpu_s=0.4).values
+    assert (values["server_cpu_s"], values["server_cpu_ms_per_token"]) == (0.4, pytest.approx(80.0))
+    assert "server_cpu_s" not in summarise(load).values
+
+
 def test_predictions_of_first_tokens_are_right_within_a_quarter_or_50_ms():
     results = [answered(ttft_s, []) for ttft_s in (0.06, 0.02, 1.25, 0.7, 5.0)]
     for result, said_s in zip(results, (0.01, 0.08, 1.0, 1.0, None), strict=True):

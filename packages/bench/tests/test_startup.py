@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from llmstack_bench.bandwidth import read_bandwidth_gb_per_s
 from llmstack_bench.commands.startup import StartupBench
 from llmstack_bench.errors import BenchError
-from llmstack_bench.process_tree import TreeMemory, stop_group, tree_memory, tree_pids
+from llmstack_bench.process_tree import TreeMemory, stop_group, tree_cpu_s, tree_memory, tree_pids
 from llmstack_bench.startup import Start, command_with_port, measure_start, measure_starts, start_values
 from llmstack_command.main import main
 
@@ -132,6 +133,16 @@ def test_a_tree_holds_descendants_and_their_memory():
     while any(tree_memory(pid).num_processes for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_the_processor_time_of_a_tree_is_that_of_all_its_processes(tmp_path: Path):
+    ticks = {5: (300, 40), 6: (7, 0), 8: (900, 900)}
+    for pid, parent in ((5, 1), (6, 5), (8, 1)):
+        (tmp_path / str(pid)).mkdir()
+        user, kernel = ticks[pid]
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) S {parent} 1 1 0 -1 0 0 0 0 0 {user} {kernel} 0 0")
+    assert tree_cpu_s(5, tmp_path) == pytest.approx((300 + 40 + 7) / os.sysconf("SC_CLK_TCK"))
+    assert tree_cpu_s(99, tmp_path) == 0.0
 
 
 def test_a_process_that_heeds_no_signal_is_killed():

@@ -84,9 +84,15 @@ class RunSummary:
 
 
 def summarise(
-    load: LoadResult, percentiles: Sequence[float] = DEFAULT_PERCENTILES, goodput: Goodput | None = None
+    load: LoadResult,
+    percentiles: Sequence[float] = DEFAULT_PERCENTILES,
+    goodput: Goodput | None = None,
+    server_cpu_s: float | None = None,
 ) -> RunSummary:
-    """The metrics of a run: rates over wall-clock time, latencies over successful requests."""
+    """The metrics of a run: rates over wall-clock time, latencies over successful requests.
+
+    `server_cpu_s`: Processor time that the server took meanwhile, if it is known.
+    """
     completed = [result for result in load.results if result.error is None]
     values: dict[str, float] = {
         "duration": load.duration_s,
@@ -101,6 +107,9 @@ def summarise(
         values["request_goodput"] = _rate(num_good, load.duration_s)
         values["goodput_fraction"] = num_good / max(1, len(load.results))
     values |= _right_predictions(completed)
+    if server_cpu_s is not None:
+        values["server_cpu_s"] = server_cpu_s
+        values["server_cpu_ms_per_token"] = 1000 * server_cpu_s / max(1.0, values["total_output_tokens"])
     for name, samples in latencies_ms(completed).items():
         values |= _distribution(name, samples, percentiles)
     lags_ms = [result.lag_s * 1000 for result in load.results]

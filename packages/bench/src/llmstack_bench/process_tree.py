@@ -1,4 +1,4 @@
-"""Process trees from Linux's `/proc`: their members, memory and termination."""
+"""Process trees from Linux's `/proc`: members, memory, processor time, termination."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ def tree_memory(pid: int, proc: Path = PROC) -> TreeMemory:
     return TreeMemory(len(rows), rss, peak_rss, pss)
 
 
+def tree_cpu_s(pid: int, proc: Path = PROC) -> float:
+    """Processor time that the process and its living descendants have taken since they began."""
+    ticks = 0
+    for member in tree_pids(pid, proc):
+        fields = _stat_of(proc / str(member))
+        ticks += int(fields[11]) + int(fields[12]) if fields else 0  # in user mode and in the kernel
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def stop_group(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     """Terminates a process that leads its own group: SIGTERM, then SIGKILL for the group.
 
@@ -70,12 +79,17 @@ def stop_group(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 def _parent_of(folder: Path) -> int | None:
+    fields = _stat_of(folder)
+    return int(fields[1]) if fields else None
+
+
+def _stat_of(folder: Path) -> list[str]:
+    """The fields of `stat` from the state on; none for a process that has ended."""
     try:
-        # The name in parentheses may hold spaces and parentheses itself; the state and the parent follow the last one.
-        fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        # The name in parentheses may hold spaces and parentheses itself; the state follows the last one.
+        return (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
-        return None
-    return int(fields[1])
+        return []
 
 
 def _memory_of(folder: Path) -> tuple[int, int, int] | None:

@@ -28,6 +28,8 @@ _RATES = (
     ("request_goodput", "good requests/s"),
     ("goodput_fraction", "good requests, share"),
     ("predicted_ttft_fraction", "first tokens as predicted, share"),
+    ("server_cpu_s", "server CPU (s)"),
+    ("server_cpu_ms_per_token", "server CPU per output token (ms)"),
     ("generator_cpu_s", "load generator CPU (s)"),
     ("p99_send_lag_ms", "sent late p99 (ms)"),
 )

@@ -32,6 +32,7 @@ from llmstack_bench.load import LoadResult, Progress, run_load
 from llmstack_bench.metrics import METRICS, Goodput, parse_percentiles, summarise
 from llmstack_bench.pausing import PausedTrees
 from llmstack_bench.plot import check_plot_path, write_plot
+from llmstack_bench.process_tree import tree_cpu_s
 from llmstack_bench.report import format_report
 from llmstack_bench.workload import BenchRequest
 
@@ -154,6 +155,7 @@ class ServeBench:
         names = model_names(self.options, server.model)
         bodies = [self.request_options.encode(request, next(names)) for request in requests]
         title = server.label if self.options.repetitions == 1 else f"{server.label} {len(server.runs) + 1}"
+        started_cpu_s = tree_cpu_s(server.pid) if server.pid else 0.0
         with _progress(title, len(bodies), is_shown=not self.options.disable_tqdm) as on_result:
             load: LoadResult = await run_load(
                 client,
@@ -162,7 +164,8 @@ class ServeBench:
                 max_concurrency=self.options.max_concurrency,
                 on_result=on_result,
             )
-        return Run(load, summarise(load, self.percentiles, self.goodput), bandwidth)
+        server_cpu_s = tree_cpu_s(server.pid) - started_cpu_s if server.pid else None
+        return Run(load, summarise(load, self.percentiles, self.goodput, server_cpu_s), bandwidth)
 
     def _arrivals(self, requests: Sequence[BenchRequest]) -> list[float]:
         options = self.options
