@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+import real_models
 import torch
 import transformers
 
@@ -141,6 +142,33 @@ def test_an_encoders_vectors_are_pooled_as_its_folder_says(minilm: tuple[Path, A
             llm.generate("a", use_tqdm=False)
         with pytest.raises(InvalidRequestError, match="60 tokens"):
             llm.embed("a" * 61, use_tqdm=False)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # those of transformers
+def test_trained_vectors_are_those_of_transformers() -> None:
+    """All-MiniLM-L6-v2, whose folder names mean pooling, length 1 and at most 256 tokens."""
+    folder = real_models.minilm_folder()
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [
+        *TEXTS,
+        "Größe, café, 日本語 😀",
+        "A cat sits on the mat. " * 30,
+        "The feline is on the rug.",
+        "GDP fell by 3 %.",
+    ]
+    with LLM(str(folder), device="cpu", dtype="float32") as llm:
+        outputs = llm.embed(texts, use_tqdm=False)
+        torch.set_num_threads(1)
+        for text, output in zip(texts, outputs, strict=True):
+            assert output.prompt_token_ids == tokenizer.encode(text)
+            expected = pooled(model, output.prompt_token_ids, PoolingType.MEAN)
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0.0, atol=1e-6)
+        cat, *others = llm.score(
+            "A cat sits on the mat.", ["The feline is on the rug.", "GDP fell by 3 %."], use_tqdm=False
+        )
+        assert cat.outputs.score > 0.5 > 0.1 > others[0].outputs.score
 
 
 def test_a_step_that_is_too_short_for_an_encoders_prompts_is_made_longer_and_said(

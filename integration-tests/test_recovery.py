@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+import real_models
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -128,6 +129,17 @@ def test_streams_of_quantized_weights_go_on_with_the_same_text(scheme: str, serv
     with serve("--quantization", scheme) as server:
         model = str(server.client.models.list().data[0].id)
         undisturbed = read_all(server, model, lambda _: None)
+        disturbed, num_kills = read_disturbed(server, model, lambda: os.kill(server.engine_pid(), signal.SIGKILL))
+        assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
+        assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == num_kills
+
+
+@pytest.mark.full
+def test_streams_of_a_trained_model_go_on_with_the_same_text(serve: Callable[..., Any]) -> None:
+    with serve(str(real_models.smollm2_file()), "--max-model-len", "1024", "--no-pack-cache") as server:
+        model = str(server.client.models.list().data[0].id)
+        undisturbed = read_all(server, model, lambda _: None)
+        assert len({stream.text for stream in undisturbed.values()}) >= 4  # greedy with and without log-probabilities
         disturbed, num_kills = read_disturbed(server, model, lambda: os.kill(server.engine_pid(), signal.SIGKILL))
         assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
         assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == num_kills

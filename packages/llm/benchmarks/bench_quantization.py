@@ -1,7 +1,10 @@
-"""What quantization costs in accuracy: the perplexity of a text by the same model at full precision and in integers.
+"""What quantization costs in accuracy: the perplexity of a text by the same model with fewer bits.
 
 The text is what the demo model's training held out of its books (`storyteller_training.corpus`); the folder of books is
 `LLMSTACK_BENCH_TEXT`. As a command for any model and any text: `python bench_quantization.py MODEL --text FILE`.
+`held_text.txt` is prose of this repository, which no model has learned that is older than it.
+
+A GGUF file is measured as it is, then its weights in float32 as a checkpoint, which is quantized while it is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +31,17 @@ MODELS = {
     "demo": REPOSITORY / "packages/demo-model/src/llmstack_demo_model/model",
     "stories260k": SHARED / "models" / "stories260k",
 }
-SCHEMES = (None, "int8", "int4")
+FULL = "full precision"
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    FULL: {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int8_dynamic": {"quantization": "int8_dynamic"},
+    "int4": {"quantization": "int4"},
+    "fp8": {"quantization": "fp8"},
+    "KV cache in fp8": {"kv_cache_dtype": "fp8"},
+}
+"""What a row of the table is called, and the options that make it."""
 MAX_WINDOW = 1024
 
 
@@ -42,9 +57,11 @@ def read_text(path: Path) -> str:
 
 
 @cache
-def perplexity(model: Path, scheme: str | None, text: Path, dtype: str = "auto") -> tuple[float, int]:
+def perplexity(model: Path, variant: str, text: Path, dtype: str = "auto") -> tuple[float, int]:
     """Perplexity per token and number of tokens, over consecutive windows of a context's length."""
-    with LLM(str(model), quantization=scheme, dtype=dtype, enable_prefix_caching=False) as llm:
+    options: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": False, "pack_cache": False}
+    options |= VARIANTS[variant]
+    with LLM(str(model), **options) as llm:
         token_ids = llm.get_tokenizer().encode(read_text(text))
         window = min(llm.llm_engine.model_config.max_model_len - 1, MAX_WINDOW)
         prompts = [token_ids[start : start + window] for start in range(0, len(token_ids) - 1, window)]
@@ -59,16 +76,38 @@ def _logprobs(output: Any) -> Iterable[float]:
         yield entry[token_id].logprob
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@contextmanager
+def full_precision(model: Path) -> Iterator[Path]:
+    """The weights of a GGUF file in float32, as a folder that lives as long as the context; a folder as it is."""
+    if model.is_dir():
+        yield model
+        return
+    import torch
+    import transformers
+
+    from llmstack_model_files import resolve_model
+
+    with tempfile.TemporaryDirectory() as made:
+        read = transformers.AutoModelForCausalLM.from_pretrained(
+            model.parent, gguf_file=model.name, dtype=torch.float32
+        )
+        read.config.quantization_config, read.hf_quantizer = None, None  # what forbids to save it
+        read.save_pretrained(made)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (Path(made) / name).write_bytes((Path(resolve_model(str(model))) / name).read_bytes())
+        yield Path(made)
+
+
+@pytest.mark.parametrize("scheme", VARIANTS)
 @pytest.mark.parametrize("name", MODELS)
-def test_perplexity(benchmark: Any, name: str, scheme: str | None) -> None:
+def test_perplexity(benchmark: Any, name: str, scheme: str) -> None:
     """One pass over the text; the figures are in `extra_info`."""
     pytest.importorskip("llmstack_model_runner")
     for needed in (BOOKS, MODELS[name]):
         if not needed.is_dir():
             pytest.skip(f"{needed} is not there")
     benchmark.pedantic(lambda: perplexity(MODELS[name], scheme, BOOKS), rounds=1)
-    full, _ = perplexity(MODELS[name], None, BOOKS)
+    full, _ = perplexity(MODELS[name], FULL, BOOKS)
     found, num_tokens = perplexity(MODELS[name], scheme, BOOKS)
     benchmark.extra_info.update(perplexity=found, difference=found - full, num_tokens=num_tokens)
 
@@ -82,13 +121,19 @@ def main() -> None:
     options = parser.parse_args()
     print("| model | weights | perplexity | difference | tokens |\n|---|---|---|---|---|")
     for model in options.models:
-        full, _ = perplexity(model, None, options.text, options.dtype)
-        for scheme in SCHEMES:
-            found, num_tokens = perplexity(model, scheme, options.text, options.dtype)
-            change = f"{found - full:+.3f} ({found / full - 1:+.2%})" if scheme else ""
-            print(
-                f"| {model.name} | {scheme or 'full precision'} | {found:.3f} | {change} | {num_tokens:,} |", flush=True
-            )
+        _print_rows(model, options.text, options.dtype)
+
+
+def _print_rows(model: Path, text: Path, dtype: str) -> None:
+    with full_precision(model) as folder:
+        rows = [(folder, name, dtype, name) for name in VARIANTS]
+        if folder != model:
+            rows += [(model, FULL, one, f"the file, {one}") for one in ("float32", "bfloat16")]
+        full, _ = perplexity(folder, FULL, text, dtype)
+        for path, variant, own_dtype, name in rows:
+            found, num_tokens = perplexity(path, variant, text, own_dtype)
+            change = "" if name == FULL else f"{found - full:+.3f} ({found / full - 1:+.2%})"
+            print(f"| {model.name} | {name} | {found:.3f} | {change} | {num_tokens:,} |", flush=True)
 
 
 if __name__ == "__main__":
