@@ -25,7 +25,7 @@ from llmstack_model_files import resolve_model
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf", reason="the library gguf is not installed")
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # of those libraries
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]  # of those libraries
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 HELD_TEXT = REPOSITORY / "packages/llm/benchmarks/held_text.txt"

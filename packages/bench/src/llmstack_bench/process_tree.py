@@ -1,4 +1,4 @@
-"""Process trees from Linux's `/proc`: members, memory, processor time, termination."""
+"""Process trees from Linux's `/proc`: members, memory, processor time, end."""
 
 from __future__ import annotations
 
