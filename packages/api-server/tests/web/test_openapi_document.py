@@ -6,12 +6,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import BaseModel
 
 from llmstack_server.apis.batches.objects import ENDPOINTS, BatchRequestBody
+from llmstack_server.apis.openai.protocol import ChatCompletionRequest
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.testing import FakeEngineClient, call, ready_state
-from llmstack_server.web.openapi import request_body
+from llmstack_server.web.openapi import RequestBody
 from llmstack_server.web.openapi_bodies import BATCH_ENDPOINTS, complete_body
 
 METHODS = {"get", "post", "delete", "put"}
@@ -20,6 +22,18 @@ METHODS = {"get", "post", "delete", "put"}
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     return build_app(ready_state(FakeEngineClient(), HTTPConfig(enable_control_routes=True))).openapi()
+
+
+def test_schemas_are_made_only_when_the_document_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[type[BaseModel]] = []
+    make = BaseModel.model_json_schema.__func__
+    monkeypatch.setattr(
+        BaseModel, "model_json_schema", classmethod(lambda cls, **options: made.append(cls) or make(cls, **options))
+    )
+    app = build_app(ready_state(FakeEngineClient()))
+    assert made == []
+    app.openapi()
+    assert ChatCompletionRequest in made
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -86,7 +100,8 @@ async def test_the_answer_to_a_wrong_method_names_all_methods(path: str, allowed
 
 def body_of(document: dict[str, Any], path: str) -> dict[str, Any]:
     if path == "/v1/batches":  # a route of servers with a state folder
-        schema = request_body(BatchRequestBody)["requestBody"]["content"]["application/json"]["schema"]
+        extra = dict(RequestBody(BatchRequestBody).items())
+        schema = extra["requestBody"]["content"]["application/json"]["schema"]
         complete_body(path, schema)
         return dict(schema)
     return document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]

@@ -17,7 +17,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable, model_not_found
 from llmstack_server.web.fields import parse
-from llmstack_server.web.openapi import error_responses, request_body
+from llmstack_server.web.openapi import RequestBody, error_responses
 from llmstack_types import InvalidRequestError
 
 
@@ -58,7 +58,7 @@ def add_adapter_routes(router: APIRouter, state: ServerState, root: str) -> None
     """Adds the routes; adapters are loaded from below the folder `root` only."""
 
     @router.post(
-        "/v1/load_lora_adapter", responses=error_responses(400), openapi_extra=request_body(LoadLoRAAdapterRequest)
+        "/v1/load_lora_adapter", responses=error_responses(400), openapi_extra=RequestBody(LoadLoRAAdapterRequest)
     )
     async def load(request: Request) -> Response:
         """Loads an adapter, which requests name as their model from then on."""
@@ -79,7 +79,7 @@ def add_adapter_routes(router: APIRouter, state: ServerState, root: str) -> None
     @router.post(
         "/v1/unload_lora_adapter",
         responses=error_responses(400, 404),
-        openapi_extra=request_body(UnloadLoRAAdapterRequest),
+        openapi_extra=RequestBody(UnloadLoRAAdapterRequest),
     )
     async def unload(request: Request) -> Response:
         """Takes no further requests for an adapter; those that run go on to their ends."""

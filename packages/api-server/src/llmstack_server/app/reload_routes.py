@@ -19,7 +19,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, reload_failed
 from llmstack_server.web.fields import parse
-from llmstack_server.web.openapi import error_responses, request_body
+from llmstack_server.web.openapi import RequestBody, error_responses
 from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_reload_routes(router: APIRouter, state: ServerState) -> None:
         return
     reloads = _Reloads(state)
 
-    @router.post("/v1/reload", responses=error_responses(400, 409), openapi_extra=request_body(ReloadRequest))
+    @router.post("/v1/reload", responses=error_responses(400, 409), openapi_extra=RequestBody(ReloadRequest))
     async def reload(request: Request) -> Response:
         """Loads configured weights, settings or adapters; running requests finish with their own, or move."""
         limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView
 from typing import Any
 
 from pydantic import BaseModel
@@ -41,7 +42,20 @@ REQUEST_ERRORS = error_responses(400, 401, 404, 413, 415, 500, 503)
 GENERATION_RESPONSES = STREAM | REQUEST_ERRORS
 
 
-def request_body(model: type[BaseModel]) -> dict[str, Any]:
+class RequestBody(dict[str, Any]):
+    """The `requestBody` of an operation. Its schema takes ten milliseconds, so it is made when the document is."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        super().__init__(requestBody={})
+        self._model = model
+
+    def items(self) -> ItemsView[str, Any]:
+        """What FastAPI puts into its description of the operation."""
+        content = {"application/json": {"schema": _inlined_schema(self._model)}}
+        return {"requestBody": {"required": True, "content": content}}.items()
+
+
+def _inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The schema of a request body, with nested models inlined: FastAPI does not know these models."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})
@@ -49,4 +63,4 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
         for option in field.get("anyOf", ()):
             if "$ref" in option:
                 option.update(definitions[option.pop("$ref").rpartition("/")[2]])
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return schema

@@ -11,7 +11,7 @@ from llmstack_server.apis.anthropic.messages import prepare_count, prepare_messa
 from llmstack_server.apis.anthropic.protocol import CountTokensRequest, MessagesRequest
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import GenerationResponse
-from llmstack_server.web.openapi import STREAM, error_responses, request_body
+from llmstack_server.web.openapi import STREAM, RequestBody, error_responses
 
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -32,12 +32,12 @@ def add_anthropic_routes(router: APIRouter, state: ServerState) -> None:
     """`/v1/messages` and what belongs to it."""
     errors = error_responses(400, 401, 404, 413, 415, 500, 503, 529, schema=_ERROR_SCHEMA)
 
-    @router.post("/v1/messages", responses=STREAM | errors, openapi_extra=request_body(MessagesRequest))
+    @router.post("/v1/messages", responses=STREAM | errors, openapi_extra=RequestBody(MessagesRequest))
     async def messages() -> Response:
         """Answers a conversation in Anthropic's form."""
         return GenerationResponse(state, prepare_messages)
 
-    @router.post("/v1/messages/count_tokens", responses=errors, openapi_extra=request_body(CountTokensRequest))
+    @router.post("/v1/messages/count_tokens", responses=errors, openapi_extra=RequestBody(CountTokensRequest))
     async def count_tokens() -> Response:
         """How many tokens the model would read."""
         return GenerationResponse(state, prepare_count)

@@ -22,7 +22,7 @@ from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
-from llmstack_server.web.openapi import REQUEST_ERRORS, error_responses, request_body
+from llmstack_server.web.openapi import REQUEST_ERRORS, RequestBody, error_responses
 from llmstack_types import InvalidRequestError
 
 MAX_BATCHES = 1000
@@ -102,7 +102,7 @@ def _add_file_routes(router: APIRouter, state: ServerState, store: FileStore) ->
 
 
 def _add_batch_routes(router: APIRouter, state: ServerState, store: FileStore, worker: BatchWorker) -> None:
-    @router.post("/v1/batches", responses=REQUEST_ERRORS, openapi_extra=request_body(BatchRequestBody))
+    @router.post("/v1/batches", responses=REQUEST_ERRORS, openapi_extra=RequestBody(BatchRequestBody))
     async def create_batch(request: Request) -> Response:
         """Begins a batch of the requests in a file."""
         limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)

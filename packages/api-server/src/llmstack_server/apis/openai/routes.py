@@ -26,7 +26,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import GenerationResponse
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.checks import check_model
-from llmstack_server.web.openapi import GENERATION_RESPONSES, REQUEST_ERRORS, error_responses, request_body
+from llmstack_server.web.openapi import GENERATION_RESPONSES, REQUEST_ERRORS, RequestBody, error_responses
 
 
 def add_openai_routes(router: APIRouter, state: ServerState) -> None:
@@ -39,20 +39,20 @@ def add_openai_routes(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
-    @router.post("/v1/completions", responses=GENERATION_RESPONSES, openapi_extra=request_body(CompletionRequest))
+    @router.post("/v1/completions", responses=GENERATION_RESPONSES, openapi_extra=RequestBody(CompletionRequest))
     async def completions() -> Response:
         """Continues one or several prompts."""
         return GenerationResponse(state, prepare_completion)
 
     @router.post(
-        "/v1/chat/completions", responses=GENERATION_RESPONSES, openapi_extra=request_body(ChatCompletionRequest)
+        "/v1/chat/completions", responses=GENERATION_RESPONSES, openapi_extra=RequestBody(ChatCompletionRequest)
     )
     async def chat_completions() -> Response:
         """Continues a conversation with the assistant's message."""
         return GenerationResponse(state, prepare_chat)
 
     @router.post(
-        "/v1/chat/completions/batch", responses=GENERATION_RESPONSES, openapi_extra=request_body(BatchChatRequest)
+        "/v1/chat/completions/batch", responses=GENERATION_RESPONSES, openapi_extra=RequestBody(BatchChatRequest)
     )
     async def chat_completions_batch() -> Response:
         """Continues several conversations, each with one choice of the answer."""
@@ -60,13 +60,13 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_render_routes(router: APIRouter, state: ServerState) -> None:
-    @router.post("/v1/completions/render", responses=REQUEST_ERRORS, openapi_extra=request_body(CompletionRequest))
+    @router.post("/v1/completions/render", responses=REQUEST_ERRORS, openapi_extra=RequestBody(CompletionRequest))
     async def completions_render(request: Request) -> Response:
         """Converts the prompts of a completion to token ids, and computes nothing."""
         return await _answer_json(state, request, render_completions)
 
     @router.post(
-        "/v1/chat/completions/render", responses=REQUEST_ERRORS, openapi_extra=request_body(ChatCompletionRequest)
+        "/v1/chat/completions/render", responses=REQUEST_ERRORS, openapi_extra=RequestBody(ChatCompletionRequest)
     )
     async def chat_completions_render(request: Request) -> Response:
         """Converts a conversation to token ids, and computes nothing."""
@@ -74,7 +74,7 @@ def _add_render_routes(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_estimate_route(router: APIRouter, state: ServerState) -> None:
-    @router.post("/v1/estimate", responses=error_responses(400, 503), openapi_extra=request_body(EstimateRequest))
+    @router.post("/v1/estimate", responses=error_responses(400, 503), openapi_extra=RequestBody(EstimateRequest))
     async def estimate_route(request: Request) -> Response:
         """Predicts when the first token of a request would come, and computes nothing."""
         return await _answer_json(state, request, estimate)
@@ -95,12 +95,12 @@ def _add_model_routes(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_tokenizer_routes(router: APIRouter, state: ServerState) -> None:
-    @router.post("/tokenize", responses=error_responses(400), openapi_extra=request_body(TokenizeRequest))
+    @router.post("/tokenize", responses=error_responses(400), openapi_extra=RequestBody(TokenizeRequest))
     async def tokenize_route(request: Request) -> Response:
         """Converts a prompt or a conversation to token ids."""
         return await _answer_json(state, request, tokenize)
 
-    @router.post("/detokenize", responses=error_responses(400), openapi_extra=request_body(DetokenizeRequest))
+    @router.post("/detokenize", responses=error_responses(400), openapi_extra=RequestBody(DetokenizeRequest))
     async def detokenize_route(request: Request) -> Response:
         """Converts token ids to text."""
         return await _answer_json(state, request, detokenize)

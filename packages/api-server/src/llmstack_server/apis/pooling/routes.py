@@ -22,7 +22,7 @@ from llmstack_server.apis.pooling.rerank import prepare_rerank
 from llmstack_server.apis.pooling.score import prepare_score
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import GenerationResponse, Prepare
-from llmstack_server.web.openapi import REQUEST_ERRORS, request_body
+from llmstack_server.web.openapi import REQUEST_ERRORS, RequestBody
 
 
 def add_pooling_routes(router: APIRouter, state: ServerState) -> None:
@@ -45,7 +45,7 @@ def add_pooling_routes(router: APIRouter, state: ServerState) -> None:
                 path,
                 summary=summary,
                 responses=REQUEST_ERRORS,
-                openapi_extra=request_body(body),
+                openapi_extra=RequestBody(body),
             )(_endpoint(state, prepare))
 
 

@@ -15,7 +15,7 @@ from llmstack_server.apis.responses.store import ResponseStore
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import STREAM_HEADERS, GenerationResponse
 from llmstack_server.web.keep_alive import with_comments
-from llmstack_server.web.openapi import REQUEST_ERRORS, STREAM, error_responses, request_body
+from llmstack_server.web.openapi import REQUEST_ERRORS, STREAM, RequestBody, error_responses
 
 
 def add_responses_routes(router: APIRouter, state: ServerState) -> None:
@@ -25,12 +25,12 @@ def add_responses_routes(router: APIRouter, state: ServerState) -> None:
     service = ResponsesService(responses)
     errors = REQUEST_ERRORS
 
-    @router.post("/v1/responses", responses=STREAM | errors, openapi_extra=request_body(ResponseRequest))
+    @router.post("/v1/responses", responses=STREAM | errors, openapi_extra=RequestBody(ResponseRequest))
     async def create() -> Response:
         """Answers a conversation, and stores the answer."""
         return GenerationResponse(state, service.prepare)
 
-    @router.post("/v1/responses/input_tokens", responses=errors, openapi_extra=request_body(ResponseRequest))
+    @router.post("/v1/responses/input_tokens", responses=errors, openapi_extra=RequestBody(ResponseRequest))
     async def input_tokens() -> Response:
         """Counts the input tokens of a request."""
         return GenerationResponse(state, service.prepare_count)
