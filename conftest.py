@@ -18,6 +18,11 @@ from hypothesis import HealthCheck, settings
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Several tests compute at once, each with as many threads as there are processors. Threads that wait must leave theirs
+# to others: where they spin, as they do by default, a test of attention took 20 s of processor time in place of 8.
+# It is read when PyTorch is first imported; servers that tests start inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A deadline is an assertion about time, and a shared machine breaks those: examples are limited by number instead.
 settings.register_profile("llmstack", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 # The same examples in every run, so that a commit fails by its own change alone.

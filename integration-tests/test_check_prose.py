@@ -35,6 +35,7 @@ def complaints(tmp_path: Path, name: str, text: str) -> list[str]:
         'raise ValueError("the engine was told of no request")\n',
         'raise ValueError(f"{1 + 1} requests: nobody waits for them")\n',
         "def turned_keys(): ...\n",
+        "# it waits; yes.\nx = 1\n",
         "class CpuTwin: ...\n",
         "def f(heard=()): ...\n",
         "class A:\n    keeps_promises = True\n",

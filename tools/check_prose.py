@@ -65,8 +65,9 @@ def patterns() -> tuple[tuple[Expression, re.Pattern[str]], ...]:
 
 @cache
 def any_pattern() -> re.Pattern[str]:
-    """All patterns as one, to skip the texts that none matches."""
-    return re.compile("|".join(f"(?:{pattern.pattern})" for _, pattern in patterns()), re.IGNORECASE)
+    """All patterns as one, to skip the texts that none matches. Each begins at a word, or at the end of a sentence."""
+    where = r"(?:\b(?=\w)|(?=[.:;]))"  # trying all of them at every character takes three times as long
+    return re.compile(f"{where}(?:{'|'.join(pattern.pattern for _, pattern in patterns())})", re.IGNORECASE)
 
 
 def without_code(text: str) -> str:

@@ -49,7 +49,7 @@ class RequestBody(dict[str, Any]):
         super().__init__(requestBody={})
         self._model = model
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]  # dict's own view has no public name
         """What FastAPI puts into its description of the operation."""
         content = {"application/json": {"schema": _inlined_schema(self._model)}}
         return {"requestBody": {"required": True, "content": content}}.items()
