@@ -29,8 +29,8 @@ class Answer:
         return json.loads(self.body)
 
     def events(self) -> list[Any]:
-        """The decoded events of a stream, `[DONE]` as a string."""
-        parts = [part for part in self.body.decode().split("\n\n") if part]
+        """The decoded events of a stream, `[DONE]` as a string. Comments, which keep a slow one open, are none."""
+        parts = [part for part in self.body.decode().split("\n\n") if part and not part.startswith(":")]
         texts = [re.sub(r"\A(event: .*\n)?data: ", "", part) for part in parts]
         return [text if text == "[DONE]" else json.loads(text) for text in texts]
 
