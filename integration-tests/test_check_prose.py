@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+Complaints = Callable[[str, str], list[str]]
 LONG = " ".join(["Word", *["word"] * 25])
 
 
-def complaints(tmp_path: Path, name: str, text: str) -> list[str]:
+@pytest.fixture(scope="module")
+def tool() -> Iterator[ModuleType]:
+    """The command as a module: a process for each text would compile the word list each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tools"))
+        yield importlib.import_module("check_prose")
+
+
+@pytest.fixture
+def complaints(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Complaints:
     """What the command says about one file, without the file's name."""
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(text), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "tools" / "check_prose.py"), "--root", str(tmp_path), name]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    lines = [line for line in result.stdout.splitlines() if line.startswith(name)]
-    assert result.returncode == (1 if lines else 0), result.stderr
-    return [line.removeprefix(f"{name}:") for line in lines]
+
+    def complain(name: str, text: str) -> list[str]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        monkeypatch.setattr("sys.argv", ["check_prose.py", "--root", str(tmp_path), name])
+        code = tool.main()
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(name)]
+        assert code == (1 if lines else 0)
+        return [line.removeprefix(f"{name}:") for line in lines]
+
+    return complain
 
 
 @pytest.mark.parametrize(
@@ -43,8 +61,10 @@ def complaints(tmp_path: Path, name: str, text: str) -> list[str]:
         'def f():\n    """Rows 11 and 13; the parameter is named."""\n',
     ],
 )
-def test_a_banned_expression_is_found_in_docstrings_comments_messages_and_names(tmp_path: Path, text: str) -> None:
-    found = complaints(tmp_path, "packages/p/src/m.py", text)
+def test_a_banned_expression_is_found_in_docstrings_comments_messages_and_names(
+    complaints: Complaints, text: str
+) -> None:
+    found = complaints("packages/p/src/m.py", text)
     assert len(found) == 1
     assert ": write " in found[0]
 
@@ -63,36 +83,36 @@ def test_a_banned_expression_is_found_in_docstrings_comments_messages_and_names(
         '"""See https://example.com/told and bring up the server."""\n',
     ],
 )
-def test_the_terms_of_the_field_and_the_names_of_others_pass(tmp_path: Path, text: str) -> None:
-    assert complaints(tmp_path, "packages/p/src/m.py", text) == []
+def test_the_terms_of_the_field_and_the_names_of_others_pass(complaints: Complaints, text: str) -> None:
+    assert complaints("packages/p/src/m.py", text) == []
 
 
-def test_strings_of_tests_are_data(tmp_path: Path) -> None:
-    assert complaints(tmp_path, "packages/p/tests/test_m.py", "x = 'He told a story to nobody.'\n") == []
+def test_strings_of_tests_are_data(complaints: Complaints) -> None:
+    assert complaints("packages/p/tests/test_m.py", "x = 'He told a story to nobody.'\n") == []
 
 
-def test_a_complaint_names_the_line_of_the_expression(tmp_path: Path) -> None:
+def test_a_complaint_names_the_line_of_the_expression(complaints: Complaints) -> None:
     text = '"""Module of one function."""\n\n\ndef f():\n    """Says a thing.\n\n    And then brings it.\n    """\n'
-    assert [line.split(":")[0] for line in complaints(tmp_path, "packages/p/src/m.py", text)] == ["7"]
+    assert [line.split(":")[0] for line in complaints("packages/p/src/m.py", text)] == ["7"]
 
 
 @pytest.mark.parametrize("docstring", ["Yes.", "The fields.", "Sums three numbers."])
-def test_a_docstring_of_three_words_or_fewer_is_refused_in_sources(tmp_path: Path, docstring: str) -> None:
+def test_a_docstring_of_three_words_or_fewer_is_refused_in_sources(complaints: Complaints, docstring: str) -> None:
     text = f'"""Module with one function."""\n\n\ndef f():\n    """{docstring}"""\n'
-    assert any("say something or leave it out" in line for line in complaints(tmp_path, "packages/p/src/m.py", text))
-    assert not any("leave it out" in line.split(";")[0] for line in complaints(tmp_path, "packages/p/tests/m.py", text))
+    assert any("say something or leave it out" in line for line in complaints("packages/p/src/m.py", text))
+    assert not any("leave it out" in line.split(";")[0] for line in complaints("packages/p/tests/m.py", text))
 
 
 @pytest.mark.parametrize("first", ["x" * 20 + " " + "y" * 60, "Two lines\nthat are one paragraph."])
-def test_a_modules_first_line_is_one_line_of_80_characters(tmp_path: Path, first: str) -> None:
-    found = complaints(tmp_path, "packages/p/src/m.py", f'"""{first} More words here."""\n')
+def test_a_modules_first_line_is_one_line_of_80_characters(complaints: Complaints, first: str) -> None:
+    found = complaints("packages/p/src/m.py", f'"""{first} More words here."""\n')
     assert found == ["1: the module's docstring starts with one line of at most 80 characters"]
-    assert complaints(tmp_path, "packages/p/src/m.py", '"""A noun phrase of four.\n\nAnd more\nbelow."""\n') == []
+    assert complaints("packages/p/src/m.py", '"""A noun phrase of four.\n\nAnd more\nbelow."""\n') == []
 
 
-def test_a_long_sentence_of_a_page_is_found_wherever_its_line_breaks_are(tmp_path: Path) -> None:
+def test_a_long_sentence_of_a_page_is_found_wherever_its_line_breaks_are(complaints: Complaints) -> None:
     page = f"# Title\n\nShort one. {LONG[:40]}\n{LONG[40:]}. Another.\n"
-    assert complaints(tmp_path, "docs/page.md", page) == [
+    assert complaints("docs/page.md", page) == [
         '3: a sentence of 26 words, 25 at most: "Word word word word word word …"'
     ]
 
@@ -108,16 +128,16 @@ def test_a_long_sentence_of_a_page_is_found_wherever_its_line_breaks_are(tmp_pat
         f"[{LONG[:60]}](https://example.com/a.b.c.d) and on.\n",
     ],
 )
-def test_code_tables_addresses_and_list_items_make_no_long_sentence(tmp_path: Path, page: str) -> None:
-    assert complaints(tmp_path, "docs/page.md", page) == []
+def test_code_tables_addresses_and_list_items_make_no_long_sentence(complaints: Complaints, page: str) -> None:
+    assert complaints("docs/page.md", page) == []
 
 
-def test_an_indented_paragraph_of_a_list_is_no_code(tmp_path: Path) -> None:
-    assert len(complaints(tmp_path, "docs/page.md", f"- Item.\n\n    {LONG}.\n")) == 1
+def test_an_indented_paragraph_of_a_list_is_no_code(complaints: Complaints) -> None:
+    assert len(complaints("docs/page.md", f"- Item.\n\n    {LONG}.\n")) == 1
 
 
-def test_tables_are_held_to_the_word_list(tmp_path: Path) -> None:
-    assert len(complaints(tmp_path, "docs/page.md", "| a | what the server is told |\n|---|---|\n")) == 1
+def test_tables_are_held_to_the_word_list(complaints: Complaints) -> None:
+    assert len(complaints("docs/page.md", "| a | what the server is told |\n|---|---|\n")) == 1
 
 
 @pytest.mark.full  # `make check` runs the same command
