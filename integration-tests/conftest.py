@@ -28,6 +28,8 @@ from two_machines import Namespaces
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 READY_TIMEOUT_S = 120
+EMBEDDED = {"LLMSTACK_MODEL": "llmstack-demo"}
+"""Servers for which a test names no model get the embedded one, whatever is installed here."""
 
 
 class Server:
@@ -42,7 +44,7 @@ class Server:
         self.log_path = log_path
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **EMBEDDED, **(env or {})}
             )
         self.url = ""
         self._on_stop: list[Callable[[], None]] = []

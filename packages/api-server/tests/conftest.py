@@ -12,6 +12,12 @@ import pytest
 MakeCertificate = Callable[[str], tuple[str, str]]
 
 
+@pytest.fixture(autouse=True)
+def _no_talking_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that name no model get the embedded one, whatever is installed here."""
+    monkeypatch.setattr("llmstack_model_files.is_packaged_model_installed", lambda name: False)
+
+
 @pytest.fixture
 def make_certificate(tmp_path: Path) -> MakeCertificate:
     """Makes a self-signed certificate for 127.0.0.1, by name, and its key; two paths."""

@@ -23,8 +23,8 @@ from llmstack_gguf import (
     model_folder,
     target_of,
 )
-from llmstack_gguf.architecture import llama_3_factors, model_config
-from llmstack_gguf.tokenizer import tokenizer_files
+from llmstack_gguf.architecture import generation_config, llama_3_factors, model_config
+from llmstack_gguf.tokenizer import end_ids, tokenizer_files
 from llmstack_gguf.variants import share_of
 
 F32, Q4_K = TensorType("F32", 1, 4), TensorType("Q4_K", 256, 144)
@@ -198,6 +198,50 @@ def test_a_sentencepiece_model_merges_by_score() -> None:
 def test_a_tokenizer_that_would_cut_otherwise_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(GGUFError, match=message):
         tokenizer_files(SENTENCEPIECE | changes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ({"<|endoftext|>": 3, "a": 1, "<|im_end|>": 3}, [2, 0]),  # as SmolLM2 and Qwen have them; eos is the last one
+        ({"<|eot_id|>": 3, "<|eom_id|>": 3, "<|end_of_text|>": 3}, [2, 0, 1]),
+        ({"<|end|>": 1, "b": 1, "</s>": 3}, [2]),  # a text of the vocabulary ends nothing
+        ({"<end_of_turn>": 4, "b": 1, "<eos>": 3}, [2, 0]),
+        ({"<|end|>": 3, "<|call|>": 3, "<|return|>": 3}, [2, 1]),  # gpt-oss: a message ends, the answer goes on
+    ],
+)
+def test_tokens_of_a_known_text_end_an_answer(tokens: dict[str, int], expected: list[int]) -> None:
+    metadata = {
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.token_type": array("i", tokens.values()),
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    assert end_ids(metadata) == expected
+
+
+def test_sampling_defaults_of_a_file_are_those_of_its_repository() -> None:
+    found = generation_config(
+        header(
+            {
+                "general.sampling.temp": struct.unpack("f", struct.pack("f", 0.6))[0],
+                "general.sampling.top_k": 20,
+                "general.sampling.penalty_repeat": struct.unpack("f", struct.pack("f", 1.05))[0],
+                "general.sampling.top_p": math.nan,
+                "general.sampling.mirostat": 2,
+                "general.sampling.min_p": "0.1",
+            }
+        )
+    )
+    found.pop("eos_token_id", None)
+    assert found == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+
+
+def test_entries_that_a_file_lacks_make_a_folder_of_their_own(file: Path) -> None:
+    plain, more = model_folder(file), model_folder(file, {"temperature": 0.2, "eos_token_id": 7})
+    assert plain != more == model_folder(file, {"eos_token_id": 7, "temperature": 0.2})
+    assert gguf_files(more) == gguf_files(plain) == [file]
+    assert json.loads((plain / "generation_config.json").read_text()) == {"eos_token_id": [2]}
+    assert json.loads((more / "generation_config.json").read_text()) == {"eos_token_id": [2], "temperature": 0.2}
 
 
 def test_an_unknown_token_that_is_no_token_is_none() -> None:

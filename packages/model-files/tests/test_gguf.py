@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from model_writers import write_model
 
-from llmstack_model_files import ModelFilesError, gguf_weights, looks_like_path, resolve, resolve_model
+from llmstack_model_files import ModelFilesError, gguf_weights, is_local_name, resolve, resolve_model
 from llmstack_model_files.gguf import choose_files, split_quantization
 
 FILES = ["model-Q4_K_M.gguf", "model-Q8_0.gguf", "model-F16-00001-of-00002.gguf", "model-F16-00002-of-00002.gguf",
          "mmproj-model-Q8_0.gguf", "README.md"]  # fmt: skip
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
-
-
-def integer(name: str, value: int) -> bytes:
-    return text(name) + struct.pack("<II", 4, value)
-
-
-def write_model(path: Path) -> Path:
-    """A file with a configuration and no weights but one."""
-    sizes = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
-    keys = [text("general.architecture") + struct.pack("<I", 8) + text("qwen2")]
-    keys += [integer(f"qwen2.{name}", 8) for name in sizes]
-    keys.append(text("qwen2.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5))
-    tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, 8, 1, 0, 0)
-    header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(keys)) + b"".join(keys) + tensor
-    path.write_bytes(header + bytes(-len(header) % 32) + bytes(32))
-    return path
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +30,7 @@ def test_a_path_and_a_folder_with_one_file_lead_to_the_same_model(tmp_path: Path
     assert gguf_weights(found) == [path]
     assert resolve_model(str(folder)) == found
     assert gguf_weights(folder) == []
-    assert looks_like_path("model.gguf")
+    assert is_local_name("model.gguf")
 
     write_model(folder / "other.gguf")
     with pytest.raises(ModelFilesError, match=r"has 2 GGUF files; name one, such as .*model\.gguf"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from model_writers import install_models
 
 from llmstack_model_files import ModelFilesError, resolve, resolve_model
 
@@ -54,15 +55,6 @@ def resolve_in_child(name: str, home: Path, **environment: str) -> str:
 def test_a_folder_with_a_configuration_is_itself(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path)) == tmp_path
-
-
-def install_models(folder: Path, **models: str) -> None:
-    """The metadata of an installed distribution that registers models, as pip leaves it in a folder of `sys.path`."""
-    metadata = folder / "their_models-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-models\nVersion: 1.0\n")
-    lines = [f"{name} = {target}" for name, target in models.items()]
-    (metadata / "entry_points.txt").write_text("\n".join(["[llmstack.models]", *lines]))
 
 
 def test_an_installed_package_provides_a_model_folder_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

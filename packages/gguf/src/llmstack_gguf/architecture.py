@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_gguf.header import GGUFError, Header
 from llmstack_gguf.names import architecture_of
-from llmstack_gguf.tokenizer import special_id
+from llmstack_gguf.tokenizer import end_ids, special_id
 from llmstack_gguf.variants import (
     LONG_FACTORS,
     OWN_FIELDS,
@@ -27,6 +27,14 @@ ROPE_TENSORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 # Published settings of Llama 3.1 and newer: factor and the positions of before. A file holds the divisors alone.
 _LLAMA_3_SETTINGS = ((8.0, 8192), (32.0, 8192))
 _FACTOR_TOLERANCE = 1e-3
+# Names of sampling defaults in a file, as llama.cpp writes and reads them, and in `generation_config.json`.
+_SAMPLING_KEYS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 # So many layers are built in no time, and then miss their weights.
 _MAX_UNCHECKED_LAYERS = 256
 
@@ -95,10 +103,14 @@ def _llama_fields(header: Header, values: Values, rope_factors: Mapping[str, Seq
 
 
 def generation_config(header: Header) -> dict[str, Any]:
-    """The contents of `generation_config.json`: the tokens that end an answer."""
-    ids = [special_id(header.metadata, name) for name in ("eos", "eot", "eom")]
-    found = list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
-    return {"eos_token_id": found} if found else {}
+    """The contents of `generation_config.json`: the tokens that end an answer, and sampling defaults."""
+    ids = end_ids(header.metadata)
+    contents: dict[str, Any] = {"eos_token_id": ids} if ids else {}
+    for key, name in _SAMPLING_KEYS.items():
+        value = header.metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            contents[name] = value if isinstance(value, int) else float(f"{value:.6g}")  # 0.2 of float32 is 0.2
+    return contents
 
 
 def _dtype(header: Header) -> str:

@@ -14,7 +14,7 @@ import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ LINK_NAME = "model.gguf"
 _OTHER_LINKS = "model-part-{:05}.gguf"
 MAX_FOLDERS = 32
 _MAX_ROPE_FACTORS = 4096
-_FORMAT = "3"
+_NOTHING: Mapping[str, Any] = {}
+_FORMAT = "4"
 """Is part of a folder's name, and changes when the conversion does."""
 
 
@@ -38,15 +39,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmstack" / "gguf"
 
 
-def model_folder(path: Path) -> Path:
+def model_folder(path: Path, generation: Mapping[str, Any] = _NOTHING) -> Path:
     """The model folder of a GGUF file, or of all files that one belongs to; made unless it is in the cache.
+
+    `generation`: Entries of `generation_config.json` that the file itself does not have.
 
     Raises:
         GGUFError: The file or its model is not supported, a part is missing, or others may write to the cache.
         OSError: The file cannot be read, or the cache not written.
     """
     files = [Path(os.path.realpath(part)) for part in model_files(path)]  # links of the hub's cache lose their names
-    identity = "\0".join([_FORMAT, *map(_identity, files)])
+    more = [json.dumps(generation, sort_keys=True)] if generation else []
+    identity = "\0".join([_FORMAT, *map(_identity, files), *more])
     cache = _own_cache()
     folder = cache / hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     if (folder / "config.json").is_file():
@@ -54,6 +58,7 @@ def model_folder(path: Path) -> Path:
         return folder
     header = read_model(files)
     contents = _contents(files, header)
+    contents["generation_config.json"] = {**generation, **contents["generation_config.json"]}
     made = Path(tempfile.mkdtemp(prefix=".", dir=cache))
     try:
         for name, content in contents.items():

@@ -14,6 +14,13 @@ from llmstack_gguf.header import GGUFError, Value
 from llmstack_gguf.pre_tokenizers import COMPOSES, IGNORES_MERGES, PRE_TOKENIZERS
 
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
+_END_TOKENS = frozenset(
+    (
+        "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>",
+        "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]",
+        "[EOS]", "<｜end▁of▁sentence｜>",
+    )
+)  # fmt: skip
 _MAX_TOKENS = 1 << 20
 _MAX_PIECE_CHARACTERS = 256
 """Splits of a longer piece are not searched: their number, times its length, is work that a file could demand."""
@@ -61,6 +68,25 @@ def special_id(metadata: Mapping[str, Value], name: str) -> int | None:
     key = {"unk": "unknown", "pad": "padding"}.get(name, name)
     found = metadata.get(f"tokenizer.ggml.{key}_token_id")
     return found if type(found) is int else None
+
+
+def end_ids(metadata: Mapping[str, Value]) -> list[int]:
+    """The ids of tokens that end an answer: those that the file names, and special ones with such a text.
+
+    Files name few of them, so llama.cpp goes by the text too. A model that was trained on several may end with any.
+    """
+    named = [special_id(metadata, name) for name in ("eos", "eot", "eom")]
+    tokens, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    found: dict[str, int] = {}
+    if isinstance(tokens, list) and isinstance(kinds, array):
+        found = {
+            token: token_id
+            for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+            if kind in (_CONTROL, _USER_DEFINED) and token in _END_TOKENS
+        }
+    if "<|return|>" in found and "<|call|>" in found:  # the format of gpt-oss, where it ends one message of several
+        found.pop("<|end|>", None)
+    return list(dict.fromkeys(token_id for token_id in (*named, *found.values()) if token_id is not None))
 
 
 def _tokens(metadata: Mapping[str, Value]) -> list[str]:

@@ -32,6 +32,22 @@ def test_overrides_win_over_the_models_own(source: str, overrides: dict[str, Any
     assert sampling_defaults(MODELS, source, overrides) == expected
 
 
+@pytest.mark.parametrize(
+    ("generation", "origin"),
+    [
+        (MODELS, "the model's generation_config.json"),
+        (MODELS | {"registered_name": "theirs"}, "the registration of theirs"),
+    ],
+)
+def test_the_log_names_the_source_of_defaults(
+    generation: dict[str, Any], origin: str, caplog: pytest.LogCaptureFixture
+):
+    sampling_defaults(generation, "auto", {})
+    assert caplog.messages == [
+        f"{origin} sets sampling defaults: temperature=0.6, max_new_tokens=9 (generation_config=vllm ignores it)"
+    ]
+
+
 def test_another_folders_file_may_take_the_place_of_the_models(tmp_path: Path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.5}))
     assert sampling_defaults(MODELS, str(tmp_path), {}) == {"top_p": 0.5}

@@ -14,15 +14,18 @@ from llmstack_model_files.folder import (
 from llmstack_model_files.gguf import gguf_weights
 from llmstack_model_files.page_cache import read_ahead
 from llmstack_model_files.positions import extended_positions
-from llmstack_model_files.resolve import looks_like_path, resolve_model
+from llmstack_model_files.registered import PACKAGED, RegisteredModel, is_packaged_model_installed
+from llmstack_model_files.resolve import is_local_name, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors, check_safetensors_content
 from llmstack_model_files.text_config import TEXT_PART_OF, text_config_of
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
+    "PACKAGED",
     "TEXT_PART_OF",
     "AdapterFiles",
     "ModelFilesError",
+    "RegisteredModel",
     "TensorInfo",
     "adapter_digest",
     "artifact_path",
@@ -31,7 +34,8 @@ __all__ = [
     "check_safetensors_content",
     "extended_positions",
     "gguf_weights",
-    "looks_like_path",
+    "is_local_name",
+    "is_packaged_model_installed",
     "open_artifact",
     "overridden",
     "parse_json_object",

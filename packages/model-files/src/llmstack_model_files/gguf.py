@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from llmstack_model_files.folder import ModelFilesError
 
 SUFFIX = ".gguf"
 _QUANTIZATION = re.compile(r"[A-Za-z0-9_]{2,16}")
+_NOTHING: Mapping[str, Any] = {}
 _PROJECTOR = "mmproj"  # in names of files that belong to a model of images
 
 
-def open_gguf(path: Path) -> Path:
+def open_gguf(path: Path, generation: Mapping[str, Any] = _NOTHING) -> Path:
     """The model folder that stands for a GGUF file.
+
+    `generation`: Entries of `generation_config.json` that the file itself does not have.
 
     Raises:
         ModelFilesError: The file cannot be read, or it or its model is not supported.
@@ -22,7 +26,7 @@ def open_gguf(path: Path) -> Path:
     from llmstack_gguf import GGUFError, model_folder  # late: most models are folders
 
     try:
-        return model_folder(path)
+        return model_folder(path, generation)
     except GGUFError as error:
         raise ModelFilesError(str(error)) from error
     except OSError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from llmstack_model_files.folder import ModelFilesError
 from llmstack_model_files.gguf import SUFFIX, choose_files, only_gguf, open_gguf, split_quantization
+from llmstack_model_files.registered import PACKAGED, RegisteredModel, find_packaged
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +35,14 @@ _HUB_TIMEOUT_S = 5.0
 
 
 ENTRY_POINT_GROUP = "llmstack.models"
-"""Entry points of installed packages: a model's name, and a function that returns its folder."""
+"""Entry points of installed packages: a model's name, and a function that returns its folder or GGUF file."""
 
 
 def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
     """The folder of a model: the folder itself, else an installed package's, else the hub's cache, else a download.
 
     A GGUF file, `repository:quantization`, or a folder with nothing but one GGUF file stands for a folder too, which is
-    made in the user's cache.
+    made in the user's cache. A name that llmstack or an installed package registers comes before a repository.
 
     A complete copy in the cache is used without asking the hub whether there is a newer one. The environment variables
     of huggingface-hub hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
@@ -58,12 +59,13 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
         raise ModelFilesError(_describe_address(name_or_path))
     if os.path.isfile(folder):
         raise ModelFilesError(f"{name_or_path[:256]} is a file, and neither a model's folder nor a GGUF file.")
-    if looks_like_path(name_or_path):
+    installed = find_packaged(name_or_path)
+    if installed is None and is_local_name(name_or_path):
         kind = "file" if folder.suffix == SUFFIX else "folder"
         raise ModelFilesError(f"There is no {kind} {name_or_path[:256]}.")
-    installed = _find_installed(name_or_path)
+    installed = installed or _find_installed(name_or_path)
     if installed is not None:
-        return _checked_folder(installed)
+        return _opened(installed, name_or_path)
     if name_or_path in _MISSPELT:
         raise ModelFilesError(f"There is no model {name_or_path}; did you mean {_MISSPELT[name_or_path]}?")
     repository, quantization = split_quantization(name_or_path)
@@ -99,13 +101,21 @@ def _checked_folder(folder: Path) -> Path:
     return open_gguf(file)
 
 
-def _find_installed(name: str) -> Path | None:
-    """The folder of the installed package that registers `name`; None where none does."""
+def _opened(model: RegisteredModel, name: str) -> Path:
+    if model.path.suffix != SUFFIX:
+        return _checked_folder(model.path)
+    named = {"registered_name": name} if model.generation_config else {}
+    return open_gguf(model.path, {**model.generation_config, **named})
+
+
+def _find_installed(name: str) -> RegisteredModel | None:
+    """The model that an installed package registers as `name`; None where none does."""
     from importlib.metadata import entry_points  # late: reads the metadata of everything installed
 
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
-            return Path(entry.load()())
+            found = entry.load()()
+            return found if isinstance(found, RegisteredModel) else RegisteredModel(Path(found))
         except Exception as error:  # foreign code: whatever it raises, its model is not available
             first_line = str(error).partition("\n")[0][:256]
             raise ModelFilesError(
@@ -114,10 +124,11 @@ def _find_installed(name: str) -> Path | None:
     return None
 
 
-def looks_like_path(text: str) -> bool:
-    """Whether a model is named by a path, or by a name that is a folder here; else it is a repository id."""
+def is_local_name(text: str) -> bool:
+    """Whether a model is named by a path, a folder here, or a name of llmstack's own; else it may be downloaded."""
     return (
-        os.path.isdir(text)
+        text in PACKAGED
+        or os.path.isdir(text)
         or text.startswith(("/", "./", "../", "~"))
         or text.count("/") > 1
         or text.endswith(SUFFIX)

@@ -24,6 +24,7 @@ def server_info(state: ServerState) -> dict[str, Any]:
         "python": platform.python_version(),
         "model": config.model or "(embedded demo model)",
         "served_model_names": list(config.served_model_names),
+        "sampling_defaults": dict(state.sampling_defaults()),
         "config": _engine_options(config.engine),
         "flags_without_effect": [
             {"flag": flag.flag, "value": flag.value, "source": flag.source, "reason": flag.reason}

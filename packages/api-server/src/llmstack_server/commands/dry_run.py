@@ -41,6 +41,7 @@ def dry_run(settings: Settings) -> DryRun:
         problems += str(error).splitlines()
     else:
         settings, warnings = config.settings, list(config.warnings)
+        warnings += [] if config.model_choice is None else [config.model_choice]
         try:
             warnings += check_files(config)
         except ServeError as error:
@@ -76,10 +77,10 @@ def check_model_files(config: ServeConfig) -> list[str]:
     Raises:
         ServeError: The model cannot run; the text has a line for each reason.
     """
-    from llmstack_model_files import looks_like_path
+    from llmstack_model_files import is_local_name
     from llmstack_server.serving.launcher import check_model
 
-    if config.model is not None and not looks_like_path(config.model):
+    if config.model is not None and not is_local_name(config.model):
         return [f"the files of {config.model} are not checked, since it is not a local folder"]
     check_model(config)
     return []

@@ -16,7 +16,7 @@ class VerifyCommand:
         from pathlib import Path  # late: other commands do without it
 
         parser.add_argument("receipt", type=Path, metavar="RECEIPT", help="a receipt, or an answer that has one")
-        parser.add_argument("--model", help="a folder or a repository id (default: the demo model)")
+        parser.add_argument("--model", help="the model, as `serve` takes it (default: what `serve` takes without one)")
         parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="the LoRA adapter that the receipt names")
         parser.add_argument("--public-key", metavar="KEY", help="the key that must have signed it, in base64")
         parser.add_argument("--signature-only", action="store_true", help="compute nothing")
@@ -27,7 +27,7 @@ class VerifyCommand:
         from llmstack_model_files import ModelFilesError
         from llmstack_server.commands.verify import read_receipt, reloads_of, verify
         from llmstack_server.options.errors import ServeError
-        from llmstack_server.serving.launcher import demo_model_path
+        from llmstack_server.serving.launcher import default_model
         from llmstack_server.web.receipts import ReceiptError, check_signature
         from llmstack_types import LLMStackError
 
@@ -39,7 +39,7 @@ class VerifyCommand:
             sys.stdout.write(_shown(f"signed by {receipt['public_key']}", *reloads_of(receipt)))
             if namespace.signature_only:
                 return 0
-            differences = verify(receipt, namespace.model or demo_model_path(), namespace.adapter)
+            differences = verify(receipt, namespace.model or default_model(), namespace.adapter)
         except (ReceiptError, EngineArgsError, ModelFilesError, ServeError, LLMStackError) as error:
             sys.stderr.write(_shown(f"llmstack verify: error: {error}"))
             return 1

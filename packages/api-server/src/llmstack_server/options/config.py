@@ -39,6 +39,7 @@ from llmstack_server.options.server_options import (
 )
 
 DEMO_MODEL_NAME = "llmstack-demo"
+TALKING_MODEL_NAME = "smollm2"
 DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 DEFAULT_QUEUED_TOKENS_PER_REQ = 1024
 
@@ -82,10 +83,11 @@ class ServeConfig:
     """Everything that `llmstack serve` was asked for.
 
     Attributes:
-        model: Folder or repository id; None is the embedded demo model.
+        model: Folder, registered name or repository id; None is the embedded demo model.
         served_model_names: The names in the API; the first is reported.
         engine: Its model is the name given, until it is found.
         warnings: Lines for the log once it is set up.
+        model_choice: A line on the model and why, where the user named none.
         processes: How the server is distributed over processes.
         adapters: LoRA adapters from the start, and where others may be loaded from.
         reload: The models and adapters that operators may load while the server runs.
@@ -100,6 +102,7 @@ class ServeConfig:
     chat: ChatOptions = field(default_factory=ChatOptions)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     warnings: tuple[str, ...] = ()
+    model_choice: str | None = None
     processes: ProcessConfig = field(default_factory=ProcessConfig)
     adapters: AdapterNames = field(default_factory=AdapterNames)
     reload: ReloadOptions = field(default_factory=ReloadOptions)
@@ -119,8 +122,10 @@ def config_from(settings: Settings) -> ServeConfig:
     Raises:
         ServeError: Options are at fault; the text has a line for each.
     """
-    if settings["model"] == DEMO_MODEL_NAME and not os.path.isdir(DEMO_MODEL_NAME):
-        settings = settings.replaced(model=None)  # its name in the API, which answers and clients show
+    model_choice = None
+    if settings["model"] is None:
+        name, model_choice = chosen_model()
+        settings = settings.replaced(model=name)  # for other processes of the server too
     operator_keys = _keys_in_file(settings, "operator_key_file")
     keys = tuple(dict.fromkeys((*_api_keys(settings), *operator_keys)))
     max_num_reqs = _max_num_queued_reqs(settings)
@@ -128,7 +133,7 @@ def config_from(settings: Settings) -> ServeConfig:
     settings = settings.replaced(max_num_queued_reqs=max_num_reqs, max_num_queued_tokens=max_num_tokens)
     engine = settings.build(
         EngineArgs,
-        model=settings["model"] or DEMO_MODEL_NAME,
+        model=settings["model"],
         digests_weight_content=settings["receipts"] is not None,
         can_reload=bool(settings["reload_models"]),
     )
@@ -155,21 +160,35 @@ def config_from(settings: Settings) -> ServeConfig:
         or reload is None
     ):
         raise ServeError("\n".join(settings.problems), exit_code=2)
-    model = settings["model"]
+    is_demo = settings["model"] == DEMO_MODEL_NAME and not os.path.isdir(DEMO_MODEL_NAME)
     # A file of keys may be a pipe, which cannot be read again.
     settings = settings.replaced(api_key=keys, api_key_file=None, operator_key_file=None)
     return ServeConfig(
-        model=model,
-        served_model_names=tuple(settings["served_model_name"]) or (model or DEMO_MODEL_NAME,),
+        model=None if is_demo else settings["model"],
+        served_model_names=tuple(settings["served_model_name"]) or (settings["model"],),
         engine=engine,
         http=http,
         chat=chat,
         observability=observability,
         warnings=(*_warnings(settings, http), *settings.warnings),
+        model_choice=model_choice,
         processes=processes,
         adapters=adapters,
         reload=reload,
         settings=settings,
+    )
+
+
+def chosen_model() -> tuple[str, str]:
+    """The model of a server for which none was named, and a line that says why: one that answers, if installed."""
+    from llmstack_model_files import PACKAGED, is_packaged_model_installed  # late: reads metadata of what is installed
+
+    talking = PACKAGED[TALKING_MODEL_NAME]
+    if is_packaged_model_installed(TALKING_MODEL_NAME):
+        return TALKING_MODEL_NAME, f"no model was named: serving {TALKING_MODEL_NAME} ({talking.title}), as installed"
+    return DEMO_MODEL_NAME, (
+        f"no model was named: serving the embedded storyteller, which answers no questions. {talking.title} does: "
+        f"{talking.install_command}"
     )
 
 

@@ -109,6 +109,7 @@ class ApiProcess:
         from llmstack_server.chat.parsers import parsers_for
 
         state.chat_parsers = parsers_for(self.config.chat, engine.chat_template)
+        state.sampling_defaults = lambda: engine.model_config.default_sampling
         state.facts = _facts(engine) | dict(state.chat_parsers.facts)
         logger.info("chat: %s", ", ".join(f"{name} {value}" for name, value in state.chat_parsers.facts))
         stages = {**self.timer.stage_to_s, "load tokenizer": engine.load_tokenizer_s}

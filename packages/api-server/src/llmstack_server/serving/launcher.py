@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from llmstack_server.options.config import ServeConfig
+from llmstack_server.options.config import DEMO_MODEL_NAME, ServeConfig, chosen_model
 from llmstack_server.options.errors import ServeError
 from llmstack_types import LLMStackError
 
@@ -58,6 +58,16 @@ def demo_model_path() -> str:
         raise ServeError(
             "no model was named, and the demo model is not installed: pip install llmstack-demo-model"
         ) from None
+
+
+def default_model() -> str:
+    """The model of a server for which none was named: a registered name, or the demo model's folder.
+
+    Raises:
+        ServeError: There is none.
+    """
+    name, _ = chosen_model()
+    return demo_model_path() if name == DEMO_MODEL_NAME else name
 
 
 def resolve_engine_args(config: ServeConfig) -> EngineArgs:

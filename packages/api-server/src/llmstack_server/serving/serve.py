@@ -37,6 +37,8 @@ def run_serve(config: ServeConfig) -> int:
     set_up_logging(config.http)
     for line in config.warnings:
         logger.warning("%s", line)
+    if config.model_choice and not config.processes.is_attached:
+        logger.info("%s", config.model_choice)
     if config.processes.is_attached:
         logger.info("attaching to engine cores at %s", " ".join(config.processes.engine_addresses))
     if config.engine.node_rank:

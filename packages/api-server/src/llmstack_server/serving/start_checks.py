@@ -28,10 +28,10 @@ def check_named_files(config: ServeConfig) -> None:
 
 def weight_problems(config: ServeConfig) -> Iterator[str]:
     """Why a local model has no weights that could be read; other runners than ours read them in their own way."""
-    from llmstack_model_files import ModelFilesError, gguf_weights, looks_like_path, resolve_model, safetensors_files
+    from llmstack_model_files import ModelFilesError, gguf_weights, is_local_name, resolve_model, safetensors_files
 
     is_ours = config.engine.runner_name in OUR_RUNNERS and not config.processes.is_attached
-    if config.model is None or not is_ours or not looks_like_path(config.model):
+    if config.model is None or not is_ours or not is_local_name(config.model):
         return
     try:
         folder = resolve_model(config.model)
@@ -54,11 +54,11 @@ def adapter_problems(config: ServeConfig) -> Iterator[str]:
 
 def reload_problems(config: ServeConfig) -> Iterator[str]:
     """Models of `--reload-models` that are no folders of a model; what the hub has is looked for at the reload."""
-    from llmstack_model_files import ModelFilesError, check_adapter_folder, looks_like_path, resolve_model
+    from llmstack_model_files import ModelFilesError, check_adapter_folder, is_local_name, resolve_model
 
     for name, entry in config.reload.entries.items():
         try:
-            if entry.model is not None and looks_like_path(entry.model):
+            if entry.model is not None and is_local_name(entry.model):
                 resolve_model(entry.model)
             for _, path in entry.adapters or ():
                 check_adapter_folder(Path(path))

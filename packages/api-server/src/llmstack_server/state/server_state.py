@@ -6,7 +6,7 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,6 +93,7 @@ class ServerState:
         at_end: Functions awaited at the end of the server, when no request is in flight.
         watchdog: Finds requests that make no progress.
         facts: Further lines of `/server_info`, such as the kind of chat template.
+        sampling_defaults: The sampling defaults of the model that answers new requests.
         peers: The other API processes of the server; None where this is the only one.
         queue: Follows the queues of the engine cores, and predicts how long a request waits.
         recent_requests: The last requests, with their predicted first tokens.
@@ -120,6 +121,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     ready: EngineReady | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    sampling_defaults: Callable[[], Mapping[str, Any]] = dict
     telemetry: Telemetry | None = None
     ticks: list[Callable[[], None]] = field(default_factory=list)
     at_ready: list[Callable[[], None]] = field(default_factory=list)

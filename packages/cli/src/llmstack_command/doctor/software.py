@@ -49,7 +49,13 @@ def ray() -> Iterator[Finding]:
 
 def model() -> Iterator[Finding]:
     """The model that `llmstack serve` takes when none is named."""
-    demo = package_module("llmstack_demo_model")
+    files, demo = package_module("llmstack_model_files"), package_module("llmstack_demo_model")
+    if files is not None:
+        for name, known in files.PACKAGED.items():
+            if files.is_packaged_model_installed(name):
+                yield Finding("model", "ok", f"{name} ({known.title}), which answers questions")
+            else:
+                yield Finding("model", "note", f"{name} ({known.title}) is not installed", known.install_command)
     if demo is None:
         yield Finding("model", "note", "the demo model is not installed", "pip install llmstack-demo-model")
     else:

@@ -39,7 +39,8 @@ class ModelName(OptionGroup):
         REQUIRED,
         flag="--model",
         positional="model",
-        help="Hugging Face repository id or local folder; without one the embedded demo model is served",
+        help="local folder, GGUF file, registered name such as smollm2, or Hugging Face repository id; without one, "
+        "smollm2 is served if it is installed, else the embedded demo model",
     )
 
 

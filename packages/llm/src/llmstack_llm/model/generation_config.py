@@ -51,11 +51,17 @@ def sampling_defaults(generation: Mapping[str, Any], source: str, overrides: Map
     if found:
         listed = ", ".join(f"{name}={value}" for name, value in found.items())
         logger.warning(
-            "%s generation_config.json sets sampling defaults: %s (generation_config=vllm ignores it)",
-            "the model's" if source == "auto" else "the given",
-            listed,
+            "%s sets sampling defaults: %s (generation_config=vllm ignores it)", _origin(generation, source), listed
         )
     return _renamed(found) | _renamed(_checked(overrides))
+
+
+def _origin(generation: Mapping[str, Any], source: str) -> str:
+    """Where sampling defaults come from, for a line of the log."""
+    if source != "auto":
+        return f"the given {FILE_NAME}"
+    name = generation.get("registered_name")  # the file of a GGUF model that is registered under a name
+    return f"the registration of {name}" if isinstance(name, str) else f"the model's {FILE_NAME}"
 
 
 def _chosen(generation: Mapping[str, Any], source: str) -> Mapping[str, Any]:
