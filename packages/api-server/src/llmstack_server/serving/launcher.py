@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from llmstack_server.options.config import DEMO_MODEL_NAME, ServeConfig, chosen_model
+from llmstack_server.options.config import ServeConfig, chosen_model, is_demo_name
 from llmstack_server.options.errors import ServeError
 from llmstack_types import LLMStackError
 
@@ -60,14 +60,14 @@ def demo_model_path() -> str:
         ) from None
 
 
-def default_model() -> str:
-    """The model of a server for which none was named: a registered name, or the demo model's folder.
+def model_of(name: str | None) -> str:
+    """What `resolve_model` takes for a model that was named as `llmstack serve` takes it, or not named.
 
     Raises:
         ServeError: There is none.
     """
-    name, _ = chosen_model()
-    return demo_model_path() if name == DEMO_MODEL_NAME else name
+    name = chosen_model()[0] if name is None else name
+    return demo_model_path() if is_demo_name(name) else name
 
 
 def resolve_engine_args(config: ServeConfig) -> EngineArgs:
