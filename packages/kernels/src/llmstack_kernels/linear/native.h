@@ -231,7 +231,9 @@ struct Tile {
     });
     for (int64_t step = begin; step < end; ++step) {
       ahead.prefetch();
-      unrolled<kPanelParts>([&](auto part) __attribute__((always_inline)) {
+      // (Sums have constants for indices; parts need none, and a function for each of them takes the compiler long.)
+#pragma GCC unroll 8
+      for (int part = 0; part < kPanelParts; ++part) {
         // Else GCC loads both halves of pairs at once, which takes registers from the sums.
         if constexpr (kParts<W> > 1) std::atomic_signal_fence(std::memory_order_seq_cst);
         const auto column = [&](int v) __attribute__((always_inline)) {
@@ -243,7 +245,7 @@ struct Tile {
         add_products<kRows, kColumnVectors>(own, input, column, [](Floats sum, auto x, auto w) __attribute__((always_inline)) {
           return add_product(sum, x, w);
         });
-      });
+      }
     }
     unrolled<kRows * kColumnVectors>([&](auto i) __attribute__((always_inline)) {
       sums[i / kColumnVectors][i % kColumnVectors] = own[i];
