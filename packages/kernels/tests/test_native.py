@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
@@ -20,7 +21,7 @@ from llmstack_kernels import (
 from llmstack_kernels.activation import native as native_activation
 from llmstack_kernels.layer_norm import native as native_layer_norm
 from llmstack_kernels.linear import pack_linear
-from llmstack_kernels.native import NativeLibrary, library
+from llmstack_kernels.native import NativeLibrary, StaleLibraryError, library
 from llmstack_kernels.reshape_and_cache import native as native_cache
 from llmstack_kernels.rms_norm import native as native_rms_norm
 from llmstack_kernels.rotary_embedding import native as native_rotary
@@ -132,13 +133,26 @@ def test_callers_on_several_threads_share_the_pool_and_are_isolated() -> None:
         torch.set_num_threads(before)
 
 
-def test_a_library_is_stale_once_a_source_changes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build_native.is_built()
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The sources are newer than the libraries."""
     monkeypatch.setattr(build_native, "_COMMON_FLAGS", ("-O0",))
-    assert not build_native.is_built()
+    library.cache_clear()
+    yield
+    monkeypatch.undo()
+    library.cache_clear()
+
+
+def test_a_stale_library_is_refused_in_one_sentence(stale: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMSTACK_KERNELS", raising=False)
+    assert not any(map(build_native.is_built, build_native.variants()))
+    with pytest.raises(StaleLibraryError, match="older than their sources: run `make setup`"):
+        library()
+    monkeypatch.setenv("LLMSTACK_KERNELS", "reference")
+    assert library() is None
 
 
 def test_without_a_compiler_the_build_says_what_is_missing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_native, "find_compiler", lambda: None)
     with pytest.raises(build_native.BuildError, match="compiler"):
-        build_native.build(tmp_path)
+        build_native.build(folder=tmp_path)

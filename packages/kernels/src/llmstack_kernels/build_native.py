@@ -1,25 +1,31 @@
 """Build of the native kernels: one library for each kind of processor.
 
 The build hook of the package calls it, and so do developers: `python -m llmstack_kernels.build_native`. It needs a C++
-compiler alone, and imports neither PyTorch nor its siblings.
+compiler alone, and imports neither PyTorch nor its siblings; so it also runs as a file, before anything is installed.
 """
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent
 LIBRARIES = PACKAGE / "native" / "lib"
-DIGEST_FILE = "digest"
 
 # -O2 leaves the tiles' sums in memory: two and a half times as slow (GCC 12).
 # No contraction by the compiler: which sums are fused is part of the numeric contract, so the sources say it.
@@ -39,7 +45,26 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 ALL_VARIANTS = frozenset(name for variants in _VARIANTS.values() for name in variants)
 """Names of the variants of all families of processors."""
 
+# What the processor must offer for each variant, as /proc/cpuinfo names it.
+_AVX512_FEATURES = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"})
+_REQUIRED_FEATURES = {
+    "avx512bf16": _AVX512_FEATURES | {"avx512_vnni", "avx512_bf16"},
+    "avx512": _AVX512_FEATURES,
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+}
+
 _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+# Translation units with the files that they include, those that take longest first; "others" has the rest. Parsing the
+# intrinsics takes longer than compiling most of the sources, so these share a unit.
+_UNITS: Mapping[str, tuple[str, ...]] = {
+    "native_stored": ("linear/native_stored.cpp",),
+    "paged_attention": ("paged_attention/native.cpp",),
+    "linear": ("linear/native.cpp", "linear/native_dynamic.cpp", "linear/native_rounding.cpp"),
+    "others": (),
+}
+
+Report = Callable[[str], None]
 
 
 class BuildError(RuntimeError):
@@ -57,9 +82,29 @@ def variants() -> Mapping[str, tuple[str, ...]]:
     return _VARIANTS.get(machine(), {"portable": ()})
 
 
+def runnable_variants() -> list[str]:
+    """The variants that this processor can run, built or not, best first."""
+    features = _processor_features()
+    return [name for name in variants() if _REQUIRED_FEATURES.get(name, set()) <= features]
+
+
+@cache
+def _processor_features() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux: what every processor of the family has
+        return frozenset()
+    return next((frozenset(line.split(":")[1].split()) for line in lines if line.startswith("flags")), frozenset())
+
+
 def library_path(variant: str, folder: Path = LIBRARIES) -> Path:
     """The path of the library for `variant`, whether it exists or not."""
     return folder / f"libllmstack_kernels_{variant}.so"
+
+
+def digest_path(variant: str, folder: Path = LIBRARIES) -> Path:
+    """The path of the file that says which sources the library was built from."""
+    return library_path(variant, folder).with_suffix(".digest")
 
 
 def find_compiler() -> str | None:
@@ -68,76 +113,144 @@ def find_compiler() -> str | None:
     return next((found for name in candidates if (found := shutil.which(name))), None)
 
 
-def digest() -> str:
-    """A digest of the sources and the flags."""
-    digest = hashlib.sha256(repr((_COMMON_FLAGS, _VARIANTS)).encode())
-    for path in sorted([*_sources(), *PACKAGE.glob("*/*.h")]):
+def digest(variant: str) -> str:
+    """A digest of the sources, and of the flags of `variant`."""
+    return _digest_of(variant, [*_sources(), *sorted(PACKAGE.glob("*/*.h"))])
+
+
+def _digest_of(variant: str, paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256(repr((_COMMON_FLAGS, variants()[variant])).encode())
+    for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def is_built(folder: Path = LIBRARIES) -> bool:
-    """Whether `folder` holds a library of every variant, built from the present sources."""
-    file = folder / DIGEST_FILE
-    if not all(library_path(variant, folder).is_file() for variant in variants()):
-        return False  # a digest may outlive the libraries it describes
-    return file.is_file() and file.read_text(encoding="ascii") == digest()
+def is_built(variant: str, folder: Path = LIBRARIES) -> bool:
+    """Whether `folder` holds the library of `variant`, built from the present sources."""
+    if not library_path(variant, folder).is_file():
+        return False  # a digest may outlive the library it describes
+    file = digest_path(variant, folder)
+    return file.is_file() and file.read_text(encoding="ascii") == digest(variant)
 
 
-def build(folder: Path = LIBRARIES) -> list[Path]:
-    """Compile every variant into `folder`, unless it is up to date.
+def is_stale(variant: str, folder: Path = LIBRARIES) -> bool:
+    """Whether `folder` holds a library of `variant` that was built from other sources than the present ones."""
+    return library_path(variant, folder).is_file() and not is_built(variant, folder)
+
+
+def build(
+    names: Sequence[str] | None = None, folder: Path = LIBRARIES, report: Report = lambda message: None
+) -> list[Path]:
+    """Compile the variants `names` (default: all of this family) into `folder`, where they are not up to date.
+
+    Units whose sources did not change are not compiled again. Another process that builds meanwhile is waited for.
 
     Raises:
         BuildError: There is no compiler, or it failed.
     """
-    paths = [library_path(variant, folder) for variant in variants()]
-    if is_built(folder):
-        return paths
+    names = list(variants()) if names is None else names
+    if not all(is_built(name, folder) for name in names):
+        with _alone(folder, report):
+            missing = [name for name in names if not is_built(name, folder)]
+            if missing:
+                _build_missing(missing, folder, report)
+    return [library_path(name, folder) for name in names]
+
+
+@contextmanager
+def _alone(folder: Path, report: Report) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another process that compiles them")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _Unit(NamedTuple):
+    """What the compiler is called for: some sources for one variant."""
+
+    name: str
+    variant: str
+    sources: tuple[Path, ...]
+
+    def object_path(self, folder: Path) -> Path:
+        """Where its object is kept: under a name that holds what it was compiled from."""
+        return folder / f"{self.variant}-{self.name}-{_digest_of(self.variant, _included(self.sources))[:16]}.o"
+
+
+def _build_missing(names: Sequence[str], folder: Path, report: Report) -> None:
     compiler = find_compiler()
     if compiler is None:
         raise BuildError("no C++ compiler found (c++, g++ or clang++; or set CXX)")
-    folder.mkdir(parents=True, exist_ok=True)
-    # A build that fails halfway leaves libraries of different sources, which no digest may describe.
-    (folder / DIGEST_FILE).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [
-            pool.submit(_compile, compiler, unit, flags, Path(scratch) / f"{variant}-{unit.stem}.o")
-            for unit in _write_units(Path(scratch))
-            for variant, flags in variants().items()
-        ]
-        for job in jobs:
-            job.result()
-        for variant in variants():
-            _link(compiler, sorted(Path(scratch).glob(f"{variant}-*.o")), library_path(variant, folder))
-    (folder / DIGEST_FILE).write_text(digest(), encoding="ascii")
-    return paths
+    objects = folder / "objects"
+    objects.mkdir(exist_ok=True)
+    for name in names:  # a build that fails halfway leaves a library of other sources, which no digest may describe
+        digest_path(name, folder).unlink(missing_ok=True)
+    units = [_Unit(unit, name, sources) for name in names for unit, sources in _units().items()]
+    _compile_all(compiler, [unit for unit in units if not unit.object_path(objects).is_file()], objects, report)
+    for name in names:
+        own = [unit.object_path(objects) for unit in units if unit.variant == name]
+        _link(compiler, own, library_path(name, folder))
+        digest_path(name, folder).write_text(digest(name), encoding="ascii")
+        for former in set(objects.glob(f"{name}-*.o")) - set(own):
+            former.unlink()
+
+
+def _compile_all(compiler: str, units: Sequence[_Unit], objects: Path, report: Report) -> None:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        jobs = {pool.submit(_compile, compiler, unit, objects, Path(scratch)): unit for unit in units}
+        if jobs:
+            report(f"compiling {', '.join(dict.fromkeys(unit.variant for unit in units))} in {len(jobs)} units")
+        try:
+            for done, job in enumerate(as_completed(jobs), start=1):
+                job.result()
+                report(f"{done} of {len(jobs)} units, {time.monotonic() - started:.0f} s")
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _sources() -> list[Path]:
     return sorted([*PACKAGE.glob("*/native*.cpp"), *PACKAGE.glob("native/*.cpp")])
 
 
-def _write_units(folder: Path) -> list[Path]:
-    """Translation units that include the sources: attention and stored weights, whose names would clash, and the rest.
-
-    Parsing the intrinsics takes longer than compiling most of the sources, so these share a unit.
-    """
-    unit_to_sources: dict[str, list[Path]] = {"others": [], "paged_attention": [], "native_stored": []}
-    for source in _sources():
-        own = next((name for name in (source.stem, source.parent.name) if name in unit_to_sources), "others")
-        unit_to_sources[own].append(source)
-    paths = []
-    for name, sources in unit_to_sources.items():
-        paths.append(folder / f"{name}.cpp")
-        paths[-1].write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-    return paths
+def _units() -> Mapping[str, tuple[Path, ...]]:
+    rest = set(_sources())
+    units = {}
+    for name, sources in _UNITS.items():
+        own = {PACKAGE / source for source in sources} & rest
+        units[name] = tuple(sorted(own or rest))
+        rest -= own
+    return units
 
 
-def _compile(compiler: str, source: Path, flags: tuple[str, ...], target: Path) -> None:
-    _run([compiler, *_COMMON_FLAGS, *flags, "-c", str(source), "-o", str(target)])
+def _included(sources: Sequence[Path]) -> list[Path]:
+    """The sources and every header that they include, directly or not."""
+    found: dict[Path, None] = {}
+    waiting = list(sources)
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found[path] = None
+            names = re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            waiting += [(path.parent / name).resolve() for name in names]
+    return sorted(found)
 
 
-def _link(compiler: str, objects: list[Path], target: Path) -> None:
+def _compile(compiler: str, unit: _Unit, objects: Path, scratch: Path) -> None:
+    source, target = scratch / f"{unit.variant}-{unit.name}.cpp", scratch / f"{unit.variant}-{unit.name}.o"
+    source.write_text("".join(f'#include "{path}"\n' for path in unit.sources), encoding="utf-8")
+    _run([compiler, *_COMMON_FLAGS, *variants()[unit.variant], "-c", str(source), "-o", str(target)])
+    partial = unit.object_path(objects).with_suffix(".partial")
+    shutil.copy(target, partial)
+    partial.replace(unit.object_path(objects))
+
+
+def _link(compiler: str, objects: Sequence[Path], target: Path) -> None:
     # Renamed into place: a running process keeps the library that it has mapped.
     partial = target.with_suffix(".partial")
     _run([compiler, "-shared", *map(str, objects), "-o", str(partial)])
@@ -151,8 +264,13 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m llmstack_kernels.build_native", description=__doc__)
+    parser.add_argument("variants", nargs="*", choices=[*variants(), []], help="variants to compile (default: all)")
+    parser.add_argument("--best", action="store_true", help="compile the one variant that this processor runs")
+    arguments = parser.parse_args()
+    names = runnable_variants()[:1] if arguments.best else arguments.variants or None
     try:
-        paths = build()
+        paths = build(names, report=lambda message: print(f"native kernels: {message}", flush=True))  # noqa: T201
     except BuildError as error:
         print(f"native kernels: {error}", file=sys.stderr)  # noqa: T201 - a command's own report
         return 1

@@ -98,6 +98,11 @@ def forced_variant(supported: Sequence[str]) -> str | None:
     return named[0] if named else None
 
 
+def forces_reference() -> bool:
+    """Whether the environment names the reference for every operation."""
+    return REFERENCE in _parts(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+
+
 def _is_variant(name: str) -> bool:
     from llmstack_kernels.build_native import ALL_VARIANTS  # here, since `python -m` runs that module
 

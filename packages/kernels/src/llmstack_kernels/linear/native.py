@@ -107,7 +107,8 @@ def packed_weight(layer: object) -> PackedWeight | None:
 
 def packing_version() -> str:
     """Names the layout of packed weights: the variant, and a digest of the sources."""
-    return f"{require_library().variant} {digest()}"
+    variant = require_library().variant
+    return f"{variant} {digest(variant)}"
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:

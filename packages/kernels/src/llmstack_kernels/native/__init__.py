@@ -12,21 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llmstack_kernels.build_native import is_built, library_path, variants
-from llmstack_kernels.dispatch import forced_variant
+from llmstack_kernels.build_native import is_built, is_stale, library_path, runnable_variants
+from llmstack_kernels.dispatch import forced_variant, forces_reference
 
 if TYPE_CHECKING:
     from llmstack_kernels.native.capture import CapturedCalls
 
 logger = logging.getLogger(__name__)
-
-# What the processor must offer for each variant, as /proc/cpuinfo names it.
-_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"})
-_REQUIRED_FEATURES = {
-    "avx512bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
-    "avx512": _AVX512,
-    "avx2": frozenset({"avx2", "fma", "f16c"}),
-}
 
 Pointer = ctypes.c_void_p
 Int = ctypes.c_int64
@@ -39,12 +31,16 @@ DTYPE_TO_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: 
 ACTIVATION_TO_CODE = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 
 
+REBUILD = "run `make setup` in the clone, or `python -m llmstack_kernels.build_native`"
+
+
+class StaleLibraryError(RuntimeError):
+    """The native kernels were built from other sources than those that are installed."""
+
+
 def supported_variants() -> list[str]:
-    """The variants that this processor can run and that are built, best first."""
-    features = _processor_features()
-    return [
-        name for name in variants() if _REQUIRED_FEATURES.get(name, set()) <= features and library_path(name).is_file()
-    ]
+    """The variants that this processor can run and that are built from the present sources, best first."""
+    return [name for name in runnable_variants() if is_built(name)]
 
 
 @cache  # every operation of a step asks for it
@@ -58,30 +54,29 @@ def require_library() -> NativeLibrary:
 
 @cache
 def library() -> NativeLibrary | None:
-    """The library of the variant that LLMSTACK_KERNELS names, else of the best one that this processor can run.
+    """The library of the variant that LLMSTACK_KERNELS names, else of the best one that is built for this processor.
 
-    None, with a warning, where none was built or the sources have changed.
+    None, with a warning, where none was built.
 
     Raises:
         ValueError: The named variant is not built or cannot run here.
+        StaleLibraryError: The sources are newer than the library. PyTorch code would be many times as slow.
     """
-    names = supported_variants()
-    forced = forced_variant(names if is_built() else [])
+    forced = forced_variant(supported_variants())
     if forced is not None:
         return NativeLibrary(forced)
-    if not names:
-        logger.warning(
-            "The native kernels are not built (no C++ compiler was found): slower PyTorch code runs. "
-            "`python -m llmstack_kernels.build_native` builds them."
-        )
+    found = next((name for name in runnable_variants() if library_path(name).is_file()), None)
+    if found is None:
+        logger.warning("The native kernels are not built, so slower PyTorch code runs: %s.", REBUILD)
         return None
-    if not is_built():
-        logger.warning(
-            "The native kernels are older than their sources: slower PyTorch code runs. "
-            "`python -m llmstack_kernels.build_native` builds them again."
+    if is_stale(found):
+        if forces_reference():
+            return None
+        raise StaleLibraryError(
+            f"The native kernels are older than their sources: {REBUILD}. "
+            "(LLMSTACK_KERNELS=reference does without them, slowly.)"
         )
-        return None
-    return NativeLibrary(names[0])
+    return NativeLibrary(found)
 
 
 class _Captures(threading.local):
@@ -150,12 +145,3 @@ def _openmp_runtime() -> ctypes.CDLL | None:
         if hasattr(runtime, "omp_get_max_threads"):
             return runtime
     return None
-
-
-@cache
-def _processor_features() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux: what every processor of the family has
-        return frozenset()
-    return next((frozenset(line.split(":")[1].split()) for line in lines if line.startswith("flags")), frozenset())
