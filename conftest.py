@@ -32,6 +32,8 @@ settings.register_profile("same-examples", settings.get_profile("llmstack"), der
 def pytest_configure(config: pytest.Config) -> None:
     """Only the full run searches for new examples."""
     settings.load_profile("same-examples" if config.option.markexpr == "not full" else "llmstack")
+    if config.getoption("benchmark_only", default=False):
+        _refuse_slow_kernels()
     gc.disable()  # until all tests are collected
 
 
@@ -89,6 +91,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+def _refuse_slow_kernels() -> None:
+    """A benchmark measures native kernels, or what LLMSTACK_KERNELS names in their place."""
+    if importlib.util.find_spec("llmstack_kernels") is None or os.environ.get("LLMSTACK_KERNELS"):
+        return
+    from llmstack_kernels.native import REBUILD, library
+
+    if library() is None:
+        raise pytest.UsageError(f"the native kernels are not built, so nothing is measured: {REBUILD}")
 
 
 def _has_gpu() -> bool:

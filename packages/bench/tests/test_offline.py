@@ -11,7 +11,7 @@ import pytest
 
 from llmstack_bench.commands.offline import LatencyBench
 from llmstack_bench.errors import BenchError
-from llmstack_bench.offline import latency_values
+from llmstack_bench.offline import latency_values, refuse_slow_kernels
 from llmstack_command.main import main
 from llmstack_llm.testing import write_model_folder
 
@@ -122,3 +122,14 @@ def test_without_the_engine_the_command_says_what_to_install(monkeypatch: pytest
     monkeypatch.setattr("importlib.import_module", absent)
     with pytest.raises(BenchError, match=r"llmstack-bench\[offline\]"):
         LatencyBench().run(namespace)
+
+
+def test_nothing_is_measured_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMSTACK_KERNELS", raising=False)
+    refuse_slow_kernels({})  # a model runner without kernels
+    refuse_slow_kernels({"rms_norm": "native (avx2)"})
+    refuse_slow_kernels({"rms_norm": "triton"})
+    with pytest.raises(BenchError, match="build_native"):
+        refuse_slow_kernels({"rms_norm": "reference"})
+    monkeypatch.setenv("LLMSTACK_KERNELS", "reference")
+    refuse_slow_kernels({"rms_norm": "reference"})

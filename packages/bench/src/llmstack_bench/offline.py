@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,24 @@ def offline_engine(options: argparse.Namespace) -> Iterator[OfflineEngine]:
     try:
         started_s = time.perf_counter()
         with llm_package.LLM(**engine_options(options)) as llm:
+            refuse_slow_kernels(llm.llm_engine.ready.backends)
             yield OfflineEngine(llm, llm_package.SamplingParams, options, time.perf_counter() - started_s)
     except typed_errors as error:
         raise BenchError(str(error)) from error
+
+
+def refuse_slow_kernels(backends: Mapping[str, str]) -> None:
+    """What runs without its native kernels is many times as slow, so that its figures would mean nothing.
+
+    Raises:
+        BenchError: `backends`, the model runner's report, names the reference of an operation that every device has
+            code of its own for, and LLMSTACK_KERNELS does not ask for that.
+    """
+    if backends.get("rms_norm") == "reference" and not os.environ.get("LLMSTACK_KERNELS"):
+        raise BenchError(
+            "The native kernels are not built, so nothing is measured: run `python -m llmstack_kernels.build_native`; "
+            "or set LLMSTACK_KERNELS=reference to measure without them."
+        )
 
 
 @dataclass(frozen=True, slots=True)
