@@ -5,13 +5,13 @@
 PYTHON ?= python3
 KERNELS := $(wildcard packages/kernels/src/llmstack_kernels/*/*.cpp packages/kernels/src/llmstack_kernels/*/*.h)
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
-# Hatch lives in its own environment and makes .venv itself: in one made beforehand it would install nothing.
+# Hatch lives in its own environment. tools/set_up.py makes .venv, in which hatch installs the developers' tools.
 export HATCH_PYTHON := self
 export HATCH_DATA_DIR := $(CURDIR)/.hatch/data
 HATCH := .hatch/bin/hatch
 
 setup: .venv/.synced
-serve: setup ; @exec .venv/bin/llmstack serve $(ARGS)
+serve: .venv/.serving ; @exec .venv/bin/llmstack serve $(ARGS)
 test: setup ; $(HATCH) run test $(ARGS)
 test-lowest: $(HATCH) ; $(HATCH) run lowest:test $(ARGS)
 test-full: setup ; $(HATCH) run test-full $(ARGS)
@@ -32,4 +32,5 @@ bench: setup ; $(HATCH) run bench $(ARGS)
 clean: ; rm -rf .venv .venv-lowest .hatch .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .site-check site dist packages/*/dist
 
 $(HATCH): ; $(PYTHON) -m venv .hatch && .hatch/bin/python -m pip install --quiet "hatch>=1.18,<2"
-.venv/.synced: $(PROJECTS) $(KERNELS) | $(HATCH) ; $(HATCH) run sync && touch $@
+.venv/.serving: $(PROJECTS) $(KERNELS) ; @$(PYTHON) tools/set_up.py serve
+.venv/.synced: $(PROJECTS) $(KERNELS) ; @$(PYTHON) tools/set_up.py develop
