@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from llmstack_engine_core.heap import share_one_heap
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.progress import SLOWDOWN, STACKS_SIGNAL, SharedProgress
 from llmstack_types import EngineStartError, LLMStackError
@@ -53,6 +54,7 @@ _is_exit_due = False
 
 def main(arguments: list[str]) -> int:
     """Serves one engine core; the exit status is 0 when it was asked to end."""
+    share_one_heap()
     faulthandler.enable()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _exit_on_signal)
