@@ -231,7 +231,7 @@ def _grammar_text(
         case "choice":
             return choice_grammar(param, value, limits)
         case "grammar":
-            return context_free_grammar(param, value, limits, vocabulary.special_tokens)
+            return context_free_grammar(param, value, limits, vocabulary.special_tokens, vocabulary.tokenizer)
         case "structural_tag":
             lark = structural_tag_grammar(param, value, vocabulary.pieces, limits, options)
             return LLMatcher.grammar_from_lark(lark)

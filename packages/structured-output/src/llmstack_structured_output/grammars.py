@@ -5,22 +5,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from llmstack_structured_output import errors
-from llmstack_structured_output.lark import prepared, quote, unknown_name
+from llmstack_structured_output.lark import from_the_leaves, prepared, quote, unknown_name
 from llmstack_structured_output.limits import GrammarLimits
 
+_OF_THE_WHOLE = ("limit", "grammar too large", "too big", "too many", "exceed")
 _NO_TOKENS: Mapping[str, int] = {}
 
 
 def context_free_grammar(
-    param: str, text: str, limits: GrammarLimits, special_tokens: Mapping[str, int] = _NO_TOKENS
+    param: str,
+    text: str,
+    limits: GrammarLimits,
+    special_tokens: Mapping[str, int] = _NO_TOKENS,
+    tokenizer: LLTokenizer | None = None,
 ) -> str:
     """The grammar in either notation: GBNF's rules have `::=` and begin at `root`, Lark's `:` and begin at `start`.
 
     `special_tokens`: Names and ids of the tokens that a rule may have, such as `<|tool|>`.
+    `tokenizer`: The one that the grammar is for; None for one with a token for each byte.
 
     Raises:
         InvalidRequestError: It cannot be read, or is over the limit.
@@ -36,7 +42,22 @@ def context_free_grammar(
     if (name := unknown_name(lark)) is not None:
         raise errors.invalid_grammar(param, f"unknown name: {name[:64]}")
     refuse = functools.partial(errors.invalid_grammar, param)
-    return LLMatcher.grammar_from_lark(prepared(lark, special_tokens, refuse))
+    written = prepared(lark, special_tokens, refuse)
+    _check_from_the_leaves(param, written, tokenizer or LLTokenizer("byte"))
+    return LLMatcher.grammar_from_lark(written)
+
+
+def _check_from_the_leaves(param: str, lark: str, tokenizer: LLTokenizer) -> None:
+    try:
+        turned = from_the_leaves(lark)
+    except ValueError as error:
+        raise errors.invalid_grammar(param, f"the terminal {str(error)[:64]} needs itself") from None
+    if turned is None:
+        return
+    message = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(turned), tokenizer)
+    # Rules are there twice, so that the limits of sizes are for the grammar itself.
+    if message and not any(word in message for word in _OF_THE_WHOLE):
+        raise errors.invalid_grammar(param, errors.one_line(message))
 
 
 def choice_grammar(param: str, choices: Sequence[str], limits: GrammarLimits) -> str:

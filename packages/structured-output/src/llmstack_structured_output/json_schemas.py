@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from llmstack_structured_output import errors
 from llmstack_structured_output.limits import GrammarLimits
 from llmstack_structured_output.numbers import NotExactError, with_exact_numbers
+from llmstack_structured_output.patterns_together import has_more_patterns
 from llmstack_structured_output.regexes import check_regex, with_ascii_classes
 from llmstack_structured_output.undeclared import TooManyNamesError, without_undeclared
 from llmstack_structured_output.used_up_patterns import without_used_up_patterns
@@ -143,24 +144,12 @@ def _check_entries(param: str, schema: dict[str, Any], limits: GrammarLimits) ->
         for pattern in patterns:
             if isinstance(pattern, str):
                 check_regex(param, pattern, limits, is_in_schema=True)
-        if _num_patterns(node) > limits.max_patterns_together:
-            reason = f"more than {limits.max_patterns_together} patterns have to match together"
-            raise errors.schema_too_complex(param, reason)
         for name in _COUNTS:
             if isinstance(node.get(name), int | float) and node[name] > MAX_COUNT:
                 raise errors.schema_too_complex(param, f"{name} is above {MAX_COUNT}")
-
-
-def _num_patterns(node: dict[str, Any]) -> int:
-    """Patterns that one string has to match: its own, and those of `allOf`."""
-    stack: list[Any] = [node]
-    number = 0
-    while stack:
-        one = stack.pop()
-        if isinstance(one, dict):
-            number += isinstance(one.get("pattern"), str)
-            stack += one["allOf"] if isinstance(one.get("allOf"), list) else []
-    return number
+    if has_more_patterns(schema, limits.max_patterns_together):
+        reason = f"more than {limits.max_patterns_together} patterns have to match together"
+        raise errors.schema_too_complex(param, reason)
 
 
 def _keys(value: object) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
+
+from llmstack_structured_output.walk import target_of
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "items")
@@ -95,7 +96,7 @@ class _Closing:
 
     def _open_copy(self, reference: str) -> str:
         """A reference to the open form of its target."""
-        target = self._target(reference)
+        target = target_of(self._root, reference)
         if not isinstance(target, dict) or not isinstance(self._root.get("$defs", {}), dict):
             return reference
         if reference not in self._copy_names:
@@ -136,7 +137,7 @@ class _Closing:
                 if isinstance(one.get("allOf"), list):
                     stack += reversed(one["allOf"])
                 if isinstance(one.get("$ref"), str):
-                    stack.append(self._target(one["$ref"]))
+                    stack.append(target_of(self._root, one["$ref"]))
 
     def _all_of(self, node: Any) -> Iterator[Schema]:
         """These and those of the choices among them."""
@@ -147,17 +148,6 @@ class _Closing:
                     seen.add(id(one))
                     yield one
                     stack += [branch for key in _CHOICES if isinstance(one.get(key), list) for branch in one[key]]
-
-    def _target(self, reference: str) -> Any:
-        """What a reference such as `#/$defs/Place` points to; None where it points to nothing here."""
-        node: Any = self._root if reference.startswith("#") else None
-        for part in unquote(reference[1:]).split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list):
-                node = node[int(part)] if part.isdecimal() and int(part) < len(node) else None
-            else:
-                node = node.get(part) if isinstance(node, dict) else None
-        return node
 
 
 def _declared(names: Names | None, members: list[Schema]) -> Names | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 _DATA = ("const", "enum", "default", "examples")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -22,3 +23,15 @@ def changed(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> An
         else:
             parts[key] = value if key in _DATA else changed(value, change)
     return change(parts)
+
+
+def target_of(root: dict[str, Any], reference: str) -> Any:
+    """What a reference such as `#/$defs/Place` points to; None where it points to nothing in the schema."""
+    node: Any = root if reference.startswith("#") else None
+    for part in unquote(reference[1:]).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list):
+            node = node[int(part)] if part.isdecimal() and int(part) < len(node) else None
+        else:
+            node = node.get(part) if isinstance(node, dict) else None
+    return node
