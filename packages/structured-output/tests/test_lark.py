@@ -50,10 +50,10 @@ def test_each_rule_comes_after_those_that_it_needs() -> None:
         f"r{n}: {' | '.join(f'r{m}' for m in {2 * n, 2 * n + 1, n * n % 7 + n + 1} if n < m < 99)}" for n in range(99)
     ]
     grammar = "\n".join([*(f'{rule} "start"' for rule in rules), "start: r1 r3", "unused: other"])
-    turned = from_the_leaves(grammar)
-    assert turned is not None
-    assert turned.count('"start"') == 99
-    order = turned.rpartition("start: ")[2].split(" | ")
+    reordered = from_the_leaves(grammar)
+    assert reordered is not None
+    assert reordered.count('"start"') == 99
+    order = reordered.rpartition("start: ")[2].split(" | ")
     order = [name.strip() for name in order]
     assert order[-1] == "start_of_the_user"
     assert "unused" not in order

@@ -19,7 +19,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web.queue_gate import QUEUED_PATHS
 
-HEADERS = [(b"host", b"x"), (b"content-length", b"40"), (b"x-request-id", b"mine")]
+HEADERS = [(b"host", b"localhost"), (b"content-length", b"40"), (b"x-request-id", b"mine")]
 FAR_S = float("inf")  # what comes then has not waited
 
 
@@ -76,6 +76,18 @@ def test_keys_and_the_state_of_the_server_come_first():
 @pytest.mark.parametrize("options", [{"middleware": ("mine:mark",)}, {"rate_limits": RateLimits(5, None)}])
 def test_who_has_to_see_every_request_sees_refused_ones_too(options: dict[str, Any]):
     assert early_refusal(ready_state(FakeEngineClient(), HTTPConfig(**options))) is None
+
+
+@pytest.mark.parametrize("header", [(b"host", b"rebound.example"), (b"sec-fetch-site", b"cross-site")])
+async def test_a_foreign_page_gets_the_refusal_of_the_application(header: tuple[bytes, bytes]):
+    state = overloaded()
+    refuse = early_refusal(state)
+    assert refuse is not None
+    headers = [own for own in HEADERS if own[0] != header[0]]
+    assert refuse("/v1/completions", [*headers, header], FAR_S) is None
+    given = {name.decode(): value.decode() for name, value in (*headers, header)}
+    answer = await call(build_app(state), "POST", "/v1/completions", b"x" * 40, given)
+    assert answer.json()["error"]["code"] == ("invalid_host" if header[0] == b"host" else "cross_site_request")
 
 
 def test_a_wait_below_the_limit_is_no_refusal():

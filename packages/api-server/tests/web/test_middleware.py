@@ -12,7 +12,7 @@ from llmstack_llm.options.foreign import AcceptedFlag
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
-from llmstack_server.options.http_options import CORSConfig
+from llmstack_server.options.http_options import CORSConfig, RateLimits
 from llmstack_server.options.secret import Secret
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
@@ -258,3 +258,12 @@ async def test_a_refusal_before_the_route_is_counted_under_it(
     shown = method if method == "POST" or method == "GET" else "other"
     line = f'llmstack:http_requests_total{{method="{shown}",route="{route}",status="{status}"}} 2.0'
     assert line in state.metrics.render([], is_operator=True).decode()
+
+
+async def test_a_refusal_by_the_limit_of_a_key_is_counted_under_its_route() -> None:
+    state = ready_state(FakeEngineClient(), HTTPConfig(rate_limits=RateLimits(max_requests_per_minute=1)))
+    app = build_app(state)
+    assert [(await call(app, "POST", COMPLETIONS, BODY)).status for _ in range(3)] == [200, 429, 429]
+    metrics = state.metrics.render([], is_operator=True).decode()
+    assert f'llmstack:http_requests_total{{method="POST",route="{COMPLETIONS}",status="429"}} 2.0' in metrics
+    assert 'route="unknown"' not in metrics

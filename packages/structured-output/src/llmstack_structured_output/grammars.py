@@ -49,12 +49,12 @@ def context_free_grammar(
 
 def _check_from_the_leaves(param: str, lark: str, tokenizer: LLTokenizer) -> None:
     try:
-        turned = from_the_leaves(lark)
+        reordered = from_the_leaves(lark)
     except ValueError as error:
         raise errors.invalid_grammar(param, f"the terminal {str(error)[:64]} needs itself") from None
-    if turned is None:
+    if reordered is None:
         return
-    message = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(turned), tokenizer)
+    message = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(reordered), tokenizer)
     # Rules are there twice, so that the limits of sizes are for the grammar itself.
     if message and not any(word in message for word in _OF_THE_WHOLE):
         raise errors.invalid_grammar(param, errors.one_line(message))

@@ -27,6 +27,7 @@ from llmstack_server.web.middleware import (
     request_id_of,
     route_path,
 )
+from llmstack_server.web.origins import OriginGuard
 from llmstack_server.web.queue_gate import DEADLINE_HEADER, QUEUED_PATHS, QueueGate, content_length
 from llmstack_server.web.resumable import RESUMING_HEADERS
 
@@ -53,6 +54,7 @@ class _EarlyRefusals:
         self._state = state
         self._root_path = state.config.http.root_path
         self._gate = QueueGate(state)
+        self._guard = OriginGuard(state.config.http)
         self._engine_gate = GateMiddleware(_no_app, state, ())
         self._keys = AuthenticationMiddleware(_no_app, state) if state.config.http.api_keys else None
 
@@ -65,7 +67,7 @@ class _EarlyRefusals:
             return None
         known = Headers(raw=list(headers))
         client = self._client(known)
-        if client is None or self._engine_gate.refusal(path) is not None:
+        if client is None or not self._is_own(headers) or self._engine_gate.refusal(path) is not None:
             return None
         num_tokens = queue.estimate_tokens(content_length(known))
         try:
@@ -80,6 +82,14 @@ class _EarlyRefusals:
             answer, named["request-id"] = in_anthropic_form(answer, request_id), request_id
         self._state.metrics.count_http("POST", path, answer.status, 0.0)
         return replace(answer, headers={**answer.headers, **named})
+
+    def _is_own(self, headers: RawHeaders) -> bool:
+        """Whether it comes under a name of this server; a browser's page of another one learns nothing of its load."""
+        try:
+            self._guard.check({"headers": headers, "method": "POST"})
+        except HTTPError:
+            return False
+        return True
 
     def _client(self, headers: Headers) -> Client | None:
         if self._keys is None:
