@@ -10,15 +10,12 @@ error; no key has more than its share; no line is left as one that is being read
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import logging
 import random
 import sqlite3
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -26,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fuzz_requests import ODD, RAW, ROUTES, FuzzError, check, mutate
+from fuzz_requests import ODD, RAW, ROUTES, FuzzError, check, mutate, run
 
 from llmstack_server.apis.batches.objects import ENDPOINTS
 from llmstack_server.app.application import build_app
@@ -221,20 +218,7 @@ async def fuzz(count: int, seed: int) -> Counter[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    options = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
-    start_s = time.monotonic()
-    try:
-        counts = asyncio.run(fuzz(options.count, options.seed))
-    except FuzzError as error:
-        print(f"fuzz: {error}", file=sys.stderr)
-        return 1
-    seconds = round(time.monotonic() - start_s)
-    print(json.dumps({"seed": options.seed, "seconds": seconds, "batches": dict(counts.most_common())}))
-    return 0
+    return run(__doc__, fuzz, "batches", 2000, arguments)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from llmstack_server.app.application import build_app
@@ -244,8 +245,19 @@ async def fuzz(count: int, seed: int) -> Counter[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1_000_000)
+    return run(__doc__, fuzz, "answers", 1_000_000, arguments)
+
+
+def run(
+    description: str | None,
+    fuzz: Callable[[int, int], Coroutine[Any, Any, Counter[str]]],
+    counted: str,
+    default_count: int,
+    arguments: list[str] | None,
+) -> int:
+    """A fuzzer as a command: prints what it has counted, or the seed of the failure."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=default_count)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
@@ -255,11 +267,8 @@ def main(arguments: list[str] | None = None) -> int:
     except FuzzError as error:
         print(f"fuzz: {error}", file=sys.stderr)
         return 1
-    print(
-        json.dumps(
-            {"seed": options.seed, "seconds": round(time.monotonic() - start_s), "answers": dict(counts.most_common())}
-        )
-    )
+    seconds = round(time.monotonic() - start_s)
+    print(json.dumps({"seed": options.seed, "seconds": seconds, counted: dict(counts.most_common())}))
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
-from llmstack_server.apis.anthropic.quotes import QUOTES
+from llmstack_server.apis.anthropic.quotes import QUOTES, texts_joint
 from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.sse import encode_json
@@ -30,7 +30,7 @@ def read_messages(system: Any, messages: Sequence[Block] | None) -> list[dict[st
         raise request_errors.empty_array("messages")
     turns = TurnBuilder(joins_turns=True)
     if system is not None:
-        turns.say("system", _text_of("system", system))
+        turns.say("system", texts_joint("system", system, _text_of_block))
     for index, message in enumerate(messages):
         _read_message(turns, f"messages[{index}]", message)
     if not turns.messages:  # an assistant's turn without content, alone
@@ -101,7 +101,7 @@ def _reader_of(param: str, role: str, block: Block) -> Callable[[TurnBuilder, st
 
 def _read_result(turns: TurnBuilder, param: str, block: Block) -> None:
     content = block.get("content")
-    text = "" if content is None else _text_of(f"{param}.content", content)
+    text = "" if content is None else texts_joint(f"{param}.content", content, _text_of_block)
     turns.answer(required_text(param, block, "tool_use_id"), text)
 
 
@@ -120,15 +120,6 @@ def _read_thinking(turns: TurnBuilder, param: str, block: Block) -> None:
 
 def _read_redacted_thinking(turns: TurnBuilder, param: str, block: Block) -> None:
     """Skips the block, which only Anthropic can decrypt."""
-
-
-def _text_of(param: str, content: Any) -> str:
-    if isinstance(content, str):
-        check_text(param, content)
-        return content
-    if not isinstance(content, list):
-        raise request_errors.invalid_type(param, "a string or an array of text blocks", content)
-    return PARTS_JOINT.join(_text_of_block(f"{param}[{index}]", block) for index, block in enumerate(content))
 
 
 def _text_of_block(param: str, block: Any) -> str:

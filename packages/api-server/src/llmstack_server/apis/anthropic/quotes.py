@@ -39,15 +39,20 @@ def _headings(param: str, block: Block, *names: str) -> list[str]:
     return [text for name in names if block.get(name) is not None and (text := required_text(param, block, name))]
 
 
-def _texts(param: str, content: Any) -> str:
-    if content is None:
-        raise missing_parameter(param)
+def texts_joint(param: str, content: Any, read_block: Callable[[str, Any], str]) -> str:
+    """A string, or the texts of an array of blocks, which `read_block` reads by their place and themselves."""
     if isinstance(content, str):
         check_text(param, content)
         return content
     if not isinstance(content, list):
         raise request_errors.invalid_type(param, "a string or an array of text blocks", content)
-    return PARTS_JOINT.join(_text(f"{param}[{index}]", part) for index, part in enumerate(content))
+    return PARTS_JOINT.join(read_block(f"{param}[{index}]", block) for index, block in enumerate(content))
+
+
+def _texts(param: str, content: Any) -> str:
+    if content is None:
+        raise missing_parameter(param)
+    return texts_joint(param, content, _text)
 
 
 def _text(param: str, part: Any) -> str:
