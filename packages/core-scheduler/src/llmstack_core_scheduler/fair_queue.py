@@ -130,10 +130,14 @@ class FairQueue(WaitingQueue):
 
     def finish(self, request: Request) -> None:
         """Settles what the request was charged for and has not generated, or the other way round."""
+        self.settle(request, len(request.token_ids))
+
+    def settle(self, request: Request, num_tokens: int) -> None:
+        """Ends a request that has cost so many tokens."""
         tenant = self._tenants.get(request.arrival.tenant)
         if tenant is not None and request.num_paid_tokens:
             tenant.num_begun -= 1
-            tenant.deficit += request.num_paid_tokens - len(request.token_ids)
+            tenant.deficit += request.num_paid_tokens - num_tokens
             self._note_change(tenant, 0)
 
     def order(self, now_s: float = 0.0, share: int = 0) -> FairOrder:

@@ -6,9 +6,6 @@ from llmstack_core_scheduler.fair_queue import FairQueue
 from llmstack_core_scheduler.request import Request
 from llmstack_types import EngineCoreRequest, SamplingParams
 
-# More tokens than a context has are none.
-MAX_TOKENS = 1 << 20
-
 
 class FairTurns:
     """The scheduler's deficit round robin over tenants, for work whose tokens are known at its end.
@@ -41,6 +38,4 @@ class FairTurns:
 
     def end(self, number: int, num_tokens: int) -> None:
         """Ends work that was begun, and settles what it has cost."""
-        request = self._requests.pop(number)
-        request.token_ids = [0] * min(num_tokens, MAX_TOKENS)
-        self._queue.finish(request)
+        self._queue.settle(self._requests.pop(number), num_tokens)
