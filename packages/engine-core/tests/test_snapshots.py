@@ -197,10 +197,10 @@ def explained(path: Path, request_id: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture(scope="module")
 def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Requests that come and end in a log of 40 snapshots, the steps of 16 before each of which are wanted."""
+    """Requests that come and end in a log of some 60 snapshots, the steps of 16 before each of which are wanted."""
     path = tmp_path_factory.mktemp("log") / "run.steps"
     run = LoggedRun(path, replace(LIMITS, policy="fair"), CACHE, 5, snapshot_steps=16)
-    for _ in range(650):
+    for _ in range(1000):
         run.do_something(1)
     run.finish()
     return path
@@ -254,7 +254,7 @@ def test_an_explanation_begins_with_the_snapshot_before_the_request(long_log: Pa
     came = next(i for i, one in enumerate(before) if isinstance(one, RequestAdded) and one.request.request_id == name)
     num_steps = sum(isinstance(one, StepScheduled) for one in before[:came])
     assert 16 <= num_steps < 32 + 1
-    assert part.start.place.num_steps > 250
+    assert part.start.place.num_steps > 500
 
 
 def test_a_damaged_snapshot_is_left_out_for_the_one_before(
@@ -364,10 +364,10 @@ def test_what_follows_a_snapshot_is_proved_without_the_rest(
     long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = read_step_log(long_log).last.digest.hex()
-    assert replayed(long_log, "--from-step", 630) == 0
+    assert replayed(long_log, "--from-step", 980) == 0
     assert f": every decision is as recorded, hash {digest}\n" in capsys.readouterr().out
     assert replayed(long_log, "--from-step", 15) == 0
-    assert f"{long_log}: steps 0 to 650, " in capsys.readouterr().out
+    assert f"{long_log}: steps 0 to 1000, " in capsys.readouterr().out
     data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
     found = LogFile(long_log)._found
     data[found[30].record_at + 200] ^= 1
@@ -375,7 +375,7 @@ def test_what_follows_a_snapshot_is_proved_without_the_rest(
     assert replayed(path, "--from-step", 496) == 0
     captured = capsys.readouterr()
     assert captured.err == "llmstack replay: The snapshot at step 496 is damaged: an earlier one is used.\n"
-    assert f"{path}: steps 480 to 650, " in captured.out
+    assert f"{path}: steps 480 to 1000, " in captured.out
     path.write_bytes(data[: found[35].record_at - 20])
     assert replayed(path, "--from-step", 500) == 1
     assert "is truncated or damaged after byte" in capsys.readouterr().err
