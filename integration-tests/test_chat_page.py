@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from browser_helpers import ActionChains, By, Keys, open_browser, set_scheme, text_of, violations, wait
+from chat_page_helpers import open_page, send, send_and_wait
 
 pytestmark = pytest.mark.full  # a browser takes seconds to start
 
@@ -17,21 +18,6 @@ KEY = "key-of-the-browser-test"
 def browser() -> Iterator[Any]:
     with open_browser() as driver:
         yield driver
-
-
-def open_page(browser: Any, url: str) -> None:
-    browser.get_log("browser")
-    browser.get(url)
-    wait(browser, lambda driver: driver.find_elements(By.CSS_SELECTOR, "#model option"))
-
-
-def send(browser: Any, text: str, **settings: str) -> None:
-    browser.execute_script("document.getElementById('settings').open = true")
-    for name, value in settings.items():
-        field = browser.find_element(By.ID, name)
-        field.clear()
-        field.send_keys(value)
-    browser.find_element(By.ID, "prompt").send_keys(text, Keys.ENTER)
 
 
 def test_a_conversation_streams_and_can_be_continued(browser: Any, demo_server: Any) -> None:
@@ -69,10 +55,8 @@ def test_an_answer_can_be_stopped(browser: Any, demo_server: Any) -> None:
 
 def test_probabilities_of_tokens_are_shown_for_the_mouse_and_the_keyboard(browser: Any, demo_server: Any) -> None:
     open_page(browser, demo_server.url)
-    browser.execute_script("document.getElementById('settings').open = true")
-    browser.find_element(By.ID, "logprobs").click()
-    send(browser, "Tell me of a king.", max_tokens="6")
-    wait(browser, lambda driver: text_of(driver, ".assistant .facts"))
+    browser.execute_script("document.getElementById('logprobs').checked = true")
+    send_and_wait(browser, "Tell me of a king.", max_tokens="6")
     group = browser.find_element(By.CSS_SELECTOR, ".tokens")
     assert len(group.find_elements(By.TAG_NAME, "span")) == 6
     ActionChains(browser).move_to_element(group.find_elements(By.TAG_NAME, "span")[2]).perform()
@@ -94,7 +78,15 @@ def test_text_of_the_model_is_never_html(browser: Any, demo_server: Any) -> None
     assert "&lt;img src=x" in made
     assert "<strong>bold</strong>" in made
     assert "<code>&lt;b&gt;</code>" in made
+    assert "javascript" in made
     assert "<a" not in made
+    link = browser.execute_script(
+        "const root = document.createElement('div');root.append(...markdownNodes('[here](https://a.b/c)'));"
+        "return root.innerHTML"
+    )
+    assert 'href="https://a.b/c" rel="noopener noreferrer" target="_blank"' in link
+    assert "here" in link
+    assert "(https://a.b/c)" in link
     assert "<li>item</li>" in made
     assert "<code>&lt;i&gt;</code>" in made
 
@@ -107,14 +99,52 @@ def test_the_load_is_shown(browser: Any, demo_server: Any) -> None:
     assert text_of(browser, "#cache").endswith("%")
 
 
+RANDOM = """
+const parts = ["*", "_", "`", "```\\n", "\\n", "\\n\\n", "> ", "- ", "1. ", "# ", "|", "|-|", "[", "](", ")", "!",
+  "<img src=x>", "<script>", "http://a.b", "javascript:x", "word ", "$", "~~", "\\\\"];
+let seed = arguments[0];
+const random = (size) => { // mulberry32
+  seed = (seed + 0x6d2b79f5) | 0;
+  let mixed = Math.imul(seed ^ (seed >>> 15), 1 | seed);
+  mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed);
+  return ((mixed ^ (mixed >>> 14)) >>> 0) % size;
+};
+const found = new Set();
+for (let round = 0; round < 300; round += 1) {
+  const root = document.createElement("div");
+  let text = "";
+  for (let count = random(60); count >= 0; count -= 1) text += parts[random(parts.length)];
+  root.append(...markdownNodes(text));
+  for (const made of root.querySelectorAll("*")) {
+    found.add(made.tagName.toLowerCase());
+    for (const { name } of made.attributes) found.add(`@${name}`);
+    if (made.tagName === "A" && !/^https?:/.test(made.href)) found.add(made.href);
+  }
+}
+return [...found];
+"""
+DRAWN = {
+    "p", "h3", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em", "del", "a", "span", "table", "thead",
+    "tbody", "tr", "th", "td", "hr", "div", "button", "@class", "@start", "@href", "@rel", "@target", "@tabindex",
+    "@role", "@aria-label", "@type",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_markdown_makes_no_other_element(browser: Any, demo_server: Any, seed: int) -> None:
+    open_page(browser, demo_server.url)
+    found = set(browser.execute_script(RANDOM, seed))
+    assert {"p", "li", "a", "pre"} <= found
+    assert found <= DRAWN
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Any, demo_server: Any, scheme: str) -> None:
     set_scheme(browser, scheme)
     open_page(browser, demo_server.url)
-    browser.execute_script("for (const part of document.querySelectorAll('details')) part.open = true")
-    browser.find_element(By.ID, "logprobs").click()
-    send(browser, "Tell me of a king.", max_tokens="8")
-    wait(browser, lambda driver: text_of(driver, ".assistant .facts"))
+    browser.execute_script("document.getElementById('load').open = true")
+    browser.execute_script("document.getElementById('logprobs').checked = true")
+    send_and_wait(browser, "Tell me of a king.", max_tokens="8")
     group = browser.find_element(By.CSS_SELECTOR, ".tokens")
     group.send_keys(Keys.ARROW_RIGHT)
     assert violations(browser) == []

@@ -17,6 +17,7 @@ from llmstack_llm import (
 )
 from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.admission.limits import AdmissionLimits
+from llmstack_llm.chat.renderers import ChatFacts
 from llmstack_llm.requests import Adapter
 from llmstack_types import EngineReady, PoolingParams, SamplingParams, StepRecording
 
@@ -173,22 +174,22 @@ class EngineClient(Protocol):
     @property
     def is_recovering(self) -> bool:
         """True while an engine core that ended is being replaced; requests wait meanwhile."""
-        ...
 
     @property
     def num_restarts(self) -> int:
         """The number of engine cores that were replaced."""
-        ...
 
     @property
     def num_unmoved_requests(self) -> int:
         """Requests of a lost engine core that waited, since the others compute different bits."""
-        ...
 
     @property
     def limits(self) -> AdmissionLimits:
         """The limits of the running model."""
-        ...
+
+    @property
+    def chat_facts(self) -> ChatFacts | None:
+        """What a page for chats offers; None for a model that does not chat."""
 
     @property
     def adapters(self) -> AdapterRegistry:
@@ -213,7 +214,6 @@ class EngineClient(Protocol):
 
     def adapter_use(self) -> tuple[list[str], list[str]]:
         """Names of the adapters of requests that run, and of those that wait."""
-        ...
 
     def add_observer(self, observer: RequestObserver) -> None:
         """Reports every request submitted from now on to the observer."""

@@ -25,7 +25,31 @@ async def test_the_page_is_one_small_document_without_other_addresses():
     page = answer.body.decode()
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert len(answer.body) < 150_000
-    assert not re.search(r"https?://|(?:src|href)=\"(?!data:)", page)
+    assert not re.search(r"https?://|src=\"", page)
+    assert re.findall(r"href=\"([^\"]*)\"", page) == ["data:,", "live", "docs", "metrics"]
+
+
+LINKS = {"/": ["live", "docs", "metrics"], "/live": ["./", "docs", "metrics"], "/docs": ["./", "live", "metrics"]}
+
+
+def links_of(page: str) -> list[str]:
+    (nav,) = re.findall(r"<nav class=\"pages\".*?</nav>", page)
+    return re.findall(r"href=\"([^\"]*)\"", nav)
+
+
+@pytest.mark.parametrize("path", LINKS)
+async def test_the_pages_link_to_one_another_and_to_the_metrics(path: str):
+    assert links_of((await call(app_with(), "GET", path)).body.decode()) == LINKS[path]
+
+
+async def test_a_page_that_is_off_is_not_linked_nor_one_that_needs_a_key_in_a_header():
+    without_docs = await call(app_with(has_docs=False), "GET", "/")
+    assert links_of(without_docs.body.decode()) == ["live", "metrics"]
+    docs = await call(app_with(has_chat_page=False), "GET", "/docs")
+    assert links_of(docs.body.decode()) == ["metrics"]
+    for is_open, links in ((False, ["live"]), (True, ["live", "metrics"])):
+        app = app_with(api_keys=(Secret("secret-key"),), has_open_metrics=is_open)
+        assert links_of((await call(app, "GET", "/", headers=HTML)).body.decode()) == links
 
 
 async def test_the_policy_allows_this_style_and_this_script_and_nothing_else():

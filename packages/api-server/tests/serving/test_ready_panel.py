@@ -15,6 +15,7 @@ def test_the_addresses_and_a_request_to_paste_are_shown() -> None:
     assert shown.startswith("── llmstack: model m, bfloat16 on cpu ")
     assert "  chat     http://127.0.0.1:8000/\n" in shown
     assert "\ncurl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{" in shown
+    assert "  live     http://127.0.0.1:8000/live\n" in shown
     assert "\x1b" not in shown
     colored = ready_panel(ADDRESS, SUMMARY, HTTPConfig(), has_color=True)
     assert "\x1b[36mhttp://127.0.0.1:8000/docs\x1b[0m" in colored

@@ -219,3 +219,15 @@ async def test_a_claim_that_is_cancelled_frees_its_key(three: list[SharedStreams
             result = (await asyncio.gather(claiming, return_exceptions=True))[0]
         assert isinstance(result, asyncio.CancelledError)
         assert len(streams.table) == 0
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_a_stream_is_forgotten_for_its_owner_in_any_process(three: list[SharedStreams], asked: int) -> None:
+    record = await begin(three[0])
+    with pytest.raises(UnknownStreamError):
+        await three[asked].forget(record.id, "other")
+    assert not record.abandoned.is_set()
+    await three[asked].forget(record.id, "owner")
+    assert record.abandoned.is_set()
+    with pytest.raises(UnknownStreamError):
+        await three[2].forget(record.id, "owner")

@@ -370,3 +370,18 @@ async def test_a_stream_that_is_cut_at_any_byte_ends_with_the_exact_text(num_cut
         number += 1
     assert len(state.engine.admitted) == number
     assert not state.engine.aborted_request_ids
+
+
+async def test_an_answer_that_is_deleted_ends_and_is_not_found_again():
+    app, state = server(engine := HeldEngine(num_free_tokens=3), api_keys=(Secret("first"), Secret("second")))
+    first, second = ({"authorization": f"Bearer {key}"} for key in ("first", "second"))
+    answering = asyncio.create_task(post(app, {**CHAT, "stream": True}, {**first, "x-llmstack-resume": "60"}))
+    await let_it_send(engine)
+    (stream_id,) = state.streams.table._id_to_record
+    path = f"/v1/streams/{stream_id}"
+    assert code_of(await call(app, "DELETE", path, headers=second)) == (404, "not_found")
+    assert (await call(app, "DELETE", path, headers=first)).status == 200
+    answering.cancel()  # the client leaves
+    await wait_until(lambda: engine.aborted_request_ids)
+    for method in ("DELETE", "GET"):
+        assert code_of(await call(app, method, path, headers=first)) == (404, "not_found")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry
-from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
+from llmstack_llm.admission.limits import check_fan_out
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
-from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, rendering_work
+from llmstack_llm.chat.renderers import ChatFacts, ChatRenderers, chat_facts, load_chat_template, rendering_work
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
 from llmstack_llm.engine_clients import make_engine_client, note_engine_death, note_engine_end, trace_observers
@@ -192,6 +192,11 @@ class AsyncLLM(EngineFrontEnd):
         """
         return self.input_processor.check_sampling(GivenSampling(given, names, is_echo))
 
+    @property
+    def chat_facts(self) -> ChatFacts | None:
+        """What a page for chats offers; None for a model that does not complete text, or has no tokenizer."""
+        return None if self._renderers is None else chat_facts(self._renderers, self.model_config, self.limits)
+
     async def render(self, chat: ChatPrompt, sampling: GivenSampling | CheckedSampling = NO_SAMPLING) -> RenderedPrompt:
         """Checks the sampling fields, then renders and tokenizes a conversation; long ones in a thread.
 
@@ -366,11 +371,6 @@ class AsyncLLM(EngineFrontEnd):
     def label_names(self) -> Mapping[int, str]:
         """The names of a classifier's labels, if it has names."""
         return self.model_config.label_names
-
-    @property
-    def limits(self) -> AdmissionLimits:
-        """The limits of the running model; those of the engine core once it is ready."""
-        return self.input_processor.limits
 
     def _register(
         self, requests: Sequence[GenerationRequest], admitted: Sequence[AdmittedRequest]

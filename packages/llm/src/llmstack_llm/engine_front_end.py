@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry, OnChange
-from llmstack_llm.admission.limits import exceeds_share
+from llmstack_llm.admission.limits import AdmissionLimits, exceeds_share
 from llmstack_llm.admission.rules import check_sleep_level
 from llmstack_llm.engine_clients import check_model
 from llmstack_llm.input_processor import InputProcessor
@@ -110,6 +110,11 @@ class EngineFrontEnd:
             self._set_ready(ready)
         self._check_alive()
         return ready
+
+    @property
+    def limits(self) -> AdmissionLimits:
+        """The limits of the running model; those of the engine core once it is ready."""
+        return self.input_processor.limits
 
     @property
     def state(self) -> str:

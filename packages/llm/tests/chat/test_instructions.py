@@ -101,3 +101,14 @@ def test_every_instruction_reaches_the_model_in_order(name: str, roles: list[str
         places = [shown.find(f"text {index}.") for index in indexes]
         assert -1 not in places, shown
         assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_is_asked_whether_it_shows_a_system_message(name: str) -> None:
+    renderer = ChatRenderer(ChatTemplate(TEMPLATES[name]), Tokenizer(byte_tokenizer(())))
+    assert renderer.has_system_prompt is True
+
+
+@pytest.mark.parametrize("source", [_USERS, "{{ raise_exception('no') }}", "{{ messages[-1].content }}"])
+def test_a_template_that_shows_none_says_so(source: str) -> None:
+    assert ChatRenderer(ChatTemplate(source), Tokenizer(byte_tokenizer(()))).has_system_prompt is False

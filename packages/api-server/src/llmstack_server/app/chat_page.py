@@ -12,24 +12,54 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
+from llmstack_server.options.config import HTTPConfig
 from llmstack_server.web.errors import HTTPError, missing_api_key
-from llmstack_server.web.middleware import CHAT_PATH
+from llmstack_server.web.middleware import CHAT_PATH, KEY_ASKING_PATHS, LIVE_PATH, route_path
 from llmstack_types.html_page import HtmlPage, html_page
 
-_SCRIPTS = ("markdown.js", "script.js")
+_SCRIPTS = (
+    "elements.js", "inline.js", "markdown.js", "drawing.js", "chats.js", "conversation.js", "stream.js", "requests.js",
+    "tokens.js", "messages.js", "sidebar.js", "settings.js", "load.js", "script.js",
+)  # fmt: skip
 
 
-def add_chat_page(router: APIRouter) -> None:
+PAGES_PLACE = "<!-- pages -->"
+"""Where a document has the links to the other pages."""
+
+
+def add_chat_page(router: APIRouter, http: HTTPConfig) -> None:
     """Adds the page, which needs no key."""
 
     @router.head(CHAT_PATH, include_in_schema=False)
     @router.get(CHAT_PATH, include_in_schema=False)
     async def chat_page(request: Request) -> Response:
         """A document without data: its calls need the key."""
-        return page_response(request, _chat_page())
+        return page_response(request, _chat_page(), http)
 
 
-def page_response(request: Request, page: HtmlPage) -> Response:
+def pages_of(http: HTTPConfig) -> list[tuple[str, str]]:
+    """Names and paths of the pages for people that this server has."""
+    chat = [("Chat", CHAT_PATH), ("Live", LIVE_PATH)] if http.has_chat_page else []
+    return [*chat, *([("API", "/docs")] if http.has_docs else []), ("Metrics", "/metrics")]
+
+
+def page_links(http: HTTPConfig, path: str) -> str:
+    """The links of the page at `path` to the others, as HTML.
+
+    Addresses are relative, which stay valid under any prefix of a proxy. A link sends no key: on a server with keys
+    only pages that ask for one are linked.
+    """
+    needs_header = bool(http.api_keys)
+    links = []
+    for name, target in pages_of(http):
+        if target == path:
+            links.append(f'<span aria-current="page">{name}</span>')
+        elif not needs_header or target in KEY_ASKING_PATHS or (target == "/metrics" and http.has_open_metrics):
+            links.append(f'<a href="{target[1:] or "./"}">{name}</a>')
+    return f'<nav class="pages" aria-label="Pages of this server">{" ".join(links)}</nav>'
+
+
+def page_response(request: Request, page: HtmlPage, http: HTTPConfig) -> Response:
     """A page for people; a browser without a key gets it with status 401, since it asks for the key.
 
     Raises:
@@ -44,7 +74,8 @@ def page_response(request: Request, page: HtmlPage) -> Response:
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
     }
-    return HTMLResponse(page.text, status_code=401 if needs_key else 200, headers=headers)
+    text = page.text.replace(PAGES_PLACE, page_links(http, route_path(request.scope)), 1)
+    return HTMLResponse(text, status_code=401 if needs_key else 200, headers=headers)
 
 
 @functools.cache

@@ -9,6 +9,9 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
+from llmstack_server.app.chat_page import PAGES_PLACE, page_links
+from llmstack_server.options.config import HTTPConfig
+
 _MEDIA_TYPES = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui.css": "text/css; charset=utf-8"}
 # Relative URLs, which stay valid under any prefix of a proxy.
 _PAGE = """<!doctype html>
@@ -22,6 +25,10 @@ _PAGE = """<!doctype html>
 <link rel="stylesheet" href="docs/swagger-ui.css">
 <style>
 body { margin: 0; }
+.pages { display: flex; flex-wrap: wrap; gap: 0.2rem 0.9rem; padding: 0.6rem 1rem; font: 0.9rem system-ui, sans-serif; }
+.pages, .pages a { background: #f0f0ee; color: #3b4151; }
+.dark-mode .pages, .dark-mode .pages a { background: #222427; color: #ececea; }
+.pages [aria-current] { font-weight: 600; }
 .swagger-ui .info .title small pre.version { color: #fff; }
 .swagger-ui .info .title small { background: #4a5160; }
 .swagger-ui .info .title small.version-stamp { background: #3f6212; }
@@ -33,6 +40,7 @@ html:not(.dark-mode) .json-schema-2020-12-expand-deep-button { color: #3b4151; }
 </style>
 </head>
 <body>
+<!-- pages -->
 <div id="page"></div>
 <script src="docs/swagger-ui-bundle.js"></script>
 <script>
@@ -47,12 +55,13 @@ SwaggerUIBundle({url: "openapi.json", dom_id: "#page", validatorUrl: null})
 """
 
 
-def add_docs_routes(router: APIRouter) -> None:
+def add_docs_routes(router: APIRouter, http: HTTPConfig) -> None:
     """Adds the page, its script and its style sheet."""
+    page = _PAGE.replace(PAGES_PLACE, page_links(http, "/docs"))
 
     @router.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(_PAGE)
+        return HTMLResponse(page)
 
     @router.get("/docs/swagger-ui-bundle.js", include_in_schema=False)
     async def script(request: Request) -> Response:

@@ -42,7 +42,7 @@ def add_live_page(router: APIRouter, state: ServerState) -> None:
     @router.get(LIVE_PATH, include_in_schema=False)
     async def live_page(request: Request) -> Response:
         """A document without data: the stream needs the key."""
-        return page_response(request, timeline_page())
+        return page_response(request, timeline_page(), state.config.http)
 
     @router.get(f"{LIVE_PATH}/events", include_in_schema=False)
     async def live_events(request: Request) -> Response:

@@ -62,9 +62,9 @@ def build_router(state: ServerState) -> APIRouter:
     add_explanation_route(router, state)
     add_stream_routes(router, state)
     if state.config.http.has_docs:
-        add_docs_routes(router)
+        add_docs_routes(router, state.config.http)
     if state.config.http.has_chat_page:
-        add_chat_page(router)
+        add_chat_page(router, state.config.http)
         add_live_page(router, state)
     for name in state.config.http.extra_routes:
         load_named("--extra-routes", name)(router, state)

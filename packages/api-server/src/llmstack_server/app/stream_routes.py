@@ -1,4 +1,4 @@
-"""`GET /v1/streams/{id}`: an answer that has outlived its connection."""
+"""`/v1/streams/{id}`: reads on, or ends, an answer without its connection."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ def add_stream_routes(router: APIRouter, state: ServerState) -> None:
             raise_as_http(error)
         state.metrics.count_stream("resumed")
         return StreamAnswer(state, reader)
+
+    @router.delete("/v1/streams/{stream_id}", response_class=Response, responses=error_responses(401, 404, 503))
+    async def forget(stream_id: str) -> Response:
+        """Ends an answer: it is not kept, and not generated any further once its reader has left."""
+        try:
+            await state.streams.forget(stream_id, current_client.get().tenant)
+        except (UnknownStreamError, StreamAwayError) as error:
+            raise_as_http(error)
+        return Response(status_code=200)

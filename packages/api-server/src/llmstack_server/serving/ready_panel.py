@@ -57,9 +57,10 @@ def ready_panel(address: str, summary: ReadySummary, http: HTTPConfig, *, has_co
 
 
 def _pages(summary: ReadySummary, http: HTTPConfig) -> list[tuple[str, str]]:
-    pages = [("chat", "/")] if http.has_chat_page and summary.is_generative else []
+    chat = [("chat", "/")] if http.has_chat_page and summary.is_generative else []
+    live = [("live", "/live")] if http.has_chat_page else []
     docs = [("docs", "/docs")] if http.has_docs else []
-    return [*pages, ("API", "/v1"), *docs, ("metrics", "/metrics")]
+    return [*chat, ("API", "/v1"), *live, *docs, ("metrics", "/metrics")]
 
 
 def _request(address: str, summary: ReadySummary, http: HTTPConfig) -> str:

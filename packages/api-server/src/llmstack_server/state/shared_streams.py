@@ -86,6 +86,24 @@ class SharedStreams:
             return self._open_here(stream_id, owner, after, digest)
         return await self._open_there(index, f"open {stream_id} {after} {digest} {owner}", after)
 
+    async def forget(self, stream_id: str, owner: str) -> None:
+        """Removes a stream; without a reader its answer is not generated any further.
+
+        Raises:
+            UnknownStreamError: There is none, or it is another owner's.
+            StreamAwayError: Its process does not answer.
+        """
+        if not _STREAM_ID.fullmatch(stream_id):
+            raise UnknownStreamError
+        self._restore()
+        index = int(stream_id, 16) % self.table.count
+        if index == self.table.index or self._peers is None:
+            is_known = self._forget_here(stream_id, owner)
+        else:
+            is_known = await self._ask(self._peers, index, f"forget {stream_id} {owner}")
+        if not is_known:
+            raise UnknownStreamError
+
     async def claim(self, key: str, digest: str, owner: str, keep_s: float) -> StreamRecord | Reader | None:
         """A new record for a request with a key, or a reader of the answer that there is; None where there is no room.
 
@@ -192,6 +210,12 @@ class SharedStreams:
             raise UnknownStreamError
         return record.open(after)
 
+    def _forget_here(self, stream_id: str, owner: str) -> bool:
+        record = self.table.get(stream_id, owner)
+        if record is not None:
+            self.table.remove(record)
+        return record is not None
+
     async def _open_there(self, index: int, question: str, after: int) -> Reader:
         peers = self._peers
         answer = None if peers is None else await self._ask(peers, index, question)
@@ -213,6 +237,8 @@ class SharedStreams:
             return self._holds(words[0])
         if what == "read":
             return await self._readers.read(words[0], int(words[1]), knows_head=words[2] == "1")
+        if what == "forget":
+            return self._forget_here(words[0], words[1])
         if what == "close":
             self._readers.close(words[0])
             return True

@@ -24,6 +24,7 @@ from llmstack_llm import (
 )
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_SAMPLING, check_sampling, resolve_max_tokens
+from llmstack_llm.chat.renderers import ChatFacts
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import Adapter, AdmittedRequest
 from llmstack_server.chat.parsers import choose_parsers
@@ -120,11 +121,10 @@ class FakeEngineClient(FakeAdapters):
         self.num_tokens_before_error = 0
         self.num_running = self.max_num_running = 0
         self.is_dead = False
-        self.is_shut_down = self.is_profiling = False
-        self.sleep_level = 0
-        self.is_recovering = False
-        self.num_restarts = self.num_unmoved_requests = 0
+        self.is_shut_down = self.is_profiling = self.is_recovering = False
+        self.sleep_level = self.num_restarts = self.num_unmoved_requests = 0
         self.engines = [READY]
+        self.chat_facts: ChatFacts | None = ChatFacts(True, True, None)
         self.last_steps = StepRecording(0.0, (), ())
         self.readiness = asyncio.Event()
         self.readiness.set()

@@ -199,6 +199,14 @@ class Weights(TypedDict):
     since: NotRequired[int]
 
 
+class ChatFacts(TypedDict):
+    """What a page for chats needs to know of a model."""
+
+    has_template: bool
+    has_system_prompt: bool
+    default_max_tokens: int | None
+
+
 class Model(TypedDict):
     """A name that requests may use, and the model behind it."""
 
@@ -209,6 +217,7 @@ class Model(TypedDict):
     root: str
     parent: str | None
     max_model_len: int | None
+    chat: ChatFacts | None
     permission: list[Permission]
     weights: NotRequired[Weights]
     previous_weights: NotRequired[list[dict[str, Any]]]

@@ -47,6 +47,15 @@ class InstructionPlaces:
         return [_merged(hidden), *others]
 
     @functools.cached_property
+    def has_system_prompt(self) -> bool:
+        """Whether the template shows a system message before the first question."""
+        messages = [{"role": "system", "content": _PROBES[0]}, {"role": "user", "content": "a"}]
+        try:
+            return _PROBES[0] in self._template.render(normal_messages(messages, self._content_format))
+        except InvalidRequestError:
+            return False
+
+    @functools.cached_property
     def _later_roles(self) -> frozenset[str]:
         """The roles of instructions that the template shows wherever they stand."""
         return frozenset(role for role in ROLES if self._template.source is None or self._shows(role))

@@ -58,6 +58,11 @@ class ChatRenderer:
         # The model's tokens, escaped: no pattern comes from a user.
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
+    @property
+    def has_system_prompt(self) -> bool:
+        """Whether the template shows a system message before the first question."""
+        return self._instructions.has_system_prompt
+
     def render(self, chat: ChatPrompt) -> RenderedPrompt:
         """The prompt as text and as token ids.
 

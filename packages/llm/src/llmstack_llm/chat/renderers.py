@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.chat.renderer import ChatRenderer, LengthCheck, allow_any_length
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.chat.template_files import ChatTemplateError, find_chat_template
@@ -21,6 +23,20 @@ CHARS_PER_VALUE = 8
 """Characters for a message, a part or a field beside its text: about a thousand are rendered on the event loop."""
 MAX_COUNTED_VALUES = 1 << 14
 """Counting more would hold the event loop; a conversation with more of them is rendered alone."""
+
+
+class ChatFacts(NamedTuple):
+    """What a page for chats needs to know of a model.
+
+    Attributes:
+        has_template: Whether the model has a chat template; without one messages are joined by newlines.
+        has_system_prompt: Whether its template shows a system message.
+        default_max_tokens: The longest answer where a request sets none; None for all that fits.
+    """
+
+    has_template: bool
+    has_system_prompt: bool
+    default_max_tokens: int | None
 
 
 class ChatRenderers:
@@ -80,6 +96,15 @@ class ChatRenderers:
         return ChatRenderer(
             template, self._tokenizer, content_format=self._content_format, check_length=self._check_length
         )
+
+
+def chat_facts(renderers: ChatRenderers, model_config: ModelConfig, limits: AdmissionLimits) -> ChatFacts | None:
+    """What a page for chats needs to know; None for a model that does not complete text."""
+    if not limits.is_generative:
+        return None
+    renderer = renderers.pick(has_tools=False)
+    default_max_tokens = model_config.default_sampling.get("max_tokens")
+    return ChatFacts(not renderer.template.is_fallback, renderer.has_system_prompt, default_max_tokens)
 
 
 def load_chat_template(

@@ -23,9 +23,16 @@ def model_object(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.config.model or state.served_model_name if adapter is None else adapter.path,
         "parent": None if adapter is None else adapter.base_model_name or state.served_model_name,
         "max_model_len": None if state.ready is None else state.ready.max_model_len,
+        "chat": _chat_facts(state),
         "permission": [_permission(state, name)],
         **_weight_fields(state),
     }
+
+
+def _chat_facts(state: ServerState) -> dict[str, Any] | None:
+    """What a page for chats offers; None before the engine is ready, and for a model that does not chat."""
+    facts = state.engine.chat_facts if state.ready is not None and state.opened_engine is not None else None
+    return None if facts is None else facts._asdict()
 
 
 def _weight_fields(state: ServerState) -> dict[str, Any]:

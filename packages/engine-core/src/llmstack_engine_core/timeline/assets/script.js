@@ -140,6 +140,7 @@ function save() {
   for (const id of ["requests", "engine", "panels", "explanation", "details-text", "status"]) inCopy(id).replaceChildren();
   for (const id of ["details", "explanation", "give-key"]) inCopy(id).hidden = true;
   inCopy("key-dialog").removeAttribute("open");
+  copy.querySelector(".pages")?.remove(); // of the server, which a file does not have
   const policy = copy.querySelector("meta[http-equiv]");
   policy.content = policy.content.replace("connect-src 'self'", "connect-src 'none'");
   const link = document.createElement("a");

@@ -1,308 +1,348 @@
-// The chat page. Addresses are relative, so that they stay valid under the prefix of a proxy.
+// The chat page: what its buttons and keys do.
 
-const byId = (id) => document.getElementById(id);
-const state = { key: "", messages: [], running: null, samples: [], lastTokens: null };
+const store = new ChatStore();
+const turns = new Map(); // by the id of the chat whose answer comes
+const state = { chat: newChat({}), edited: null };
+const SAVE_MS = 500;
+const DRAW_MS = 50; // drawing for each token costs more than the tokens
 
-function headers() {
-  const given = { "content-type": "application/json" };
-  if (state.key) given.authorization = `Bearer ${state.key}`;
-  return given;
+const list = new MessageList(byId("messages"), { edit, regenerate, goOn, sendResults });
+const sidebar = new Sidebar({
+  open: (id) => openChat(id).catch(complain),
+  rename: (id, title) => changeChat(id, (chat) => Object.assign(chat, { title, isNamed: true })),
+  remove: (id) => removeChat(id).catch(complain),
+  exportMarkdown: (id) => exportChat(id, "md", "text/markdown", exportedMarkdown),
+  exportJson: (id) => exportChat(id, "json", "application/json", exportedJson),
+});
+
+function complain(error) {
+  say(error.message);
 }
 
-async function call(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: headers(), credentials: "omit" });
-  if (answer.ok) return answer;
-  if (answer.status === 401) byId("key-dialog").showModal();
-  let message = `The server answers with HTTP ${answer.status}.`;
+// ---- what is shown -----------------------------------------------------------------------------------------------
+
+function show() {
+  const { chat } = state;
+  const isRunning = turns.has(chat.id);
+  byId("greeting").hidden = chat.messages.length > 0;
+  byId("title").textContent = chat.title;
+  byId("stop").hidden = !isRunning;
+  byId("send").hidden = isRunning;
+  byId("editing").hidden = state.edited === null;
+  list.show(chat, { isRunning });
+}
+
+async function showChats() {
+  sidebar.show(await store.list(), state.chat.id, new Set(turns.keys()));
+}
+
+function fitPrompt() {
+  const box = byId("prompt");
+  box.style.height = "auto";
+  box.style.height = `${box.scrollHeight + 2}px`;
+}
+
+function setPrompt(text) {
+  byId("prompt").value = text;
+  fitPrompt();
+  keepDraft();
+}
+
+// ---- chats -------------------------------------------------------------------------------------------------------
+
+// A chat of which an answer comes is one object, whoever looks at it.
+async function loadChat(id) {
+  if (state.chat.id === id) return state.chat;
+  return turns.get(id)?.chat ?? store.load(id);
+}
+
+async function openChat(id) {
+  const chat = await loadChat(id);
+  if (chat) await showChat(chat);
+}
+
+async function showChat(chat) {
+  state.chat = chat;
+  state.edited = null;
+  history.replaceState(null, "", chat.messages.length ? `#${chat.id}` : location.pathname + location.search);
+  showSettings(chat.settings);
+  showModel();
+  byId("token").hidden = true;
+  byId("prompt").value = (await store.value(`draft ${chat.id}`)) ?? "";
+  fitPrompt();
+  say("");
+  list.isFollowing = true;
+  show();
+  await showChats();
+  resume(chat);
+}
+
+function startChat() {
+  sidebar.setOpen(false);
+  byId("prompt").focus();
+  return showChat(newChat(readSettings()));
+}
+
+async function saveChat(chat) {
+  chat.updatedMs = Date.now();
+  await store.save(chat);
+  if (state.chat === chat && location.hash !== `#${chat.id}`) history.replaceState(null, "", `#${chat.id}`);
+}
+
+async function changeChat(id, change) {
+  const chat = await loadChat(id);
+  if (!chat) return;
+  change(chat);
+  await store.save(chat);
+  if (state.chat === chat) show();
+  await showChats();
+}
+
+async function removeChat(id) {
+  turns.get(id)?.stop();
+  turns.delete(id);
+  await store.remove(id);
+  if (state.chat.id === id) await startChat();
+  else await showChats();
+}
+
+async function exportChat(id, ending, type, write) {
+  const chat = await loadChat(id);
+  if (chat) download(`${fileName(chat.title)}.${ending}`, type, write(chat));
+}
+
+function keepDraft() {
+  store.setValue(`draft ${state.chat.id}`, byId("prompt").value || undefined).catch(complain);
+}
+
+// ---- answers -----------------------------------------------------------------------------------------------------
+
+async function send(text) {
+  const { chat } = state;
+  const before = [...chat.messages];
+  if (state.edited !== null) chat.messages.splice(chat.messages.indexOf(state.edited));
+  state.edited = null;
+  chat.settings = readSettings();
+  if (!chat.messages.length && !chat.isNamed) chat.title = titleOf(text);
+  chat.messages.push({ role: "user", content: text });
+  setPrompt("");
+  await answer(chat, { before, text });
+}
+
+function regenerate() {
+  const { chat } = state;
+  const before = [...chat.messages];
+  chat.settings = readSettings();
+  chat.messages.splice(chat.messages.findLastIndex(({ role }) => role !== "assistant") + 1);
+  return answer(chat, { before });
+}
+
+// More of an answer that was stopped, or that reached its length.
+function goOn() {
+  const { chat } = state;
+  chat.settings = { ...readSettings(), schema: "" };
+  const last = chat.messages.at(-1);
+  const kept = { ...last };
+  delete last.note;
+  delete last.tokens; // the page would have those of one part only
+  return answer(chat, { before: [...chat.messages], continued: last, kept });
+}
+
+function sendResults(results) {
+  const { chat } = state;
+  const before = [...chat.messages];
+  chat.messages.push(...results);
+  return answer(chat, { before });
+}
+
+function edit(message) {
+  state.edited = message;
+  setPrompt(message.content);
+  byId("prompt").focus();
+  show();
+}
+
+function stopEditing() {
+  state.edited = null;
+  setPrompt("");
+  show();
+}
+
+// Asks for the next answer of a chat. Where nothing comes, the chat is as it was `before`, and the text is given back.
+async function answer(chat, { before, text, continued, kept }) {
+  const model = models.current();
+  const isJson = chat.settings.mode !== "completion" && Boolean(chat.settings.schema?.trim());
+  const made = continued ?? { role: "assistant", content: "", ...(isJson && { isJson }) };
+  const length = made.content.length;
+  made.times = { startMs: Date.now() };
+  let body;
   try {
-    message = (await answer.json()).error.message || message;
-  } catch {
-    // Not an error of this server, such as one of a proxy.
-  }
-  throw new Error(message);
-}
-
-async function loadModels() {
-  const models = (await (await call("v1/models")).json()).data;
-  const options = models.map((model) => {
-    const option = element("option", model.parent ? `${model.id} (adapter of ${model.parent})` : model.id);
-    option.value = model.id;
-    return option;
-  });
-  byId("model").replaceChildren(...options);
-}
-
-function say(text) {
-  byId("status").textContent = text;
-}
-
-function number(id) {
-  const text = byId(id).value.trim();
-  return text === "" ? undefined : Number(text);
-}
-
-function requestBody(isChat, prompt) {
-  const body = { model: byId("model").value, stream: true, stream_options: { include_usage: true } };
-  for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
-    const value = number(name);
-    if (value !== undefined) body[name] = value;
-  }
-  const showsTokens = byId("logprobs").checked;
-  if (!isChat) return { ...body, prompt, max_tokens: body.max_tokens ?? 256, ...(showsTokens && { logprobs: 5 }) };
-  const system = byId("system").value.trim();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...state.messages];
-  return { ...body, messages, ...(showsTokens && { logprobs: true, top_logprobs: 5 }) };
-}
-
-async function* events(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("The connection ended before the answer did.");
-    rest += value;
-    const lines = rest.split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data:")) continue;
-      const data = line.slice(5).trim();
-      if (data === "[DONE]") return;
-      const event = JSON.parse(data);
-      if (event.error) throw new Error(event.error.message);
-      yield event;
-    }
-  }
-}
-
-// The tokens of a chunk with their probabilities, in the same form for both routes.
-function tokensOf(choice) {
-  const found = choice.logprobs;
-  if (!found) return [];
-  if (found.content) {
-    return found.content.map((entry) => ({
-      text: entry.token,
-      probability: Math.exp(entry.logprob),
-      others: entry.top_logprobs.map((other) => [other.token, Math.exp(other.logprob)]),
-    }));
-  }
-  return found.tokens.map((text, index) => ({
-    text,
-    probability: Math.exp(found.token_logprobs[index] ?? 0),
-    others: Object.entries(found.top_logprobs?.[index] ?? {}).map(([token, value]) => [token, Math.exp(value)]),
-  }));
-}
-
-// One answer on the page, as it grows.
-class Answer {
-  constructor() {
-    this.text = "";
-    this.tokens = [];
-    this.usage = null;
-    this.root = element("article", undefined, "message assistant");
-    this.reasoning = element("details");
-    this.reasoning.append(element("summary", "Reasoning"), element("p", "", "text"));
-    this.reasoning.hidden = true;
-    this.body = element("div", undefined, "text");
-    this.facts = element("p", "", "facts");
-    this.root.append(element("h2", "Model"), this.reasoning, this.body, this.facts);
-    this.startMs = performance.now();
-    this.firstMs = null;
-  }
-
-  add(event) {
-    if (event.usage) this.usage = event.usage;
-    const choice = event.choices?.[0];
-    if (!choice) return;
-    const reasoning = choice.delta?.reasoning ?? choice.delta?.reasoning_content;
-    if (reasoning) {
-      this.reasoning.hidden = false;
-      this.reasoning.lastChild.textContent += reasoning;
-    }
-    const text = choice.delta ? choice.delta.content : choice.text;
-    if ((text || reasoning) && this.firstMs === null) this.firstMs = performance.now();
-    this.text += text ?? "";
-    for (const token of tokensOf(choice)) this.addToken(token);
-    if (choice.finish_reason === "length") this.note = "the answer has reached its longest length";
-  }
-
-  addToken(token) {
-    if (!this.tokens.length) {
-      this.body.className = "tokens";
-      this.body.tabIndex = 0;
-      this.body.setAttribute("role", "group");
-      this.body.setAttribute("aria-label", "Answer by tokens; the arrow keys choose one");
-      this.body.replaceChildren();
-      this.body.tokens = this.tokens;
-    }
-    const level = Math.min(4, 1 + Math.floor(token.probability * 4));
-    this.body.append(element("span", token.text, `p${level}`));
-    this.tokens.push(token);
-  }
-
-  show() {
-    if (!this.tokens.length) this.body.replaceChildren(...markdownNodes(this.text));
-  }
-
-  finish() {
-    this.show();
-    const facts = [];
-    const tokens = this.usage?.completion_tokens;
-    const seconds = (performance.now() - (this.firstMs ?? this.startMs)) / 1000;
-    if (this.firstMs !== null) facts.push(`first token after ${Math.round(this.firstMs - this.startMs)} ms`);
-    if (tokens > 1) facts.push(`${tokens} tokens`, `${((tokens - 1) / seconds).toFixed(1)} tokens per second`);
-    if (this.note) facts.push(this.note);
-    this.facts.textContent = facts.join(", ");
-  }
-}
-
-function addMessage(role, text) {
-  const message = element("article", undefined, `message ${role}`);
-  message.append(element("h2", role === "user" ? "You" : "Error"));
-  message.append(element(role === "user" ? "div" : "p", text, role === "user" ? "text" : "error"));
-  append(message);
-}
-
-function append(node) {
-  byId("messages").append(node);
-  byId("messages").scrollTop = byId("messages").scrollHeight;
-}
-
-function setRunning(controller) {
-  state.running = controller;
-  byId("stop").hidden = controller === null;
-  byId("send").hidden = controller !== null;
-}
-
-async function send(prompt) {
-  const isChat = byId("mode").value === "chat";
-  const conversation = state.messages; // "New chat" begins another one
-  addMessage("user", prompt);
-  if (isChat) conversation.push({ role: "user", content: prompt });
-  const answer = new Answer();
-  const controller = new AbortController();
-  setRunning(controller);
-  say("The model answers …");
-  try {
-    const path = isChat ? "v1/chat/completions" : "v1/completions";
-    const body = JSON.stringify(requestBody(isChat, prompt));
-    const response = await call(path, { method: "POST", body, signal: controller.signal });
-    append(answer.root);
-    const log = byId("messages");
-    let drawn = 0;
-    for await (const event of events(response)) {
-      answer.add(event);
-      if (performance.now() - drawn < 50) continue; // drawing for each token costs more than the tokens
-      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-      answer.show();
-      if (isAtEnd) log.scrollTop = log.scrollHeight;
-      drawn = performance.now();
-    }
-    say("The answer is complete.");
+    body = requestBody(chat, model, Boolean(continued));
   } catch (error) {
-    if (error.name === "AbortError") answer.note = "stopped";
-    else addMessage("error", error.message);
-    say(error.name === "AbortError" ? "Stopped." : "The request failed.");
+    return giveBack(chat, before, text, error);
   }
-  answer.finish();
-  if (isChat && answer.text) conversation.push({ role: "assistant", content: answer.text });
-  else if (isChat) conversation.pop();
-  setRunning(null);
+  if (!continued) chat.messages.push(made);
+  list.isFollowing = true;
+  const path = chat.settings.mode === "completion" ? "v1/completions" : "v1/chat/completions";
+  const error = await follow(chat, made, path, body);
+  const hasMore = made.content.length > length || made.reasoning || made.toolCalls?.length;
+  if (!error || hasMore) return undefined;
+  if (continued) Object.assign(continued, kept);
+  return giveBack(chat, before, text, error);
 }
 
-function showToken(container, index) {
-  const token = container.tokens[index];
-  if (!token) return;
-  container.querySelector(".chosen")?.classList.remove("chosen");
-  container.children[index].classList.add("chosen");
-  container.chosen = index;
-  const percent = (value) => ` ${(100 * value).toFixed(1)} %`;
-  const others = token.others.length ? token.others : [[token.text, token.probability]];
-  byId("alternatives").replaceChildren(
-    ...others.map(([text, value]) => {
-      const item = element("li");
-      item.append(element("code", JSON.stringify(text)), document.createTextNode(percent(value)));
-      if (text === token.text) item.append(element("strong", " (chosen)"));
-      return item;
-    }),
-  );
-  byId("token").hidden = false;
+// Goes on with an answer that came when the page was left.
+async function resume(chat) {
+  const last = chat.messages.at(-1);
+  if (!last?.stream || turns.has(chat.id) || (server.isLocked && !server.key)) return;
+  last.times = { ...last.times, isResumed: true };
+  await follow(chat, last);
 }
 
-function sample(text, name) {
-  let sum = null;
-  for (const line of text.split("\n")) {
-    if (line.startsWith(`${name}{`) || line.startsWith(`${name} `)) {
-      sum = (sum ?? 0) + Number(line.slice(line.lastIndexOf(" ") + 1));
+// Reads an answer to its end; the error that ended it, if any.
+async function follow(chat, made, path, body) {
+  let [savedMs, drawnMs] = [0, 0];
+  const turn = new Turn(chat, made, () => {
+    const now = performance.now();
+    if (now - savedMs > SAVE_MS && turns.get(chat.id) === turn) {
+      savedMs = now;
+      saveChat(chat).catch(complain);
     }
+    if (now - drawnMs < DRAW_MS || state.chat !== chat) return;
+    list.show(chat, { isRunning: true });
+    drawnMs = now;
+  });
+  turns.set(chat.id, turn);
+  say("The model answers …");
+  show();
+  let failure = null;
+  try {
+    if (body) await saveChat(chat);
+    await showChats();
+    await turn.run(path, body);
+    say(turn.isStopped ? "Stopped." : "The answer is complete.", { isPassing: true });
+  } catch (error) {
+    failure = error;
+    noteFailure(made, error);
   }
-  return sum;
+  if (turns.get(chat.id) !== turn) return null; // the chat is deleted
+  turns.delete(chat.id);
+  if (!isElsewhere(failure)) await saveChat(chat).catch(complain);
+  if (state.chat === chat) show();
+  await showChats();
+  return failure;
 }
 
-async function drawLoad() {
-  if (!byId("load").open || document.hidden) return;
-  const text = await (await call("metrics")).text();
-  byId("running").textContent = sample(text, "vllm:num_requests_running") ?? "–";
-  byId("waiting").textContent = sample(text, "vllm:num_requests_waiting") ?? "–";
-  const cache = sample(text, "vllm:kv_cache_usage_perc");
-  byId("cache").textContent = cache === null ? "–" : `${(100 * cache).toFixed(1)} %`;
-  const now = { tokens: sample(text, "vllm:generation_tokens_total") ?? 0, timeMs: performance.now() };
-  const last = state.lastTokens;
-  state.lastTokens = now;
-  if (last === null) return;
-  const speed = Math.max(0, ((now.tokens - last.tokens) * 1000) / (now.timeMs - last.timeMs));
-  state.samples = [...state.samples, speed].slice(-60);
-  byId("speed").textContent = speed.toFixed(1);
-  const top = Math.max(1, ...state.samples);
-  const points = state.samples.map((value, index) => `${index * 2},${31 - (30 * value) / top}`);
-  byId("chart").firstElementChild.setAttribute("points", points.join(" "));
+const isElsewhere = (error) => error?.code === "stream_reader_replaced";
+
+function noteFailure(made, error) {
+  if (error.status === 401) {
+    say(error.message);
+    return; // the stream waits for the key
+  }
+  delete made.stream;
+  made.note = isElsewhere(error) ? "it goes on in another window" : `it broke off: ${error.message}`;
+  say(error.status === 404 ? "The server has no more of this answer." : "The request failed.");
 }
+
+async function giveBack(chat, before, text, error) {
+  chat.messages = before;
+  const isSaved = before.length > 0;
+  if (isSaved) await saveChat(chat).catch(complain);
+  else await store.remove(chat.id).catch(complain);
+  if (state.chat === chat) {
+    if (text && !byId("prompt").value) setPrompt(text);
+    show();
+  }
+  await showChats();
+  say(error.message);
+}
+
+// ---- the key -----------------------------------------------------------------------------------------------------
+
+function askForKey() {
+  server.isLocked = true;
+  server.key = "";
+  if (!byId("key-dialog").open) byId("key-dialog").showModal();
+}
+
+byId("key-form").addEventListener("submit", () => {
+  server.key = byId("key").value.trim();
+  byId("key").value = "";
+  connect().then(() => resume(state.chat));
+});
+
+// ---- buttons and keys --------------------------------------------------------------------------------------------
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  const prompt = byId("prompt").value;
-  if (!prompt.trim() || state.running) return;
-  byId("prompt").value = "";
-  send(prompt);
+  const text = byId("prompt").value;
+  if (text.trim() && !turns.has(state.chat.id)) send(text).catch(complain);
+});
+byId("prompt").addEventListener("input", () => {
+  fitPrompt();
+  keepDraft();
 });
 byId("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  byId("composer").requestSubmit();
+  if (event.isComposing) return;
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    byId("composer").requestSubmit();
+  } else if (event.key === "ArrowUp" && !event.target.value && !turns.has(state.chat.id)) {
+    const last = state.chat.messages[lastQuestion(state.chat)];
+    if (last) edit(last);
+    event.preventDefault();
+  } else if (event.key === "Escape" && state.edited !== null) {
+    stopEditing();
+  }
 });
-byId("stop").addEventListener("click", () => state.running?.abort());
-byId("new-chat").addEventListener("click", () => {
-  state.running?.abort();
-  state.messages = [];
-  byId("messages").replaceChildren();
-  byId("token").hidden = true;
-  say("");
-  byId("prompt").focus();
+// The place for pictures: a model that takes them is served one day.
+for (const name of ["paste", "drop"]) {
+  byId("composer").addEventListener(name, (event) => {
+    const files = [...((event.clipboardData ?? event.dataTransfer)?.files ?? [])];
+    if (!files.length) return;
+    event.preventDefault();
+    say("This model takes text only.");
+  });
+}
+byId("stop").addEventListener("click", () => turns.get(state.chat.id)?.stop());
+byId("cancel-edit").addEventListener("click", stopEditing);
+byId("new-chat").addEventListener("click", () => startChat().catch(complain));
+byId("model").addEventListener("change", showModel);
+byId("mode").addEventListener("change", showMode);
+byId("open-settings").addEventListener("click", () => byId("settings").showModal());
+byId("settings").addEventListener("change", () => {
+  state.chat.settings = readSettings();
+  store.setValue("settings", state.chat.settings).catch(complain);
+  if (state.chat.messages.length) store.save(state.chat).catch(complain);
 });
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  state.key = byId("key").value.trim();
-  byId("key").value = "";
-  byId("key-dialog").close();
-  start();
-});
-byId("messages").addEventListener("mouseover", (event) => {
-  const container = event.target.parentElement;
-  if (container?.tokens) showToken(container, [...container.children].indexOf(event.target));
-});
-byId("messages").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step || !event.target.tokens) return;
-  event.preventDefault();
-  showToken(event.target, (event.target.chosen ?? -1) + step);
-});
-byId("load").addEventListener("toggle", () => drawLoad().catch((error) => say(error.message)));
-setInterval(() => drawLoad().catch((error) => say(error.message)), 2000);
-
-function start() {
-  loadModels().then(
-    () => say(""),
-    (error) => say(error.message),
-  );
+for (const example of document.querySelectorAll("#greeting button")) {
+  example.addEventListener("click", () => send(example.textContent).catch(complain));
 }
 
-start();
+// ---- start -------------------------------------------------------------------------------------------------------
+
+async function connect() {
+  try {
+    await loadModels();
+    if (!models.current()?.max_model_len) setTimeout(connect, 2000); // the server still starts
+    say("");
+  } catch (error) {
+    say(error.message);
+    if (error instanceof LostConnection) setTimeout(connect, 2000);
+  }
+}
+
+async function start() {
+  try {
+    await store.open();
+  } catch {
+    say("This browser keeps no chats: they last until the page is closed.");
+  }
+  const chat = await store.load(location.hash.slice(1));
+  const connected = connect();
+  await showChat(chat ?? newChat((await store.value("settings")) ?? readSettings()));
+  await connected;
+}
+
+start().catch(complain);
