@@ -68,7 +68,7 @@ async function showChat(chat) {
   showSettings(chat.settings);
   showModel();
   byId("token").hidden = true;
-  byId("prompt").value = (await store.value(`draft ${chat.id}`)) ?? "";
+  byId("prompt").value = (await store.value(draftName(chat))) ?? "";
   fitPrompt();
   say("");
   list.isFollowing = true;
@@ -111,8 +111,13 @@ async function exportChat(id, ending, type, write) {
   if (chat) download(`${fileName(chat.title)}.${ending}`, type, write(chat));
 }
 
+// A chat without messages is in no list: the next new one takes its draft over.
+function draftName(chat) {
+  return chat.messages.length ? `draft ${chat.id}` : "draft";
+}
+
 function keepDraft() {
-  store.setValue(`draft ${state.chat.id}`, byId("prompt").value || undefined).catch(complain);
+  store.setValue(draftName(state.chat), byId("prompt").value || undefined).catch(complain);
 }
 
 // ---- answers -----------------------------------------------------------------------------------------------------
@@ -120,12 +125,12 @@ function keepDraft() {
 async function send(text) {
   const { chat } = state;
   const before = [...chat.messages];
+  setPrompt("");
   if (state.edited !== null) chat.messages.splice(chat.messages.indexOf(state.edited));
   state.edited = null;
   chat.settings = readSettings();
   if (!chat.messages.length && !chat.isNamed) chat.title = titleOf(text);
   chat.messages.push({ role: "user", content: text });
-  setPrompt("");
   await answer(chat, { before, text });
 }
 
@@ -252,6 +257,7 @@ async function giveBack(chat, before, text, error) {
   else await store.remove(chat.id).catch(complain);
   if (state.chat === chat) {
     if (text && !byId("prompt").value) setPrompt(text);
+    if (!isSaved) history.replaceState(null, "", location.pathname + location.search);
     show();
   }
   await showChats();
