@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tool_modules import load_tool
 
+from llmstack_model_files import PACKAGED
+
 TOOL: Any = load_tool("fetch_model")
 WHEEL = "a_model-1.0-py3-none-any.whl"
 FILE = "a_model/model.gguf"
@@ -133,3 +135,8 @@ def test_a_download_that_stalls_is_ended(
 def test_a_python_that_does_not_run_is_said_in_one_line(index: Path, capsys: pytest.CaptureFixture[str]):
     assert TOOL.main(["small", "--python", "/nowhere/python"]) == 1
     assert capsys.readouterr().err == "small is not available: /nowhere/python does not run (FileNotFoundError)\n"
+
+
+def test_the_pinned_version_is_the_one_that_the_registered_name_asks_for():
+    pin, registered = TOOL.PINS["smollm2"], PACKAGED["smollm2"]
+    assert (pin.distribution, pin.version) == (registered.distribution, registered.version)
