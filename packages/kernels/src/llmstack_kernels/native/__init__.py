@@ -34,7 +34,7 @@ ACTIVATION_TO_CODE = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4
 REBUILD = "run `make setup` in the clone, or `python -m llmstack_kernels.build_native`"
 
 
-class StaleLibraryError(RuntimeError):
+class StaleLibraryError(ValueError):  # so that the start of an engine passes its text on
     """The native kernels were built from other sources than those that are installed."""
 
 
