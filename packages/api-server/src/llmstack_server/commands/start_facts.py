@@ -46,7 +46,7 @@ def _port(settings: Settings) -> Fact:
         bind_socket(host, port).close()
     except ServeError as error:
         return "port", "problem", str(error)
-    return "port", "ok", f"{port} on {host} is free"
+    return "port", "ok", f"{port} on {host} is free" if port else f"any free one on {host}"
 
 
 def _state_folder(path: str | None) -> Fact:
