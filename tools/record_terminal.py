@@ -1,7 +1,8 @@
 """Writes docs/serve.svg and docs/chat.svg, the terminals of the front page: `python tools/record_terminal.py`.
 
-Both come from one real run on terminals of their own. `llmstack serve` starts with the demo model and curl gets a
-completion. Then `llmstack chat` asks for stories, and the engine core is killed in the middle of an answer.
+Both come from one real run on terminals of their own. `llmstack serve` starts with the model that talks, which must be
+installed (`tools/fetch_model.py smollm2`), and curl asks it. Then `llmstack chat` asks for more, and the engine core is
+killed in the middle of an answer.
 Output appears at the times of the run; pauses are cut to `MAX_PAUSE_S`. The pictures leave out most lines of the log
 and show port 8000 in place of the free one that the run used.
 """
@@ -159,7 +160,7 @@ class Terminal:
 
 
 class Run:
-    """One server with the demo model, and the commands against it."""
+    """One server with the model that talks, and the commands against it."""
 
     def __init__(self) -> None:
         with socket.socket() as free:
@@ -179,7 +180,7 @@ class Run:
         finally:
             server.end(signal.SIGTERM)
         return {
-            "serve.svg": serve.svg("A terminal: llmstack serve starts, and curl gets a completion"),
+            "serve.svg": serve.svg("A terminal: llmstack serve starts, and curl gets an answer"),
             "chat.svg": chat.svg("A terminal: llmstack chat, whose answer goes on after the engine was killed"),
         }
 
@@ -202,8 +203,8 @@ class Run:
         raise TimeoutError("the server was not ready")
 
     def _complete(self, screen: Screen) -> None:
-        body = '{"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}'
-        command = f"curl -s localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+        body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}'
+        command = f"curl -s localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
         screen.line("# in another terminal", "note")
         screen.command(command)
         asked = command.replace("localhost:8000", f"127.0.0.1:{self.port}")
@@ -214,9 +215,9 @@ class Run:
         chat = Terminal("chat", "--seed", "3", "--max-tokens", "150", "--url", f"http://127.0.0.1:{self.port}/v1")
         try:
             self._until_prompt(chat, screen)
-            self._ask(chat, screen, "Tell me a story about a fox.", kills=True)
+            self._ask(chat, screen, "Why is the sky blue?", kills=True)
             self._ask(chat, screen, "/set max_tokens 40")
-            self._ask(chat, screen, "And one about a queen.")
+            self._ask(chat, screen, "And why is the sea blue?")
         finally:
             chat.end(signal.SIGKILL)
 
