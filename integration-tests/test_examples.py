@@ -1,4 +1,4 @@
-"""Examples of the README and of the first pages are run as they stand, against the server that they start."""
+"""Examples of READMEs and of the first pages are run as they stand, against the server that they start."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "packages.md", "coming-from-vllm.md"))]
+# Run by `make test-full`. Each example starts Python anew; test_wheels_alone.py runs the first one of each package.
+MORE_PAGES = [
+    ROOT / "docs" / "responses-and-messages.md",
+    *(ROOT / "packages" / name / "README.md" for name in ("engine-core", "kv-cache", "output-parsers")),
+]
 
 
 def blocks(language: str, opening: str = "") -> list[Any]:
     """The examples of all pages in one language that start with `opening`, each once."""
     found: dict[str, Any] = {}
-    for page in PAGES:
+    for page in (*PAGES, *MORE_PAGES):
+        marks = pytest.mark.full if page in MORE_PAGES else ()
         examples = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
         for number, code in enumerate(examples):
             if code.startswith(opening):
-                found.setdefault(code, pytest.param(code, id=f"{page.stem}-{number}"))
+                found.setdefault(code, pytest.param(code, id=f"{page.parent.name}-{page.stem}-{number}", marks=marks))
     return list(found.values())
 
 
 def test_every_page_has_examples() -> None:
-    assert [page.name for page in PAGES if "```python" not in page.read_text()] == []
+    assert [page.name for page in (*PAGES, *MORE_PAGES) if "```python" not in page.read_text()] == []
 
 
 def run(arguments: list[str], folder: Path) -> str:
