@@ -25,10 +25,11 @@ def blocks(language: str, opening: str = "") -> list[Any]:
     found: dict[str, Any] = {}
     for page in (*PAGES, *MORE_PAGES):
         marks = pytest.mark.full if page in MORE_PAGES else ()
+        name = "-".join(page.relative_to(ROOT).with_suffix("").parts)
         examples = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
         for number, code in enumerate(examples):
             if code.startswith(opening):
-                found.setdefault(code, pytest.param(code, id=f"{page.parent.name}-{page.stem}-{number}", marks=marks))
+                found.setdefault(code, pytest.param(code, id=f"{name}-{number}", marks=marks))
     return list(found.values())
 
 

@@ -141,13 +141,35 @@ def test_the_command_alone_says_what_serves(monkeypatch: pytest.MonkeyPatch):
     assert (found.state, found.remedy) == ("problem", "pip install llmstack-server")
 
 
-@pytest.mark.parametrize(("is_built", "state"), [(True, "ok"), (False, "note")])
-def test_old_kernels_are_noted(monkeypatch: pytest.MonkeyPatch, is_built: bool, state: str):
+@pytest.mark.parametrize(
+    ("built", "stale", "state", "words"),
+    [
+        (["avx512", "avx2"], [], "ok", "avx512, compiled from the present sources"),
+        (["avx2"], [], "note", "this processor runs avx512, which is faster"),
+        (["avx2"], ["avx2"], "problem", "avx2, older than their sources"),
+        ([], [], "note", "not compiled for this processor (avx512)"),
+    ],
+)
+def test_the_kernels_are_those_that_a_start_would_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: list[str], stale: list[str], state: str, words: str
+):
     class Builder:
         @staticmethod
-        def is_built() -> bool:
-            return is_built
+        def runnable_variants() -> list[str]:
+            return ["avx512", "avx2"]
 
+        @staticmethod
+        def library_path(name: str) -> Path:
+            return tmp_path / name
+
+        @staticmethod
+        def is_stale(name: str) -> bool:
+            return name in stale
+
+    for name in built:
+        (tmp_path / name).write_text("")
     monkeypatch.setattr(software, "module_of_file", lambda package, file: Builder)
     (found,) = software.native_kernels()
     assert found.state == state
+    assert words in found.text
+    assert bool(found.remedy) == (state != "ok")

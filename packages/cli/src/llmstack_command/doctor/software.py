@@ -31,11 +31,20 @@ def native_kernels() -> Iterator[Finding]:
     builder = module_of_file("llmstack_kernels", "build_native.py")
     if builder is None:
         yield Finding("native kernels", "problem", "llmstack-kernels is not installed", "pip install llmstack-kernels")
-    elif builder.is_built():
-        yield Finding("native kernels", "ok", "compiled from the present sources")
+        return
+    runnable = builder.runnable_variants()
+    found = next((name for name in runnable if builder.library_path(name).is_file()), None)
+    rebuild = "run `make setup` in the clone, or python -m llmstack_kernels.build_native"
+    if found is None:
+        text = f"not compiled for this processor ({runnable[0]}): PyTorch's operations run, which are slow"
+        yield Finding("native kernels", "note", text, f"install a C++ compiler, then {rebuild}")
+    elif builder.is_stale(found):
+        yield Finding("native kernels", "problem", f"{found}, older than their sources", rebuild)
+    elif found != runnable[0]:
+        text = f"{found}, compiled from the present sources; this processor runs {runnable[0]}, which is faster"
+        yield Finding("native kernels", "note", text, rebuild)
     else:
-        text = "missing, or older than their sources: PyTorch's operations run, which are slow"
-        yield Finding("native kernels", "note", text, "python -m llmstack_kernels.build_native (needs a C++ compiler)")
+        yield Finding("native kernels", "ok", f"{found}, compiled from the present sources")
 
 
 def ray() -> Iterator[Finding]:
