@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "packages.md", "coming-from-vllm.md"))]
-# Run by `make test-full`. Each example is a process of its own; test_wheels_alone.py runs the first one of each package.
+# Run by `make test-full`: each example is a process. test_wheels_alone.py runs the first one of each package.
 MORE_PAGES = [
     ROOT / "docs" / "responses-and-messages.md",
     *(ROOT / "packages" / name / "README.md" for name in ("engine-core", "kv-cache", "output-parsers")),
