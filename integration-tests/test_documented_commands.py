@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
 # Pages on other servers and on scripts have flags of those.
 OF_OTHERS = ("bench.md", "benchmark-history.md", "benchmarks.md", "kernels.md")
-# Flags of scripts of this repository and of torchrun, and what stands for any flag.
-OTHERS = {"--flag", "--no", "--no-flag", "--nproc-per-node", "--sample", "--start", "--work"}
+# Flags of scripts of this repository, of pip and of torchrun, and what stands for any flag.
+OTHERS = {"--find-links", "--flag", "--no", "--no-flag", "--nproc-per-node", "--sample", "--start", "--work"}
 
 
 @cache
