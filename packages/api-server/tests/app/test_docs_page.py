@@ -16,9 +16,10 @@ async def test_the_page_names_no_other_machine_and_all_it_names_is_here():
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "//" not in page.body.decode()
     addresses = re.findall(r'(?:src|href|url)(?:=|: )"([^":]+)"', page.body.decode())
-    assert sorted(addresses) == ["docs/swagger-ui-bundle.js", "docs/swagger-ui.css", "openapi.json"]
+    links, files = ["./", "live", "metrics"], ["docs/swagger-ui-bundle.js", "docs/swagger-ui.css", "openapi.json"]
+    assert sorted(addresses) == sorted(links + files)
     for address in addresses:
-        assert (await call(app, "GET", f"/{address}")).status == 200
+        assert (await call(app, "GET", f"/{address.removeprefix('./')}")).status == 200
 
 
 async def test_assets_are_compressed_for_who_takes_that_and_equal_for_all():
