@@ -78,11 +78,8 @@ class SharedStreams:
             UnknownStreamError: There is no such stream or part, it is another owner's, or of another request.
             StreamAwayError: Its process does not answer.
         """
-        if not _STREAM_ID.fullmatch(stream_id):
-            raise UnknownStreamError
-        self._restore()
-        index = int(stream_id, 16) % self.table.count
-        if index == self.table.index or self._peers is None:
+        index = self._index_of(stream_id)
+        if index is None:
             return self._open_here(stream_id, owner, after, digest)
         return await self._open_there(index, f"open {stream_id} {after} {digest} {owner}", after)
 
@@ -93,16 +90,21 @@ class SharedStreams:
             UnknownStreamError: There is none, or it is another owner's.
             StreamAwayError: Its process does not answer.
         """
-        if not _STREAM_ID.fullmatch(stream_id):
-            raise UnknownStreamError
-        self._restore()
-        index = int(stream_id, 16) % self.table.count
-        if index == self.table.index or self._peers is None:
+        index = self._index_of(stream_id)
+        if index is None or self._peers is None:
             is_known = self._forget_here(stream_id, owner)
         else:
             is_known = await self._ask(self._peers, index, f"forget {stream_id} {owner}")
         if not is_known:
             raise UnknownStreamError
+
+    def _index_of(self, stream_id: str) -> int | None:
+        """The other process that has a stream, if it exists; None for this one."""
+        if not _STREAM_ID.fullmatch(stream_id):
+            raise UnknownStreamError
+        self._restore()
+        index = int(stream_id, 16) % self.table.count
+        return None if index == self.table.index or self._peers is None else index
 
     async def claim(self, key: str, digest: str, owner: str, keep_s: float) -> StreamRecord | Reader | None:
         """A new record for a request with a key, or a reader of the answer that there is; None where there is no room.
