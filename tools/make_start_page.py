@@ -18,12 +18,15 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from generated_page import write_page
 
 from llmstack_command.errors import CommandLineError
 from llmstack_command.main import choose, main
 from llmstack_demo_model import model_path
+from llmstack_kernels import native
 from llmstack_model_files import ModelFilesError, resolve_model
 from llmstack_model_files.resolve import _why_not
 from llmstack_model_runner.preflight import find_problems
@@ -95,6 +98,22 @@ def too_large(folder: Path) -> str:
     (folder / "proc" / "meminfo").write_text("MemTotal: 8388608 kB\n", encoding="utf-8")
     (sentence,) = find_problems(ModelRunnerConfig(str(model_path())), kv_cache_bytes=900 << 30, root=folder)
     return sentence
+
+
+def stale_kernels(folder: Path) -> str:
+    """What a start says of a library that was compiled from other sources."""
+    answers: dict[str, Any] = {
+        "library_path": lambda variant: folder / "notes.txt",
+        "is_built": lambda variant: False,
+        "is_stale": lambda variant: True,
+    }
+    with mock.patch.multiple(native, **answers), mock.patch.dict(os.environ):
+        os.environ.pop("LLMSTACK_KERNELS", None)
+        try:
+            native.library.__wrapped__()  # without its cache
+        except native.StaleLibraryError as error:
+            return str(error)
+    raise AssertionError("the library is accepted")
 
 
 def state_folder(folder: Path, *, in_use: bool) -> str:
@@ -208,6 +227,12 @@ SECTIONS: dict[str, list[Case]] = {
         ),
         Case(missing, "The name is misspelt, or the repository is private."),
         Case(gated, "Its owner asks for consent. Give it on the page of the model, then set `HF_TOKEN`."),
+    ],
+    "Native kernels": [
+        Case(
+            stale_kernels,
+            "The C++ of the clone is newer than what was compiled from it. Any `make` command compiles it again.",
+        ),
     ],
     "Memory and state": [
         Case(

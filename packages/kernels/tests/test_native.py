@@ -137,7 +137,7 @@ def test_a_stale_library_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(build_native, "_COMMON_FLAGS", ("-O0",))
     monkeypatch.delenv("LLMSTACK_KERNELS", raising=False)
     assert not any(map(build_native.is_built, build_native.variants()))
-    with pytest.raises(StaleLibraryError, match="older than their sources: run `make setup`"):
+    with pytest.raises(StaleLibraryError, match="older than their sources: run 'make setup'"):
         find()
     monkeypatch.setenv("LLMSTACK_KERNELS", "reference")
     assert find() is None

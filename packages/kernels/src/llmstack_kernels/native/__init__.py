@@ -31,7 +31,7 @@ DTYPE_TO_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: 
 ACTIVATION_TO_CODE = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 
 
-REBUILD = "run `make setup` in the clone, or `python -m llmstack_kernels.build_native`"
+REBUILD = "run 'make setup' in the clone, or 'python -m llmstack_kernels.build_native'"
 
 
 class StaleLibraryError(ValueError):  # so that the start of an engine passes its text on
