@@ -11,8 +11,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from llmstack_engine_core.ipc.codec import decode_engine_message, encode
 from llmstack_engine_core.ipc.frames import CacheUpdate
 from llmstack_engine_core.routing import Router, RoutingIndex, RoutingPolicy
-from llmstack_engine_core.routing.index import MAX_SEGMENTS, pack_keys
+from llmstack_engine_core.routing.index import MAX_SEGMENTS
 from llmstack_kv_cache import CachedSegments, KVCacheManager, segment_keys
+from llmstack_kv_cache.segments import pack_keys
 
 BLOCK_SIZE = 16
 

@@ -19,7 +19,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.process import MAX_YOUNG_OBJECTS
-from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log import DeferredLog, LoggedScheduler, LogHeader, RingSink, StepLog
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 

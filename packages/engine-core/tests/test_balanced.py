@@ -25,8 +25,8 @@ from llmstack_engine_core.ipc.frames import (
     SleepChanged,
 )
 from llmstack_engine_core.routing import RoutingPolicy
-from llmstack_engine_core.routing.index import pack_keys
 from llmstack_kv_cache import segment_keys
+from llmstack_kv_cache.segments import pack_keys
 from llmstack_types import (
     Control,
     EngineCoreOutput,

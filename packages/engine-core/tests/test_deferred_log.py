@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
-from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log import (
     DeferredLog,
     FileSink,

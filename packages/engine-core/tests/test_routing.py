@@ -8,8 +8,8 @@ import pytest
 
 from llmstack_engine_core.ipc.frames import CacheUpdate
 from llmstack_engine_core.routing import ReplicaLoad, Router, RoutingIndex, RoutingPolicy, choose_replica
-from llmstack_engine_core.routing.index import pack_keys
 from llmstack_kv_cache import segment_keys
+from llmstack_kv_cache.segments import pack_keys
 
 EXACT, LOAD, ROUND_ROBIN = RoutingPolicy
 PROMPT = list(range(1024))

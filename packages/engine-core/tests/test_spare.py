@@ -14,7 +14,8 @@ from engine_core_helpers.processes import is_running, wait_until
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client import RecoveringClient, make_async_client
 from llmstack_engine_core.launcher import launch_engine_process, make_spares, relaunch_engine_process
-from llmstack_engine_core.spare import LOWEST_PRIORITY, MAX_FAILURES, Spares
+from llmstack_engine_core.priority import LOWEST_PRIORITY
+from llmstack_engine_core.spare import MAX_FAILURES, Spares
 from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
 
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.block_residency import BlockResidency
@@ -24,19 +25,18 @@ from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
 from llmstack_engine_core.kv_transfer.connectors import make_transfer
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.profiles import StepProfiles
-from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner
+from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner, ShadowSource
 from llmstack_engine_core.step_log import DeferredLog, FileSink, LogHeader, RingSink, Sink, StepLog, make_marker
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
-if TYPE_CHECKING:
-    from llmstack_engine_core.shadow.feed import ShadowFeed
-
 logger = logging.getLogger(__name__)
 
 CPU_STAGE_TOKENS = 64
 GPU_STAGE_TOKENS = 512
+# Found by name: it is in a package above this one.
+SHADOW = "llmstack_engine_core.shadow.feed"
 
 REPORTED_DISTRIBUTIONS = (
     "llmstack-engine-core", "llmstack-core-scheduler", "llmstack-kv-cache", "llmstack-model-runner", "llmstack-kernels",
@@ -253,7 +253,7 @@ def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: 
     return EventBus([*hooks, *event_hooks], time.monotonic)
 
 
-def make_shadow(config: EngineConfig, header: LogHeader) -> ShadowFeed | None:
+def make_shadow(config: EngineConfig, header: LogHeader) -> ShadowSource | None:
     """Another control plane on the same inputs, where that is asked for.
 
     Raises:
@@ -261,15 +261,15 @@ def make_shadow(config: EngineConfig, header: LogHeader) -> ShadowFeed | None:
     """
     if config.shadow_scheduler is None:
         return None
-    from llmstack_engine_core.shadow.feed import start_shadow
-
     try:
-        return start_shadow(config.shadow_scheduler, header)
+        return cast("ShadowSource", import_module(SHADOW).start_shadow(config.shadow_scheduler, header))
+    except ImportError as error:
+        raise EngineStartError("--shadow-scheduler needs the package llmstack-insight") from error
     except (ValueError, OSError) as error:
         raise EngineStartError(f"--shadow-scheduler: {error}") from error
 
 
-def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowFeed | None = None) -> DeferredLog | None:
+def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowSource | None = None) -> DeferredLog | None:
     """The log of steps as configured: in a file, or the last of it in memory, or none. `follower` receives it too.
 
     Raises:

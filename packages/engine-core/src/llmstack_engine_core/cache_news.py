@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from llmstack_engine_core.ipc.frames import CacheUpdate
-from llmstack_engine_core.routing.index import pack_keys
 from llmstack_kv_cache import CachedSegments, KVCacheEvent
 from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_kv_cache.segments import pack_keys
 
 # A step stores at most one run per 64 blocks and request, and removes as many.
 MAX_EVENTS_PER_STEP: Final = 65_536

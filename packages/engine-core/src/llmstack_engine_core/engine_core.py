@@ -15,7 +15,8 @@ from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers, TransferParts
 from llmstack_engine_core.profiles import NOT_ENABLED, StepProfiles
-from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, Scheduler, ShadowSource
+from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, ShadowSource
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log import DeferredLog, LoggedScheduler
 from llmstack_engine_core.structured_output import ConstrainedRows, GrammarGate, LazyBackend
 from llmstack_types import (

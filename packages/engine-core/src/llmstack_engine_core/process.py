@@ -44,7 +44,7 @@ MAX_YOUNG_OBJECTS = 20_000
 # Imported in `main`, without garbage collections.
 PARTS = (
     "llmstack_engine_core.ipc.sockets", "llmstack_engine_core.start_order", "llmstack_engine_core.engine_core_proc",
-    "llmstack_engine_core.build", "llmstack_engine_core.spare", "llmstack_engine_core.step_progress",
+    "llmstack_engine_core.build", "llmstack_engine_core.priority", "llmstack_engine_core.step_progress",
 )  # fmt: skip
 
 _is_exiting = False
@@ -121,7 +121,8 @@ def _load_in_reserve(
     lifeline: socket.socket, order: StartOrder, progress: SharedProgress, phases_s: Mapping[str, float]
 ) -> EngineCore | None:
     """Loads the model with low priority, and tells the parent; None where that failed."""
-    from llmstack_engine_core.spare import LOADED, lower_priority
+    from llmstack_engine_core.priority import lower_priority
+    from llmstack_engine_core.start_order import LOADED
 
     lower_priority()
     core, reason = _start(order, progress, phases_s)
@@ -138,7 +139,7 @@ def _load_in_reserve(
 
 def _wait_for_use(lifeline: socket.socket, core: EngineCore) -> StartOrder:
     """Waits for the second order; ends the process where none comes."""
-    from llmstack_engine_core.spare import restore_priority
+    from llmstack_engine_core.priority import restore_priority
     from llmstack_engine_core.start_order import receive_start_order
 
     priority = os.getpriority(os.PRIO_PROCESS, os.getppid())

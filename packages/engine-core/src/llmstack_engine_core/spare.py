@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import Final
 
 from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.priority import restore_priority
 from llmstack_engine_core.progress import HangWatch
-from llmstack_engine_core.start_order import StartOrder, send_start_order
+from llmstack_engine_core.start_order import LOADED, StartOrder, send_start_order
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_engine_core.waiting_process import WaitingProcess
 from llmstack_types import EngineStartError
 
 logger = logging.getLogger(__name__)
 
-# The byte that a spare sends when its model is loaded.
-LOADED: Final = b"\x01"
 # One that cannot be prepared, for want of memory say, would otherwise load for ever.
 MAX_FAILURES: Final = 3
-LOWEST_PRIORITY: Final = 19
-_CAP_SYS_NICE: Final = 23
 
 
 class Spares:
@@ -126,44 +123,3 @@ class _Spare:
 def _end(process: WaitingProcess, owner_pid: int) -> None:
     if os.getpid() == owner_pid:  # a fork of the owner exits, too
         process.end()
-
-
-def lower_priority() -> None:
-    """Lowers the priority of this process, if that can be undone without privileges.
-
-    The calling thread gets the lowest priority, and those that it starts inherit it. Where only an administrator may
-    raise it again, the priority of the session is lowered instead; the kernel knows it where it groups by sessions.
-    """
-    if _may_raise_priority():
-        os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
-    else:
-        _set_session_priority(os.getpid(), LOWEST_PRIORITY)
-
-
-def restore_priority(pid: int, priority: int) -> None:
-    """Undoes `lower_priority` for all threads of a process; does nothing for one that is gone."""
-    for _ in range(2):  # a thread may start another meanwhile
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError):
-                    if os.getpriority(os.PRIO_PROCESS, int(task)) == LOWEST_PRIORITY:
-                        os.setpriority(os.PRIO_PROCESS, int(task), priority)
-    _set_session_priority(pid, 0)
-
-
-def _set_session_priority(pid: int, priority: int) -> None:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as file:
-        file.write(str(priority))
-
-
-def _may_raise_priority() -> bool:
-    try:
-        import resource
-
-        if resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20:
-            return True
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except (ImportError, AttributeError, OSError):
-        return False
-    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
-    return bool(int(effective, 16) >> _CAP_SYS_NICE & 1)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.lifeline import receive_order, send_order
 from llmstack_types import EngineStartError
+
+# The byte by which a process in reserve says that its model is loaded.
+LOADED: Final = b"\x01"
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,16 @@ class CachedSegments:
             self._changes[key] = is_stored
 
 
+def pack_keys(keys: Sequence[int]) -> bytes:
+    """The keys as a message carries them, `KEY_BYTES` bytes each."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def unpack_keys(packed: bytes) -> tuple[int, ...]:
+    """The inverse of `pack_keys`."""
+    return struct.unpack(f"<{len(packed) // KEY_BYTES}Q", packed)
+
+
 def _root_key(salt: str) -> bytes:
     return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 from llmstack_core_scheduler import KVCacheManager, SchedulerConfig
 from llmstack_core_scheduler.request_queue import POLICIES
 from llmstack_engine_core.control_plane import build_cache
-from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay.derive import Decision, derive_decisions
 from llmstack_engine_core.replay.installation import derive_with_installation
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log import LogHeader, RecordedRun, StepLogError
 
 SchedulerFactory = Callable[[SchedulerConfig, KVCacheManager], Scheduler]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log.decisions import (
     DecisionHash,
     pack_forked,

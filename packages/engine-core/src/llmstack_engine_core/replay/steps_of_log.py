@@ -9,8 +9,8 @@ from typing import Any
 
 from llmstack_engine_core.control_plane import build_scheduler
 from llmstack_engine_core.events import note_of
-from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay.derive import Decision, DecisionsDifferError, derive_decisions, proven
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log import Run
 from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows
 from llmstack_engine_core.step_log.packing import unpack

@@ -12,7 +12,7 @@ from llmstack_core_scheduler import KVCacheManager, SchedulerConfig
 from llmstack_core_scheduler.request_queue import POLICIES
 from llmstack_engine_core.control_plane import CacheConfig, build_cache, build_scheduler
 from llmstack_engine_core.plain_data import from_plain, to_plain
-from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.scheduler_protocol import Scheduler
 
 SchedulerFactory = Callable[[SchedulerConfig, KVCacheManager], Scheduler]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from llmstack_engine_core.prediction.cost_model import CostModel, LinearCostModel, StepWork, fit_cost_model, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
-from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.rerun.recorded import Outcome, RecordedRequest
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_types import EngineCoreOutputs, InvalidRequestError, ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 
 MAX_IDLE_STEPS: Final = 1000

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Final
 
 from llmstack_engine_core.ipc.frames import CacheUpdate
-from llmstack_kv_cache.segments import KEY_BYTES
+from llmstack_kv_cache.segments import unpack_keys
 
 # An entry takes 76 bytes, 112 where several replicas have it, so that the index stays below 64 MiB.
 MAX_SEGMENTS: Final = 524_288
@@ -103,9 +102,9 @@ class RoutingIndex:
             self.clear(replica)
             self.num_gaps += 1
             return False
-        for key in _unpack(update.removed):
+        for key in unpack_keys(update.removed):
             self._remove(replica, key)
-        for key in _unpack(update.added):
+        for key in unpack_keys(update.added):
             self._add(replica, key)
         self._settle_before(replica)
         return True
@@ -156,12 +155,3 @@ class RoutingIndex:
             self._key_to_replicas[key] = replicas ^ bit
         else:
             del self._key_to_replicas[key]
-
-
-def pack_keys(keys: Sequence[int]) -> bytes:
-    """The keys as an update carries them."""
-    return struct.pack(f"<{len(keys)}Q", *keys)
-
-
-def _unpack(packed: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(packed) // KEY_BYTES}Q", packed)

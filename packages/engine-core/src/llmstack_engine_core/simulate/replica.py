@@ -10,12 +10,12 @@ from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_core.ipc.frames import CacheUpdate
 from llmstack_engine_core.prediction.cost_model import CostModel, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
-from llmstack_engine_core.routing.index import pack_keys
 from llmstack_engine_core.simulate.predictions import TracePredictor
 from llmstack_engine_core.simulate.report import Report
 from llmstack_engine_core.simulate.runner import TraceRunner
 from llmstack_engine_core.simulate.traces import TraceRequest
 from llmstack_kv_cache import CachedSegments, KVCacheManager
+from llmstack_kv_cache.segments import pack_keys
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, InvalidRequestError, SamplingParams, SchedulerOutput
 
 MAX_IDLE_STEPS = 1000

@@ -10,7 +10,7 @@ from typing import Any, Final
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.plain_data import from_plain, to_plain
-from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.packing import pack, unpack
 

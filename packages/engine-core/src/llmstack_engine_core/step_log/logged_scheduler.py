@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.step_log.decisions import (
     pack_forked,
     pack_imported,
