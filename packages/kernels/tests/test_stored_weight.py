@@ -130,6 +130,13 @@ def test_widening_means_the_same(layout: str) -> None:
     torch.testing.assert_close(packed(x), F.linear(x, weight.dequantize(torch.float64)))
 
 
+@pytest.mark.parametrize("layout", STORED_LAYOUTS)
+def test_a_large_weight_is_widened_in_parts_that_make_the_whole(layout: str) -> None:
+    weight = make(layout, (600, 300, 64))  # more numbers than are widened together
+    torch.testing.assert_close(weight.dequantize(torch.float32).double(), meant(weight), rtol=1e-7, atol=0.0)
+    assert torch.equal(weight.dequantize(torch.bfloat16), weight.dequantize(torch.float32).bfloat16())
+
+
 def test_the_reference_widens_and_says_so() -> None:
     if runs_native_kernels():
         assert all(computes_stored(torch.float16, "cpu", layout) for layout in STORED_LAYOUTS)

@@ -10,14 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 __all__ = ["STORED_LAYOUTS", "StoredWeight", "join_stored"]
 
 _BITS: Mapping[str, int] = {"int8": 8, "int4": 4, "fp8": 8, "table4": 4}
+_MIDDLES: Mapping[str, int] = {layout: 1 << (bits - 1) for layout, bits in _BITS.items()}
 STORED_LAYOUTS = tuple(_BITS)
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ZERO_DTYPES = (torch.uint8, torch.float32)
 _FP8_NAN = 0x7F
+_NUMBERS_AT_ONCE = 1 << 17
+"""Numbers that are widened together: caches hold them. All 28 million of a vocabulary's take six times as long."""
 _LARGEST_SCALE = 2.0**112
 """Scales of `fp8` are multiplied by a power of two while they are packed, which must not overflow."""
 
@@ -114,26 +118,33 @@ class StoredWeight:
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight that the numbers represent, rounded once from float32: [out_features, in_features]."""
-        in_features = self.shape[1]
-        scales = self.scales.float().repeat_interleave(self.group_size, 1)[:, :in_features]
-        if self.layout == "fp8":
-            values = self.numbers.view(torch.float8_e4m3fn).float()
-        elif self.table is not None:
-            values = self.table[self.numbers.int()]
-        else:
-            values = self.numbers.float() - self._zeros().repeat_interleave(self.group_size, 1)[:, :in_features]
-        weight = (values * scales).to(dtype)
+        weight = torch.empty(self.shape, dtype=dtype, device=self.numbers.device)
+        step = max(1, _NUMBERS_AT_ONCE // self.shape[1])
+        for start in range(0, self.shape[0], step):
+            weight[start : start + step] = self._widened(slice(start, start + step))
         return weight if self.order is None else weight[:, torch.argsort(self.order)]
 
     def zero_points(self) -> torch.Tensor:
         """The zero points of all groups: [out_features, num_groups]."""
         if self.zeros is not None:
             return self.zeros
-        middle = 1 << (_BITS[self.layout] - 1)
-        return torch.full(self.scales.shape, middle, dtype=torch.uint8, device=self.scales.device)
+        return torch.full(self.scales.shape, _MIDDLES[self.layout], dtype=torch.uint8, device=self.scales.device)
 
-    def _zeros(self) -> torch.Tensor:
-        return self.zero_points().float()
+    def _widened(self, rows: slice) -> torch.Tensor:
+        """The same of some outputs in float32, with inputs in the order of columns."""
+        in_features = self.shape[1]
+        group_size = min(self.group_size, in_features)
+        groups = F.pad(self.numbers[rows], (0, -in_features % group_size)).unflatten(1, (-1, group_size))
+        values: torch.Tensor
+        if self.layout == "fp8":
+            values = groups.view(torch.float8_e4m3fn).float()
+        elif self.table is not None:
+            values = self.table[groups.int()]
+        else:
+            values = groups.float()
+            values -= _MIDDLES[self.layout] if self.zeros is None else self.zeros[rows].float()[..., None]
+        values *= self.scales[rows].float()[..., None]
+        return values.flatten(1)[:, :in_features]
 
     def num_bytes(self) -> int:
         """Bytes of numbers, scales and zero points when packed."""
