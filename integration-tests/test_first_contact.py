@@ -30,9 +30,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for text in ("", "Paris", "."):
             self.wfile.write(b'data: {"choices": [{"delta": {"content": "%s"}}]}\\n\\n' % text.encode())
 
-    def log_message(self, format, *arguments):
-        return
-
 
 subprocess.run([sys.executable, "-c", BURN], check=True)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -71,6 +68,8 @@ def test_the_first_token_is_timed_with_the_processor_time_of_what_ended(tmp_path
         assert spent is not None
         assert 0.5 <= float(spent[1]) < 20  # half a second of a child that has ended, and nothing of the stage before
     assert "all pass" in done.stdout
+    assert '"POST /v1/chat/completions HTTP/1.1" 200' in done.stdout  # the access log, without questions of the tool
+    assert "/health" not in done.stdout
     assert re.search(rf"home {workspace}/first-contact-\w+/home secret None", done.stdout)
     assert list(workspace.iterdir()) == []
 

@@ -37,6 +37,8 @@ SERVE_LIMIT_S = 1800.0
 TEST_LIMIT_S = 3600.0
 STOP_LIMIT_S = 30.0
 POLL_S = 0.02
+PROBE_PATH = "/health"
+PROBE = f'"GET {PROBE_PATH} HTTP/'
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -134,6 +136,8 @@ class Stage:
 
     def _show(self) -> None:
         for line in self.process.stdout or ():
+            if PROBE in line:
+                continue  # the server's access log has one for each question whether it is ready
             print(f"[{self.wall_s():7.2f} s] {line.rstrip()}", flush=True)
 
 
@@ -235,7 +239,7 @@ def _spent_s() -> float:
 def _is_ready(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", PROBE_PATH)
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
