@@ -162,7 +162,7 @@ def poison_unheld_blocks(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> d
     Returns:
         Request id to the blocks that windows of the request have passed, and that were overwritten while it ran.
     """
-    runner: Any = core._runner
+    runner: Any = core.runner
     logged: Any = core._scheduler
     scheduler = logged._scheduler  # below the one that writes the step log
     manager, execute_model = scheduler._kv_cache_manager, runner.execute_model

@@ -21,6 +21,8 @@ from two_machines import FIRST, Namespaces
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
 from llmstack_engine_core.ipc.keys import make_key_file
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferLimits, TransferNetwork
+from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers
+from llmstack_engine_core.protocols import KVTransfer
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.step_log import read_step_log
 from llmstack_types import (
@@ -97,6 +99,12 @@ def build(folder: Path, role: str | None, log: Path | None = None, num_blocks: i
 def request(name: str, max_tokens: int, prompt: list[int] = PROMPT, **fields: Any) -> EngineCoreRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=7, ignore_eos=True)
     return EngineCoreRequest(name, list(prompt), params, **fields)
+
+
+def transfer_of(core: EngineCore) -> KVTransfer:
+    transfers = core.stages.transfers
+    assert isinstance(transfers, RequestTransfers)
+    return transfers._transfer
 
 
 def run(core: EngineCore, *requests: EngineCoreRequest) -> dict[str, list[EngineCoreOutput]]:
@@ -212,7 +220,7 @@ def test_an_import_adds_what_the_cache_lacks(pair: Pair) -> None:
 
 
 def test_requests_run_while_another_waits_for_its_blocks(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, transfer = threading.Event(), pair.consumer._transfers._transfer  # type: ignore[union-attr]  # a consumer
+    gate, transfer = threading.Event(), transfer_of(pair.consumer)
     import_blocks = transfer.import_blocks
 
     def wait_and_import(*arguments: Any) -> memoryview:
@@ -238,7 +246,7 @@ def test_requests_run_while_another_waits_for_its_blocks(pair: Pair, monkeypatch
 
 def test_blocks_that_come_too_late_are_computed(pair: Pair, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core, gate = build(checkpoint, "kv_consumer", import_timeout_s=0.01), threading.Event()
-    monkeypatch.setattr(core._transfers._transfer, "import_blocks", lambda *arguments: gate.wait())  # type: ignore[union-attr]  # a consumer
+    monkeypatch.setattr(transfer_of(core), "import_blocks", lambda *arguments: gate.wait())
     outputs = run(core, request("decode", NUM_TOKENS, kv_transfer=prefill(pair.producer)))["decode"]
     gate.set()
     core.shutdown()

@@ -78,8 +78,12 @@ def core_over(
 ) -> EngineCore:
     """The control plane as the engine core builds it, without prefix caching: prompts are not shared."""
     from llmstack_core_scheduler import SchedulerConfig
+    from llmstack_engine_core.build import make_stages
     from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
     from llmstack_engine_core.engine_core import EngineCore
+    from llmstack_engine_core.events import EventBus
+    from llmstack_engine_core.observers import Observers
+    from llmstack_engine_core.structured_output import LazyBackend
 
     spec = runner.runner.kv_cache_spec()
     limits = SchedulerConfig(
@@ -88,7 +92,10 @@ def core_over(
     cache = CacheConfig(runner.num_blocks, BLOCK_SIZE, enable_prefix_caching=False)
     ready = EngineReady(runner.num_blocks, BLOCK_SIZE, max_model_len, spec.vocab_size, spec.dtype, spec.device)
     scheduler = build_scheduler(limits, cache)
-    return EngineCore(scheduler, runner.runner, ready, log_stats=False, num_steps_under_way=1 + is_ahead)
+    events = EventBus((), time.monotonic)
+    stages = make_stages(scheduler, runner.runner, events, LazyBackend("", None, spec.vocab_size))
+    observers = Observers(events, log_stats=False)
+    return EngineCore(scheduler, runner.runner, ready, stages, observers, num_steps_under_way=1 + is_ahead)
 
 
 def serve(

@@ -49,7 +49,7 @@ class Rig:
         )
         self.log = tmp_path / "log"
         self.core: EngineCore = build_engine_core(config)
-        self.runner: GatedRunner = self.core._runner  # type: ignore[assignment]  # the class above
+        self.runner: GatedRunner = self.core.runner  # type: ignore[assignment]  # the class above
         self.path = tmp_path / "adapter"
         self.path.mkdir()
         (self.path / "adapter_config.json").write_text("{}")

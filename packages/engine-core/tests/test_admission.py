@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
 
+from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
+from llmstack_engine_core.adapter_gate import make_adapter_gate
 from llmstack_engine_core.admission import MAX_BEAMS, MAX_POOLED_NUMBERS, check_request
+from llmstack_engine_core.beams import BeamSearches
+from llmstack_engine_core.build import make_stages
 from llmstack_engine_core.engine_core import EngineCore
+from llmstack_engine_core.events import EventBus
 from llmstack_engine_core.ipc.codec import decode_client_message
 from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.structured_output import LazyBackend
+from llmstack_engine_core.testing import EchoModelRunner
+from llmstack_kv_cache import KVCacheManager
 from llmstack_types import (
     EngineCoreRequest,
     EngineReady,
@@ -92,10 +101,21 @@ def test_a_request_out_of_the_domain_ends_with_an_error_and_another_does_not(
     assert tokens == [5, 6, 7, 5]
 
 
+def check_as_the_engine_core(request: EngineCoreRequest, ready: EngineReady) -> None:
+    """The checks of an engine core without adapters and transfers."""
+    runner, scheduler = EchoModelRunner(ModelRunnerConfig("echo")), Scheduler(SchedulerConfig(), KVCacheManager(8, 4))
+    stages = make_stages(scheduler, runner, EventBus((), time.monotonic), LazyBackend("", None, READY.vocab_size))
+    for stage in stages.needed_by(request):
+        stage.check(request)
+    check_request(request, ready)
+
+
 def test_an_abort_of_a_refused_request_does_not_end_the_beam_of_that_name(core: EngineCore) -> None:
     core.add_request(replace(sampling(use_beam_search=True, logprobs=0), request_id="search"))
     core.step()
-    beams = list(core._beam_searches.row_id_to_search)
+    searches = core.stages.beams
+    assert isinstance(searches, BeamSearches)
+    beams = list(searches.row_id_to_search)
     for name in beams:
         core.add_request(replace(GOOD, request_id=name))
     core.abort_requests(beams)
@@ -183,7 +203,7 @@ def test_a_refusal_names_the_field_and_says_why(
     bad: EngineCoreRequest, ready: dict[str, Any], param: str, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        check_request(bad, replace(READY, **ready))
+        check_as_the_engine_core(bad, replace(READY, **ready))
     assert (caught.value.param, caught.value.message) == (param, message)
     codes = {"allowed_token_ids": "empty_array", "prompt": "context_length_exceeded"}
     is_coded = message in ("No token is allowed.", TOO_LONG[1])
@@ -220,7 +240,10 @@ def test_a_refused_request_gets_an_output_with_its_error_and_no_tokens(core: Eng
 
 def test_a_name_of_an_adapter_is_its_identity() -> None:
     identity = str(LoRAIdentity("style", "0" * 16, 1))
-    check_request(replace(GOOD, lora_name=identity), READY, has_adapters=True)
-    for name, has_adapters in ((identity, False), ("style", True)):
-        with pytest.raises(InvalidRequestError, match="no adapter of this name"):
-            check_request(replace(GOOD, lora_name=name), READY, has_adapters=has_adapters)
+    runner = EchoModelRunner(ModelRunnerConfig("echo"))
+    with_adapters, without = (make_adapter_gate(runner, count, 1, lambda *state: None) for count in (1, 0))
+    with_adapters.check(replace(GOOD, lora_name=identity))
+    for name, stage in ((identity, without), ("style", with_adapters)):
+        with pytest.raises(InvalidRequestError, match="no adapter of this name") as caught:
+            stage.check(replace(GOOD, lora_name=name))
+        assert caught.value.param == "model"

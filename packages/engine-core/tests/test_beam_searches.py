@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,15 @@ from hypothesis import strategies as st
 
 from llmstack_core_scheduler import Scheduler
 from llmstack_engine_core import SchedulerConfig
-from llmstack_engine_core.beams import BeamSearch, beam_searches
+from llmstack_engine_core.beams import BeamSearch, BeamSearches, beam_searches
+from llmstack_engine_core.build import make_stages
 from llmstack_engine_core.control_plane import CacheConfig, build_cache
 from llmstack_engine_core.engine_core import EngineCore
+from llmstack_engine_core.events import EventBus
+from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import LogHeader, RecordedRun, RingSink, StepLog
+from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
+from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_engine_core.testing import EchoOutput
 from llmstack_types import (
     EngineCoreOutput,
@@ -111,8 +116,13 @@ class Rig:
         scheduler = Scheduler(config, build_cache(cache), draft_source=draft_source)
         self.runner = TextRunner()
         ready = EngineReady(num_blocks, 4, 64, VOCAB_SIZE, "float32", "cpu")
-        self.core = EngineCore(scheduler, self.runner, ready, step_log=self.log, num_steps_under_way=1 + is_async)  # type: ignore[arg-type]
-        self.searches = self.core._beam_searches
+        events, logged = EventBus((), time.monotonic), LoggedScheduler(scheduler, self.log)
+        stages = make_stages(logged, self.runner, events, LazyBackend("", None, VOCAB_SIZE))  # type: ignore[arg-type]
+        self.core = EngineCore(
+            logged, self.runner, ready, stages, Observers(events, step_log=self.log), num_steps_under_way=1 + is_async  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert isinstance(stages.beams, BeamSearches)
+        self.searches = stages.beams
         self.outputs: dict[str, EngineCoreOutput] = {}
 
     def add(self, name: str, width: int, **fields: Any) -> list[EngineCoreRequest]:
@@ -281,19 +291,19 @@ def test_a_request_whose_search_is_gone_or_complete_is_refused():
     rig = Rig()
     first, second = requests("a", 2)
     with pytest.raises(InvalidRequestError, match="gone"):
-        rig.searches.add(second)
-    rig.searches.add(first)
-    rig.searches.add(second)
+        rig.searches.hold(second)
+    rig.searches.hold(first)
+    rig.searches.hold(second)
     with pytest.raises(InvalidRequestError, match="has all its beams"):
-        rig.searches.add(replace(second, request_id="2_a"))
+        rig.searches.hold(replace(second, request_id="2_a"))
 
 
 def test_a_search_that_cannot_fit_is_refused_and_leaves_nothing():
     rig = Rig()
     first, second = requests("a", 2, prompt=[1] * 100)
-    rig.searches.add(first)
+    rig.searches.hold(first)
     with pytest.raises(InvalidRequestError, match="maximum context length"):
-        rig.searches.add(second)
+        rig.searches.hold(second)
     rig.finish()
 
 

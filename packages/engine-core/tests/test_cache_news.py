@@ -81,7 +81,7 @@ def test_a_follower_gets_what_is_cached_and_then_every_change() -> None:
 def test_without_followers_the_cache_notes_no_events() -> None:
     loop = Loop()
     loop.say(b"a", Hello(), request("r"))
-    news = loop._core.cache_news
+    news = loop._core.observers.cache_news
     assert news is not None
     assert (news._cache._events, news.take(), loop.updates(b"a")) == (None, None, [])
 
@@ -102,7 +102,7 @@ def test_after_random_requests_and_evictions_a_follower_knows_what_the_cache_fin
         index = RoutingIndex(1)
         applied = [index.apply(0, update) for update in loop.updates(b"a")]
         assert all(applied)
-        news = loop._core.cache_news
+        news = loop._core.observers.cache_news
         assert news is not None
         for prompt in prompts:
             found, _ = news._cache._prefix_index.find(prompt, len(prompt) // 16, "")

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
+from llmstack_engine_core.adapter_gate import AdapterGate
 from llmstack_engine_core.beams import BeamSearches
+from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers
+from llmstack_engine_core.stages import AbsentStage, Stage
 from llmstack_engine_core.structured_output import ConstrainedRows, GrammarGate
 from llmstack_types import (
     EngineCoreOutput,
@@ -199,12 +202,12 @@ def test_an_engine_core_sleeps_as_soon_as_the_last_request_has_ended() -> None:
     core.shutdown()
 
 
-def test_a_plain_request_enters_no_stage_of_grammars_and_beams(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stage in (GrammarGate, ConstrainedRows, BeamSearches):
-        for name, method in vars(stage).items():
-            if callable(method) and name != "__init__":
-                monkeypatch.setattr(stage, name, lambda *arguments, name=name: pytest.fail(name))
+def test_a_plain_request_enters_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     core = build()
+    for stage in (Stage, AbsentStage, AdapterGate, GrammarGate, ConstrainedRows, RequestTransfers, BeamSearches):
+        for name, method in vars(stage).items():
+            if callable(method) and not name.startswith("__"):
+                monkeypatch.setattr(stage, name, lambda *arguments, name=name: pytest.fail(name))
     core.add_request(request("r"))
     core.add_request(request("aborted", max_tokens=50))
     core.step()

@@ -125,8 +125,8 @@ def test_what_a_subscriber_rebuilds_is_what_the_engine_core_has_cached(tmp_path:
         batches = replay(replays)
         assert [number for number, _ in batches] == list(range(len(batches)))
         assert batches[0][1][1:] == [[["AllBlocksCleared"]], 0]
-        assert core.cache_news is not None
-        cached = [event for event in core.cache_news._cache.stored() if event.identities]
+        assert core.observers.cache_news is not None
+        cached = [event for event in core.observers.cache_news._cache.stored() if event.identities]
         expected = {tuple(event.token_ids) for event in cached if not event.parent_identity}
         found = contents(rebuild(batches))
         assert len(found) == sum(len(event.identities) for event in cached)
@@ -293,6 +293,6 @@ def test_each_engine_core_publishes_at_its_own_endpoint() -> None:
 def test_nothing_is_published_unless_that_is_asked_for() -> None:
     for events in (None, KVEventsConfig(False), KVEventsConfig(True, publisher="null")):
         config = EngineConfig(ModelRunnerConfig("echo"), runner="echo", kv_events=events)
-        news = build_engine_core(replace(config, num_blocks=8)).cache_news
+        news = build_engine_core(replace(config, num_blocks=8)).observers.cache_news
         assert news is not None
         assert news._publisher is None

@@ -98,9 +98,9 @@ def run_messily(core: EngineCore, seed: int = 0, num_requests: int = 12) -> None
 
 
 def dump(core: EngineCore) -> bytes:
-    assert core.step_log is not None
-    assert isinstance(core.step_log.sink, RingSink)
-    return core.step_log.sink.dump()
+    assert core.observers.step_log is not None
+    assert isinstance(core.observers.step_log.sink, RingSink)
+    return core.observers.step_log.sink.dump()
 
 
 @pytest.fixture(scope="module")
@@ -268,8 +268,8 @@ def test_a_run_whose_process_was_killed_is_proved_as_far_as_it_was_written(
     core.add_request(EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=9, seed=0)))
     while core.has_unfinished_requests():
         core.step()
-    assert core.step_log is not None
-    core.step_log.wait()  # for its thread
+    assert core.observers.step_log is not None
+    core.observers.step_log.wait()  # for its thread
     code, out, _ = replay(capsys, path)
     assert code == 0
     assert "9 steps" in out or "10 steps" in out
@@ -285,7 +285,7 @@ def test_a_ring_that_has_lost_its_beginning_cannot_be_replayed() -> None:
 
 
 def test_a_log_can_be_switched_off_and_a_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
-    assert build(step_log_bytes=0).step_log is None
+    assert build(step_log_bytes=0).observers.step_log is None
     with pytest.raises(EngineStartError, match="--record-steps"):
         build(record_steps=str(tmp_path / "absent" / "run.steps"))
     with pytest.raises(ValueError, match="step_log_bytes"):

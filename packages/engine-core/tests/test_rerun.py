@@ -49,7 +49,7 @@ def build(num_blocks: int = 64, model: dict[str, Any] | None = None, **changes: 
         num_blocks=num_blocks,
     )
     core, clock = build_engine_core(config), Clock()
-    core._clock = clock
+    core.observers.events.clock = clock
     return core, clock
 
 
@@ -75,9 +75,9 @@ def run(core: EngineCore, clock: Clock, num_steps: int = 1_000_000) -> None:
 
 
 def log_of(core: EngineCore) -> RecordedRun:
-    assert core.step_log is not None
-    core.step_log.close()
-    sink = core.step_log.sink
+    assert core.observers.step_log is not None
+    core.observers.step_log.close()
+    sink = core.observers.step_log.sink
     assert isinstance(sink, RingSink)
     return RecordedRun(sink.dump())
 

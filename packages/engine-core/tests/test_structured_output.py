@@ -127,9 +127,9 @@ def said(outputs: list[EngineCoreOutput]) -> str:
 
 
 def recorded(core: EngineCore) -> bytes:
-    assert core.step_log is not None
-    assert isinstance(core.step_log.sink, RingSink)
-    return core.step_log.sink.dump()
+    assert core.observers.step_log is not None
+    assert isinstance(core.observers.step_log.sink, RingSink)
+    return core.observers.step_log.sink.dump()
 
 
 TEXTS = st.text("abcdexyz", max_size=12)
@@ -277,7 +277,7 @@ def test_a_step_without_constrained_rows_is_passed_on_as_it_is() -> None:
     watched = Watched(ModelRunnerConfig(f"echo?vocab_size={VOCAB_SIZE}", block_size=4, **LIMITS))
     rows = ConstrainedRows(lambda: pytest.fail("there is nothing to follow"))
     step = SchedulerOutput(1, [NewRequest("a", [5, 6], 2, SamplingParams())], [ScheduledRequest("a", 0, 2, [0])], [], 2)
-    rows.execute(watched, step)
+    rows.execute(watched.execute_model, step)
     assert calls == [(step,)]
     assert not rows.num_known_tokens
 

@@ -53,8 +53,8 @@ class Recorded:
         )  # fmt: skip
         self.clock, self.path = Clock(), path
         self.core = build_engine_core(config)
-        self.core._clock = self.core._events._clock = self.clock
-        runner = self.core._runner
+        self.core.observers.events.clock = self.clock
+        runner = self.core.runner
         execute = runner.execute_model
 
         def execute_model(scheduled: SchedulerOutput) -> Any:

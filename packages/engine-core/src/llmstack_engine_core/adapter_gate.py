@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, cast
 
 from llmstack_engine_core.protocols import AdapterRunner
-from llmstack_types import EngineCoreRequest, InvalidRequestError, RequestStatus
+from llmstack_engine_core.stages import AbsentStage, Operations, Ready, Stage
+from llmstack_types import Control, EngineCoreRequest, InvalidRequestError, LoRAIdentity, RequestStatus
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +18,12 @@ LOADING: Final = "loading"
 LOADED: Final = "loaded"
 NOT_LOADED: Final = "The adapter could not be loaded; the engine core's log says more."
 TOO_MANY: Final = "Too many adapters wait to be loaded; try again."
+NOT_SERVED: Final = "The model has no adapter of this name."
 MAX_NUM_WAITING: Final = 1024
 """Adapters that wait to be read."""
 
 
-class AdapterGate:
+class AdapterGate(Stage):
     """Holds requests until their adapters are in memory; other requests overtake them.
 
     One adapter is read at a time, in a thread. At most `max_adapters` are kept; the one that was used least recently
@@ -48,15 +50,45 @@ class AdapterGate:
         self._request_id_to_adapter: dict[str, str] = {}
         self._paths: OrderedDict[str, str] = OrderedDict()  # to be read, in this order
         self._reading: tuple[str, Future[object]] | None = None
-        self._ready: list[tuple[EngineCoreRequest, InvalidRequestError | None]] = []
+        self._ready: list[Ready] = []
         self._errors: OrderedDict[str, str] = OrderedDict()
         self._unloaded: set[str] = set()
         self._leaving: deque[tuple[int, str]] = deque()  # adapters without users, and the steps that they stay
         self._step = 0
         self._thread = ThreadPoolExecutor(1, "read-adapter")
 
-    def admit(self, request: EngineCoreRequest) -> bool:
-        """Notes a request that names an adapter; False if it has to wait for it.
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their adapters."""
+        return len(self.waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an adapter waits to be read, or to be placed."""
+        return bool(self._paths or self._ready) or self._reading is not None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether requests have adapters or wait for them, or an adapter comes or goes."""
+        return bool(self.waiting or self._request_id_to_adapter or self._leaving) or self.is_busy
+
+    def operations(self) -> Operations:
+        """Loads and unloads adapters by name."""
+        return {Control.LOAD_ADAPTER: self.load, Control.UNLOAD_ADAPTER: self.unload}
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Refuses a name that is no identity.
+
+        Raises:
+            InvalidRequestError: It is none.
+        """
+        try:
+            LoRAIdentity.parse(request.lora_name or "")
+        except ValueError:
+            raise InvalidRequestError(NOT_SERVED, param="model") from None
+
+    def hold(self, request: EngineCoreRequest) -> bool:
+        """Notes a request that names an adapter; True if it has to wait for it.
 
         Raises:
             InvalidRequestError: Too many adapters wait, or this one is being unloaded.
@@ -66,13 +98,13 @@ class AdapterGate:
             raise InvalidRequestError("The adapter has been unloaded.", param="model", code="model_not_found")
         if name in self._users:
             self._use(request.request_id, name)
-            return True
+            return False
         self._ask_for(name, request.lora_path)
         self.waiting[request.request_id] = request
         self._on_status(request.request_id, RequestStatus.WAITING_FOR_ADAPTER)
-        return False
+        return True
 
-    def release(self, request_ids: Iterable[str]) -> None:
+    def forget(self, request_ids: Collection[str]) -> None:
         """Forgets requests that have ended."""
         for request_id in request_ids:
             self.waiting.pop(request_id, None)
@@ -108,7 +140,7 @@ class AdapterGate:
                 self._drop(name)
         return was_known
 
-    def take_ready(self, wait_s: float) -> list[tuple[EngineCoreRequest, InvalidRequestError | None]]:
+    def take_ready(self, wait_s: float) -> list[Ready]:
         """The requests whose adapters are in memory now, or have an error; waits at most `wait_s` for the next one."""
         if wait_s and self._reading is not None and not self._ready:
             wait([self._reading[1]], wait_s)
@@ -132,18 +164,13 @@ class AdapterGate:
                 self._use(request.request_id, name)
             self._ready.append((request, error))
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether an adapter waits to be read, or to be placed."""
-        return bool(self._paths or self._ready) or self._reading is not None
-
     def end_step(self, *, is_idle: bool) -> None:
         """Notes the end of a step; drops adapters that no step under way can use. `is_idle`: None is."""
         self._step += 1
         while self._leaving and (is_idle or self._leaving[0][0] <= self._step):
             self._runner.remove_adapter(self._leaving.popleft()[1])
 
-    def forget_all(self) -> None:
+    def lose_weights(self) -> None:
         """The runner has lost its adapters; there are no requests."""
         self._users.clear()
         self._leaving.clear()
@@ -203,8 +230,12 @@ class AdapterGate:
 
 def make_adapter_gate(
     runner: object, max_adapters: int, num_steps_under_way: int, on_status: Callable[[str, RequestStatus], None]
-) -> AdapterGate | None:
-    """The gate of a runner with adapters; None where `max_adapters` is 0."""
+) -> Stage:
+    """The gate of a runner with adapters; one that refuses all requests where `max_adapters` is 0."""
     if not max_adapters:
-        return None
+        answers: Operations = {
+            Control.LOAD_ADAPTER: lambda identity, path: "Adapters are not enabled.",
+            Control.UNLOAD_ADAPTER: lambda identity: False,
+        }
+        return AbsentStage(NOT_SERVED, "model", answers)
     return AdapterGate(cast(AdapterRunner, runner), max_adapters, num_steps_under_way, on_status)

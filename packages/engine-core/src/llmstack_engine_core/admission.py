@@ -10,7 +10,6 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     InvalidRequestError,
-    LoRAIdentity,
     PoolingParams,
     PoolingTask,
     SamplingParams,
@@ -26,9 +25,7 @@ BEAM_MARK = "/beam-"
 """Separator in the id of a beam, between the id of its search and a number."""
 
 
-def check_request(
-    request: EngineCoreRequest, ready: EngineReady, *, has_adapters: bool = False, can_transfer: bool = False
-) -> None:
+def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
     """Refuses a request that the model cannot serve, or whose fields are outside of what the model runner accepts.
 
     The sender has checked it already. The engine core does not rely on that: an error in a step would cost all running
@@ -37,10 +34,6 @@ def check_request(
     Raises:
         InvalidRequestError: Names the parameter.
     """
-    if request.lora_name is not None and not (has_adapters and _is_identity(request.lora_name)):
-        raise InvalidRequestError("The model has no adapter of this name.", param="model")
-    if request.kv_transfer is not None and not can_transfer:
-        raise InvalidRequestError("The engine core exchanges no KV blocks.", param="kv_transfer_params")
     _check_token_ids(request, ready)
     params = request.sampling_params
     if request.prompt_embeds is not None:
@@ -81,14 +74,6 @@ def _check_lists(params: SamplingParams, ready: EngineReady) -> None:
         raise InvalidRequestError("Nothing ends the reasoning.", param="thinking_tags")
     if not all(params.bad_words_token_ids):
         raise InvalidRequestError("A bad word has no tokens.", param="bad_words_token_ids")
-
-
-def _is_identity(name: str) -> bool:
-    try:
-        LoRAIdentity.parse(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_token_ids(request: EngineCoreRequest, ready: EngineReady) -> None:

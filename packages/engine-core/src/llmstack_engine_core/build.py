@@ -7,36 +7,42 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import cast
 
 from llmstack_core_scheduler import SchedulerConfig
-from llmstack_engine_core.block_residency import BlockResidency
-from llmstack_engine_core.cache_news import CacheNews
+from llmstack_engine_core.adapter_gate import make_adapter_gate
+from llmstack_engine_core.beams import BeamSearches
+from llmstack_engine_core.build_observers import (
+    make_block_residency,
+    make_cache_news,
+    make_event_bus,
+    make_profiles,
+    make_shadow,
+    open_step_log,
+)
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.contract import numeric_contract_id
 from llmstack_engine_core.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
 from llmstack_engine_core.engine_core import EngineCore
-from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
+from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.connectors import make_transfer
+from llmstack_engine_core.kv_transfer.request_transfers import NO_TRANSFERS, RequestTransfers, TransferParts
+from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.plugins import load_model_runner
-from llmstack_engine_core.profiles import StepProfiles
-from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner, ShadowSource
-from llmstack_engine_core.step_log import DeferredLog, FileSink, LogHeader, RingSink, Sink, StepLog, make_marker
-from llmstack_engine_core.structured_output import LazyBackend
-from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_engine_core.protocols import ConstraintBackend, EventHook, ModelRunner
+from llmstack_engine_core.scheduler_protocol import Scheduler
+from llmstack_engine_core.stages import Stages
+from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, make_marker
+from llmstack_engine_core.structured_output import GrammarGate, LazyBackend
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
 logger = logging.getLogger(__name__)
 
 CPU_STAGE_TOKENS = 64
 GPU_STAGE_TOKENS = 512
-# Found by name: it is in a package above this one.
-SHADOW = "llmstack_engine_core.shadow.feed"
 
 REPORTED_DISTRIBUTIONS = (
     "llmstack-engine-core", "llmstack-core-scheduler", "llmstack-kv-cache", "llmstack-model-runner", "llmstack-kernels",
@@ -123,25 +129,46 @@ def _build_with_runner(
         cache.num_usable_blocks / cache.num_blocks_needed(max_model_len, scheduler_config), max_model_len,
         _describe(timer.phases_s),
     )  # fmt: skip
-    return EngineCore(
-        scheduler,
-        runner,
-        ready,
+    num_steps_under_way = max(2 if ready.async_scheduling else 1, scheduler_config.pipeline_parallel_size)
+    cache_news = make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None
+    logged = scheduler if step_log is None else LoggedScheduler(scheduler, step_log)
+    stages = make_stages(
+        logged, runner, events,
         constraints=LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size),
-        log_stats=config.log_stats,
-        max_num_queued_requests=config.max_num_queued_requests,
-        step_log=step_log,
-        num_steps_under_way=max(2 if ready.async_scheduling else 1, scheduler_config.pipeline_parallel_size),
-        events=events,
-        recorder=recorder,
-        residency=residency,
-        cache_news=make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None,
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
+        num_steps_under_way=num_steps_under_way,
         transfer=None
         if config.kv_transfer is None
         else make_transfer(config.kv_transfer, config.kv_transfer_network, runner, spec, ready),
-        profiles=profiles,
-        shadow=shadow,
+    )  # fmt: skip
+    return EngineCore(
+        logged, runner, ready, stages,
+        Observers(events, recorder, residency, profiles, step_log, shadow, cache_news, config.log_stats),
+        max_num_queued_requests=config.max_num_queued_requests,
+        num_steps_under_way=num_steps_under_way,
+    )  # fmt: skip
+
+
+def make_stages(
+    scheduler: Scheduler,
+    runner: ModelRunner,
+    events: EventBus,
+    constraints: Callable[[], ConstraintBackend],
+    *,
+    max_cpu_loras: int = 0,
+    num_steps_under_way: int = 1,
+    transfer: TransferParts | None = None,
+) -> Stages:
+    """The stages before `scheduler`.
+
+    `constraints` makes the backend of constrained requests. `max_cpu_loras` adapters are kept in memory; 0 refuses
+    requests that name one. `transfer` is what carries KV blocks of requests; None refuses those that ask for it.
+    """
+    return Stages(
+        adapters=make_adapter_gate(runner, max_cpu_loras, num_steps_under_way, events.on_status),
+        grammars=GrammarGate(constraints, events.on_status),
+        transfers=NO_TRANSFERS if transfer is None else RequestTransfers(transfer, scheduler),
+        beams=BeamSearches(scheduler),
     )
 
 
@@ -203,90 +230,6 @@ def choose_stage_tokens(config: SchedulerConfig, device: str) -> SchedulerConfig
     if config.pipeline_parallel_size == 1 or config.min_stage_tokens:
         return config
     return replace(config, min_stage_tokens=CPU_STAGE_TOKENS if device == "cpu" else GPU_STAGE_TOKENS)
-
-
-def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResidency | None:
-    """The hook that measures how long blocks stay in the cache, if the option is on."""
-    sample = config.block_metrics_sample
-    if not sample:
-        return None
-    return BlockResidency(cache.block_size, sample, time.monotonic, len(cache.sliding_windows))
-
-
-def make_profiles(config: EngineConfig, runner: ModelRunner) -> StepProfiles | None:
-    """The profiler, if the option is given.
-
-    Raises:
-        EngineStartError: The model runner does not record any, or the folder cannot be created.
-    """
-    if config.profiler is None:
-        return None
-    if not hasattr(runner, "start_profile"):
-        raise EngineStartError(
-            "--profiler-config: this model runner records no profiles; one of several ranks does not"
-        )
-    return StepProfiles(config.profiler, cast(ProfilingRunner, runner))
-
-
-def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts) -> CacheNews:
-    """The follower of the prefix cache, which publishes its events if the option is given.
-
-    Raises:
-        EngineStartError: An endpoint cannot be listened on, or others could read it.
-    """
-    if config.kv_events is None or not config.kv_events.is_on:
-        return CacheNews(kv_cache)
-    from llmstack_engine_core.zmq_publisher import ZmqPublisher
-
-    return CacheNews(kv_cache, ZmqPublisher(config.kv_events, config.key_file))
-
-
-def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:
-    """The event bus of the engine core's own hooks, the log, the trace and the user's hooks, in this order."""
-    hooks = list(own)
-    if logger.isEnabledFor(logging.DEBUG):
-        hooks.append(StepLogger())
-    if config.trace:
-        from llmstack_engine_core.trace import TraceHook
-
-        hooks.append(TraceHook())
-    return EventBus([*hooks, *event_hooks], time.monotonic)
-
-
-def make_shadow(config: EngineConfig, header: LogHeader) -> ShadowSource | None:
-    """Another control plane on the same inputs, where that is asked for.
-
-    Raises:
-        EngineStartError: There is none of that name, or no process can be started.
-    """
-    if config.shadow_scheduler is None:
-        return None
-    try:
-        return cast("ShadowSource", import_module(SHADOW).start_shadow(config.shadow_scheduler, header))
-    except ImportError as error:
-        raise EngineStartError("--shadow-scheduler needs the package llmstack-insight") from error
-    except (ValueError, OSError) as error:
-        raise EngineStartError(f"--shadow-scheduler: {error}") from error
-
-
-def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowSource | None = None) -> DeferredLog | None:
-    """The log of steps as configured: in a file, or the last of it in memory, or none. `follower` receives it too.
-
-    Raises:
-        EngineStartError: The file cannot be written.
-    """
-    if config.record_steps is None:
-        is_needed = config.step_log_bytes or follower is not None
-        if not is_needed:
-            return None
-        sink: Sink = RingSink(config.step_log_bytes)
-        snapshot_steps = config.snapshot_steps if config.step_log_bytes else 0
-    else:
-        try:
-            sink, snapshot_steps = FileSink(config.record_steps), config.snapshot_steps
-        except OSError as error:
-            raise EngineStartError(f"cannot write --record-steps {config.record_steps}: {error.strerror}") from error
-    return DeferredLog(StepLog(header, sink, follower, snapshot_steps))
 
 
 def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: int) -> int:

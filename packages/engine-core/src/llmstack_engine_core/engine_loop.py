@@ -87,7 +87,7 @@ class EngineLoop(ABC):
         else:
             if self._followers:
                 self._send_cache_update()
-            report = self._core.take_shadow_report()
+            report = self._core.observers.take_shadow_report()
             if report is not None:
                 self._broadcast(EngineCoreOutputs([], self._core.now_s(), shadow=report))
 
@@ -201,7 +201,7 @@ class EngineLoop(ABC):
             self._send(client, message)
 
     def _follow_cache(self, client: bytes) -> None:
-        news = self._core.cache_news
+        news = self._core.observers.cache_news
         if news is None:  # nothing is ever found in this cache
             return
         self._send_cache_update()
@@ -210,7 +210,7 @@ class EngineLoop(ABC):
 
     def _send_cache_update(self, now_s: float | None = None) -> None:
         """Tells the followers what has changed in the cache; after a step, only if it is due."""
-        news = self._core.cache_news
+        news = self._core.observers.cache_news
         is_due = now_s is None or now_s - self._last_cache_update_s >= CACHE_UPDATE_INTERVAL_S
         if news is None or not (is_due or not self._core.has_unfinished_requests()):
             return

@@ -38,6 +38,7 @@ class EventBus:
     `on_status` is what the scheduler calls; it reads the clock, which the scheduler may not.
 
     Attributes:
+        clock: The one clock of the engine core, in seconds.
         received_s: When messages were received last: those that are received now came later.
         scheduled_hooks: The `on_scheduled` of the hooks that have one.
         step_hooks: The `on_step` of the hooks that have one.
@@ -50,7 +51,7 @@ class EventBus:
         self.scheduled_hooks = [hook.on_scheduled for hook in hooks if _overrides(hook, "on_scheduled")]
         self.step_hooks = [hook.on_step for hook in hooks if _overrides(hook, "on_step")]
         self._status_hooks = [hook.on_status for hook in hooks if _overrides(hook, "on_status")]
-        self._clock = clock
+        self.clock = clock
         self._came_s: float | None = None
 
     def begin_arrival(self, arrival_s: float, *, is_idle: bool) -> None:
@@ -59,7 +60,7 @@ class EventBus:
         `arrival_s`: By the clock of its sender, which may be that of another machine; 0 where that is not known.
         `is_idle`: Whether there was no step that it could have waited for.
         """
-        now_s = self._clock()
+        now_s = self.clock()
         if is_idle:
             self.received_s = now_s
         self._came_s = min(max(arrival_s, self.received_s), now_s) if arrival_s else now_s
@@ -70,7 +71,7 @@ class EventBus:
 
     def on_status(self, request_id: str, status: RequestStatus) -> None:
         """Notes that a request enters a state."""
-        event = RequestEvent(request_id, status, self._clock() if self._came_s is None else self._came_s)
+        event = RequestEvent(request_id, status, self.clock() if self._came_s is None else self._came_s)
         if status in _REPORTED_STATES:
             self.unsent.append(event)
         for hook in self._status_hooks:

@@ -5,12 +5,13 @@ Each token forks a beam, and the parent ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from llmstack_engine_core.admission import BEAM_MARK, error_output
 from llmstack_engine_core.beams.beam_search import Beam, BeamSearch, CompleteBeam
 from llmstack_engine_core.scheduler_protocol import Scheduler
+from llmstack_engine_core.stages import Stage
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -26,7 +27,7 @@ MAX_ROW_TOKENS = 2
 another beam of its search is late because it was preempted or not admitted."""
 
 
-class BeamSearches:
+class BeamSearches(Stage):
     """The searches of one engine core. A search arrives as `n` requests; all but the first name it in `fork_of`.
 
     It begins with the last of them, and ends with one output for each, best beam first. In between every running beam
@@ -43,8 +44,13 @@ class BeamSearches:
         self.row_id_to_search: dict[str, _Search] = {}
         self._scheduler = scheduler
 
-    def add(self, request: EngineCoreRequest) -> None:
-        """Adds one beam of a search; the last one starts it.
+    @property
+    def is_in_use(self) -> bool:
+        """Whether there is a search."""
+        return bool(self.request_id_to_search)
+
+    def hold(self, request: EngineCoreRequest) -> bool:
+        """Adds one beam of a search; the last one starts it. True: its rows go to the scheduler, and not the request.
 
         Raises:
             InvalidRequestError: The scheduler refuses it, or its search is gone.
@@ -54,8 +60,9 @@ class BeamSearches:
         self.request_id_to_search[request.request_id] = search
         if len(search.request_ids) == search.beams.width:
             self._start(search)
+        return True
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
+    def abort(self, request_ids: list[str]) -> list[str]:
         """Ends a search once all of its requests are aborted; returns the ids that the scheduler has to abort."""
         aborted: list[str] = []
         for request_id in request_ids:

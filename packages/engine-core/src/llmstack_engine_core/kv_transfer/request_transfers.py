@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ from llmstack_engine_core.kv_transfer.config import KVTransferConfig
 from llmstack_engine_core.kv_transfer.tag import KVTransferError, TagMaker
 from llmstack_engine_core.protocols import KVTransfer, TransferRunner
 from llmstack_engine_core.scheduler_protocol import Scheduler
+from llmstack_engine_core.stages import AbsentStage, Ready, Stage
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_NUM_WAITING: Final = 1024
 """Requests that wait for their blocks; those that come then are computed."""
+NO_TRANSFERS: Final = AbsentStage("The engine core exchanges no KV blocks.", "kv_transfer_params")
 _NUM_THREADS: Final = 2
 _EXPORTING_REASONS: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
 
@@ -45,7 +47,7 @@ class _Arriving(NamedTuple):
     deadline_s: float
 
 
-class RequestTransfers:
+class RequestTransfers(Stage):
     """Exports the prompts of finished requests, and holds requests until their blocks have arrived.
 
     Others overtake those that wait. Whatever goes wrong with an import, the request is then computed as any other.
@@ -72,6 +74,16 @@ class RequestTransfers:
         """Requests that wait for their blocks."""
         return len(self._arriving)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests wait for their blocks."""
+        return bool(self._arriving)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether requests wait for their blocks, have just got them, or are to be exported."""
+        return bool(self._arriving or self._num_imported or self._exporting)
+
     def check(self, request: EngineCoreRequest) -> None:
         """Refuses what this engine core's role does not include.
 
@@ -90,15 +102,14 @@ class RequestTransfers:
         if request.pooling_params is not None or (params.do_remote_decode and request.sampling_params.use_beam_search):
             raise InvalidRequestError("Only plain completions are transferred.", param="kv_transfer_params")
 
-    def note(self, request: EngineCoreRequest) -> None:
-        """Notes a request whose prompt is exported at its end."""
-        if request.kv_transfer is not None and request.kv_transfer.do_remote_decode:
-            self._exporting[request.request_id] = request
-
     def hold(self, request: EngineCoreRequest) -> bool:
-        """Whether the request waits for its blocks from now on."""
+        """Notes a request whose prompt is exported at its end; True if the request waits for blocks from now on."""
         params = request.kv_transfer
-        if params is None or not params.do_remote_prefill:
+        if params is None:
+            return False
+        if params.do_remote_decode:
+            self._exporting[request.request_id] = request
+        if not params.do_remote_prefill:
             return False
         self._num_imported[request.request_id] = 0
         num_tokens = params.num_tokens
@@ -116,7 +127,7 @@ class RequestTransfers:
         self._arriving[request.request_id] = _Arriving(request, blocks, deadline_s)
         return True
 
-    def take_ready(self, wait_s: float) -> list[EngineCoreRequest]:
+    def take_ready(self, wait_s: float) -> list[Ready]:
         """The requests that wait no longer, their blocks imported where those came; waits at most `wait_s` for one."""
         if wait_s and self._arriving:
             wait([one.blocks for one in self._arriving.values()], wait_s, FIRST_COMPLETED)
@@ -125,9 +136,9 @@ class RequestTransfers:
         for request, blocks, _ in ready:
             del self._arriving[request.request_id]
             self._import(request, blocks)
-        return [one.request for one in ready]
+        return [(one.request, None) for one in ready]
 
-    def export(self, step_outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+    def update(self, step_outputs: EngineCoreOutputs) -> EngineCoreOutputs:
         """The outputs, those of finished requests with what another engine core needs; before the next step.
 
         The first output of a request that named an export has the number of imported tokens.
@@ -137,7 +148,7 @@ class RequestTransfers:
         outputs = [self._exported(self._with_imported(output)) for output in step_outputs.outputs]
         return step_outputs._replace(outputs=outputs)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
+    def forget(self, request_ids: Collection[str]) -> None:
         """Forgets requests that have ended."""
         for request_id in request_ids:
             self._exporting.pop(request_id, None)

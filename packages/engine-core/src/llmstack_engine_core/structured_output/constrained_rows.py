@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput
+from llmstack_engine_core.protocols import ConstraintBackend, PendingOutput
+from llmstack_engine_core.stages import Execute
 from llmstack_types import (
     ModelRunnerOutput,
     NewRequest,
@@ -67,8 +68,8 @@ class ConstrainedRows:
         # Steps whose tokens the grammars have not accepted yet: request id to its index in the step.
         self._unread: list[tuple[dict[str, int], PendingOutput]] = []
 
-    def execute(self, runner: ModelRunner, scheduled: SchedulerOutput) -> PendingOutput:
-        """Starts one step, with masks if it has constrained rows."""
+    def execute(self, execute: Execute, scheduled: SchedulerOutput) -> PendingOutput:
+        """Starts one step by `execute`, with masks if it has constrained rows."""
         if self.num_known_tokens:
             self._forget(scheduled.removed_request_ids)
         for request in scheduled.new_requests:
@@ -76,9 +77,9 @@ class ConstrainedRows:
                 self._follow(request)
         indices = self._constrained_rows(scheduled) if self.num_known_tokens else {}
         if not indices:
-            return runner.execute_model(scheduled)
+            return execute(scheduled)
         rows = [scheduled.scheduled_requests[index] for index in indices.values()]
-        pending = runner.execute_model(scheduled, lambda: self._masks(rows))
+        pending = execute(scheduled, lambda: self._masks(rows))
         self._unread.append((indices, pending))
         return _ConstrainedStep(pending, frozenset(indices), self._failed)
 

@@ -1,13 +1,16 @@
-"""Constrained requests that wait for their grammars to be compiled."""
+"""Constrained requests, from the compilation of their grammars to their last step."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
 
-from llmstack_engine_core.protocols import ConstraintBackend
-from llmstack_types import EngineCoreRequest, InvalidRequestError, QuarantinedError, RequestStatus
+from llmstack_engine_core.protocols import ConstraintBackend, PendingOutput
+from llmstack_engine_core.stages import Execute, Ready, Stage
+from llmstack_engine_core.structured_output.constrained_rows import ConstrainedRows
+from llmstack_types import EngineCoreRequest, InvalidRequestError, QuarantinedError, RequestStatus, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -17,10 +20,10 @@ QUICK_S = 0.25
 """Grammars that are expected to take longer wait for each other, and others do not wait for them."""
 
 
-class GrammarGate:
+class GrammarGate(Stage):
     """Compiles grammars beside the steps, in threads that release the interpreter's lock for most of the time.
 
-    Other requests overtake one whose grammar is being compiled.
+    Other requests overtake one whose grammar is being compiled. `ConstrainedRows` follows those that run.
 
     Attributes:
         waiting: Request id to the request and the compilation it waits for.
@@ -35,16 +38,43 @@ class GrammarGate:
         self.waiting: dict[str, tuple[EngineCoreRequest, Future[None]]] = {}
         self._backend = backend
         self._on_status = on_status
+        self._rows = ConstrainedRows(backend)
+        self._request_ids: set[str] = set()  # waiting or running
         self._quick = ThreadPoolExecutor(NUM_QUICK_THREADS, "compile-grammar")
         self._slow = ThreadPoolExecutor(NUM_SLOW_THREADS, "compile-slow-grammar")
 
-    def add(self, request: EngineCoreRequest) -> None:
-        """Begins to compile the request's grammar."""
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose grammars are not compiled yet."""
+        return len(self.waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a grammar is being compiled."""
+        return bool(self.waiting)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether there are constrained requests, or rows that have not been removed."""
+        return bool(self._request_ids or self._rows.num_known_tokens)
+
+    def hold(self, request: EngineCoreRequest) -> bool:
+        """Begins to compile the request's grammar; True."""
         self.waiting[request.request_id] = (request, self._compilation(request))
         self._on_status(request.request_id, RequestStatus.WAITING_FOR_GRAMMAR)
+        self._request_ids.add(request.request_id)
+        return True
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: Any) -> PendingOutput:
+        """Starts a step, with the masks of its constrained rows."""
+        return self._rows.execute(execute, scheduled)
+
+    def forget(self, request_ids: Collection[str]) -> None:
         """Forgets requests; a grammar that is being compiled is still cached, one that is not begun is left out."""
+        self._request_ids.difference_update(request_ids)
+        self._stop_waiting(request_ids)
+
+    def _stop_waiting(self, request_ids: Collection[str]) -> None:
         left = [self.waiting.pop(request_id) for request_id in request_ids if request_id in self.waiting]
         if left:
             wanted = {id(compilation) for _, compilation in self.waiting.values()}
@@ -52,7 +82,7 @@ class GrammarGate:
                 if id(compilation) not in wanted:
                     compilation.cancel()
 
-    def take_compiled(self, wait_s: float) -> list[tuple[EngineCoreRequest, InvalidRequestError | None]]:
+    def take_ready(self, wait_s: float) -> list[Ready]:
         """The requests whose compilation has ended, each with the error of its grammar if it has one.
 
         `wait_s`: How long to wait for the first of them.
@@ -60,7 +90,7 @@ class GrammarGate:
         if wait_s:
             wait([compilation for _, compilation in self.waiting.values()], wait_s, FIRST_COMPLETED)
         ended = [(request, compilation) for request, compilation in self.waiting.values() if compilation.done()]
-        self.abort([request.request_id for request, _ in ended])
+        self._stop_waiting([request.request_id for request, _ in ended])
         return [(request, _grammar_error(request.request_id, compilation)) for request, compilation in ended]
 
     def _compilation(self, request: EngineCoreRequest) -> Future[None]:

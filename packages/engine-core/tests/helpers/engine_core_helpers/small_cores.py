@@ -27,8 +27,8 @@ class Ticks:
 
 
 def ticking(core: EngineCore) -> EngineCore:
-    core._clock = core._events._clock = Ticks()
-    core._events.received_s = core.now_s()
+    core.observers.events.clock = Ticks()
+    core.observers.events.received_s = core.now_s()
     return core
 
 
