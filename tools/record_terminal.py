@@ -203,7 +203,7 @@ class Run:
         raise TimeoutError("the server was not ready")
 
     def _complete(self, screen: Screen) -> None:
-        body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}'
+        body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
         command = f"curl -s localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
         screen.line("# in another terminal", "note")
         screen.command(command)
