@@ -3,7 +3,7 @@
     python benchmarks/fuzz_parsers.py TARGET -runs=200000     # atheris, with libFuzzer's options
     python benchmarks/fuzz_parsers.py TARGET --random 10000    # without atheris
 
-Targets: json, client_frame, engine_frame, safetensors, gguf, step_log, model_json, tool_parsers,
+Targets: json, client_frame, engine_frame, host_message, safetensors, gguf, step_log, model_json, tool_parsers,
 tool_outputs (calls in every format, cut anywhere). A parser may refuse
 bytes by its own error; anything else that it raises is a finding. `make fuzz` runs every target.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig
+from llmstack_engine_core.hosts import messages as host_messages
 from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, Hello
@@ -67,6 +68,14 @@ def parse_engine_frame(data: bytes) -> None:
     """Decodes what an engine core sends to a client."""
     try:
         decode_engine_message(data)
+    except CodecError:
+        return
+
+
+def parse_host_message(data: bytes) -> None:
+    """Decodes what machines send to each other."""
+    try:
+        host_messages.unpack(data)
     except CodecError:
         return
 
@@ -163,6 +172,7 @@ TARGETS: dict[str, Target] = {
     "json": parse_json,
     "client_frame": parse_client_frame,
     "engine_frame": parse_engine_frame,
+    "host_message": parse_host_message,
     "safetensors": parse_safetensors,
     "gguf": parse_gguf,
     "step_log": parse_step_log,
@@ -182,6 +192,12 @@ def seeds(target: str) -> list[bytes]:
         ready = EngineReady(num_blocks=8, block_size=16, max_model_len=64, vocab_size=97, dtype="float32", device="cpu")
         messages = (ready, EngineCoreOutputs([output], 1.5), EngineFailed("a"))
         return [encode(message, 7) for message in messages]
+    if target == "host_message":
+        facts, key = (("version", "1"), ("dtype", "float32")), b"k" * 40
+        join = host_messages.Join("a", 2, facts, ("tcp://127.0.0.1:1",), key, "b:1")
+        starts = host_messages.Start("b:1", "next"), host_messages.Start("7", "", ((1, "tcp://127.0.0.1:2"),))
+        others = host_messages.Answer("no", False), host_messages.Failed("7", "it ended"), host_messages.Leave()
+        return [host_messages.pack(message) for message in (join, *starts, *others)]
     if target == "step_log":
         return [_step_log()]
     if target == "safetensors":

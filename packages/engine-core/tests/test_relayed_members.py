@@ -11,16 +11,16 @@ import pytest
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client.factory import attach_hosts_client
 from llmstack_engine_core.config import HostsConfig
-from llmstack_engine_core.hosts.messages import Join, own_version
+from llmstack_engine_core.hosts.messages import Answer, Join, pack, unpack
 from llmstack_engine_core.hosts.relay import MembershipFeed, Message, RelayedMembers
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
-JOIN = Join(own_version(), 4, 2, ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), b"k" * 40, "other")
+JOIN = Join("other", 2, (("a", "1"),), ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), b"k" * 40)
 
 
 class Listening:
-    """In place of a `Rendezvous`."""
+    """In place of the machine that listens."""
 
     def __init__(self) -> None:
         self.refused: list[tuple[int, str]] = []
@@ -75,12 +75,12 @@ def test_each_process_learns_of_machines_whenever_it_begins_to_serve(
     assert early.there == late.there == [JOIN]
     assert early.host_of(3) == "other"
     started_again = Follower(feed)
-    for message in feed.state:
-        started_again.take(message)
+    started_again.take(feed.state)
     started_again.begin()
     assert started_again.there == [JOIN]
     listening.leave(JOIN)
-    assert early.there == late.there == feed.state == []
+    assert early.there == late.there == []
+    assert feed.state == {"members": []}
     assert early.host_of(3) == "the machine of engine core 3"
 
 
@@ -98,22 +98,25 @@ def test_a_machine_that_one_process_refuses_leaves_all_of_them_and_one_that_rejo
     listening.join(JOIN)
     stale: list[Message] = []
     slow = RelayedMembers(stale.append)
-    for message in feed.state:
-        slow.take(message)
+    slow.take(feed.state)
     slow.refuse(2, "other bits")
     again = replace(JOIN, host="other again")
     listening.join(again)  # without a word from the connection before
     feed.refuse(stale[0])
     assert listening.refused == [(2, "other bits")]
-    assert feed.state == [{"member": 2, "join": feed.state[0]["join"]}]
+    ((number, frame),) = feed.state["members"]
+    assert (number, unpack(bytes.fromhex(frame))) == (2, again)
     assert one.there[-1] == again
 
 
 def test_what_is_no_message_about_a_machine_is_refused() -> None:
     members = RelayedMembers(lambda message: None)
-    for message in ({}, {"member": 1}, {"member": 1, "leaves": False}, {"member": "1", "join": ""}):
+    frame, other = pack(JOIN).hex(), pack(Answer()).hex()
+    for entries in (None, [1], [[1]], [["1", frame]], [[1, other]], [[1, ""]], [[1, "no hex"]], [[1, frame], [2]]):
+        message = {} if entries is None else {"members": entries}
         with pytest.raises(CodecError):
             members.take(message)
+    assert members.host_of(2) == "the machine of engine core 2"
 
 
 async def test_an_endpoint_is_dead_once_the_engine_cores_of_its_machine_have_ended_for_good_and_no_other_is_there(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
 import signal
 import socket
 import threading
@@ -17,6 +19,7 @@ from engine_core_helpers.ports import free_address
 from parallel_helpers.families import write_family
 from parallel_helpers.schedules import NUM_BLOCKS, make_config
 
+from llmstack_engine_core.hosts.members import difference
 from llmstack_engine_core.ipc.keys import make_key_file
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver
@@ -35,28 +38,83 @@ class Node:
         assert config.placement is not None
         config = replace(config, placement=replace(config.placement, node=number))
         self.error: Exception | None = None
-        self._ours, theirs = socket.socketpair()
-        self.agent = NodeAgent(config, 120, theirs.fileno())
-        self._thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
+        self.agent = NodeAgent(config, 120)
+        self._loop = asyncio.new_event_loop()
+        self._running = self._loop.create_task(self.agent.run())
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _run(self, wake: socket.socket) -> None:
+    def _run(self) -> None:
         try:
-            self.agent.run()
+            self._loop.run_until_complete(self._running)
         except EngineStartError as error:
             self.error = error
-        wake.close()
+        except asyncio.CancelledError:
+            pass  # it was stopped
+        self._loop.close()
 
     def join(self) -> str:
         """Waits for its end; what it says, if anything."""
         self._thread.join(60)
         assert not self._thread.is_alive()
-        self._ours.close()
         return str(self.error or "")
 
     def stop(self) -> None:
-        self._ours.shutdown(socket.SHUT_WR)
+        self._loop.call_soon_threadsafe(self._running.cancel)
         self.join()
+
+
+class Cable:
+    """Carries what a node and node 0 send each other, until it is cut."""
+
+    def __init__(self, address: str) -> None:
+        self._to = _place(address)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._is_cut = False
+        self._ways: dict[socket.socket, socket.socket] = {}
+        threading.Thread(target=self._carry, daemon=True).start()
+
+    def cut(self, *, is_cut: bool) -> None:
+        """Carries nothing, and closes nothing, while it is cut."""
+        self._is_cut = is_cut
+
+    def _carry(self) -> None:
+        while True:
+            if self._is_cut:
+                sleep(0.05)
+                continue
+            for ready in select.select([self._listener, *self._ways], [], [], 0.05)[0]:
+                if ready is self._listener:
+                    self._connect()
+                elif ready in self._ways and not self._is_cut:
+                    self._pass_on(ready)
+
+    def _connect(self) -> None:
+        near, _ = self._listener.accept()
+        try:
+            far = socket.create_connection(self._to)
+        except OSError:
+            near.close()
+            return
+        self._ways |= {near: far, far: near}
+
+    def _pass_on(self, source: socket.socket) -> None:
+        target = self._ways[source]
+        try:
+            data = source.recv(65_536)
+            target.sendall(data)
+        except OSError:
+            data = b""
+        if not data:
+            for end in (source, target):
+                del self._ways[end]
+                end.close()
+
+
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
 
 
 @pytest.fixture(scope="module")
@@ -112,19 +170,18 @@ def lose(runner: ParallelRunner, match: str) -> None:
             runner.shutdown()
 
 
-def test_a_node_hosts_the_ranks_of_one_engine_core_after_the_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = placed(folder, pipeline_parallel_size=2, silence_s=8.0)
-    node = Node(config)
+def test_a_node_hosts_the_ranks_of_one_engine_core_after_the_other(folder: Path) -> None:
+    config = placed(folder, pipeline_parallel_size=2, silence_s=2.0)
+    assert config.placement is not None
+    cable = Cable(config.placement.address)
+    node = Node(replace(config, placement=replace(config.placement, address=cable.address)))
     expected = sampled(alone(folder))
     runner = started(config)
     assert sampled(runner) == expected
     assert runner.backends()["ranks"].endswith("NodesExchange")
-    with monkeypatch.context() as cut_off:
-        cut_off.setattr(node.agent, "_send", lambda message: None)
-        cut_off.setattr("llmstack_parallel.hosts.nodes.monotonic", lambda: monotonic() + 100)
-        lose(runner, "node 1 on .* has given no sign of life for 8 s")
+    cable.cut(is_cut=True)
+    lose(runner, "node 1 on .* has given no sign of life for 2 s")
+    cable.cut(is_cut=False)
 
     runner = started(config)
     assert sampled(runner) == expected
@@ -177,9 +234,10 @@ def test_a_node_that_differs_is_refused_on_both_sides_with_one_sentence(
     other.pop("version", None)
     if "model_path" in other:
         other["model_path"] = str(write_family(tmp_path / "other", "llama with one kv head"))
-    if version:
-        monkeypatch.setattr("llmstack_parallel.hosts.agent.own_version", lambda: version)
-    node = Node(replace(config, **other))
+    with monkeypatch.context() as release:
+        if version:
+            release.setattr(facts, "own_version", lambda: version)
+        node = Node(replace(config, **other))
     with pytest.raises(EngineStartError, match=f"node 0 on .* and node 1 on .* differ: {sentence}") as refusal:
         HostPeers(config)
     assert node.join() == str(refusal.value)
@@ -193,9 +251,9 @@ def test_nodes_with_different_keys_do_not_talk_and_both_say_so(
     make_key_file(tmp_path / "other.key")
     node = Node(replace(config, placement=replace(config.placement, key_file=str(tmp_path / "other.key"))))
     threading.Thread(target=HostPeers, args=(config,), daemon=True).start()  # it waits for a node with its keys
-    assert node.join() == f"node 0 at {config.placement.address} and this node have different keys"
+    assert node.join() == f"node 0 at {config.placement.address} and this machine have different keys"
     address = config.placement.address
-    said, end_s = f"a machine with different keys, or none, has tried to join node 0 at {address}", monotonic() + 60
+    said, end_s = f"a machine with different keys, or none, has tried to join {address}", monotonic() + 60
     while said not in caplog.text and monotonic() < end_s:  # node 0 looks once in a while
         sleep(0.01)
     assert said in caplog.text
@@ -213,7 +271,7 @@ def test_sums_between_nodes_need_an_interface_that_is_trusted_and_there(folder: 
 def test_sizes_are_compared_before_the_defaults_that_follow_from_them(folder: Path) -> None:
     config = placed(folder, pipeline_parallel_size=2)
     other = replace(config, tensor_parallel_size=2, pipeline_parallel_size=1, max_num_drafts=6, max_num_logits=16)
-    assert facts.difference(facts.facts_of(config), facts.facts_of(other)) == "tensor_parallel_size is 1, but 2"
+    assert difference(facts.facts_of(config), facts.facts_of(other)) == "tensor_parallel_size is 1, but 2"
 
 
 def test_nodes_compare_their_gpus_and_pytorch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,25 +280,25 @@ def test_nodes_compare_their_gpus_and_pytorch(folder: Path, monkeypatch: pytest.
     on_cpu = facts.facts_of(config)
     with monkeypatch.context() as newer:
         newer.setattr(torch, "__version__", "9.9.9")
-        assert facts.difference(on_cpu, facts.facts_of(config)).startswith("torch is ")
+        assert difference(on_cpu, facts.facts_of(config)).startswith("torch is ")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     on_gpus = facts.facts_of(config)
-    assert facts.difference(on_cpu, on_gpus) == "device is cpu, but cuda"
+    assert difference(on_cpu, on_gpus) == "device is cpu, but cuda"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert facts.difference(on_gpus, facts.facts_of(config)) == ""  # two are enough
+    assert difference(on_gpus, facts.facts_of(config)) == ""  # two are enough
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     sentence = "number of GPUs for the 2 ranks of a node is 2, but 1"
-    assert facts.difference(on_gpus, facts.facts_of(config)) == sentence
+    assert difference(on_gpus, facts.facts_of(config)) == sentence
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another GPU")
-    assert facts.difference(on_gpus, facts.facts_of(config)) == sentence
+    assert difference(on_gpus, facts.facts_of(config)) == sentence
 
 
 def test_what_nodes_compare_is_named_by_its_difference() -> None:
-    assert facts.difference((("a", "1"), ("b", "2")), (("a", "1"), ("b", "2"))) == ""
-    assert facts.difference((("a", "1"),), (("a", "1"), ("b", "2"))) == "b is unknown, but 2"
-    assert facts.difference((("kernel linear", "native (avx512)"),), (("kernel linear", "native (avx2)"),)) == (
+    assert difference((("a", "1"), ("b", "2")), (("a", "1"), ("b", "2"))) == ""
+    assert difference((("a", "1"),), (("a", "1"), ("b", "2"))) == "b is unknown, but 2"
+    assert difference((("kernel linear", "native (avx512)"),), (("kernel linear", "native (avx2)"),)) == (
         "kernel linear is native (avx512), but native (avx2)"
     )

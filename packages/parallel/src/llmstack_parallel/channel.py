@@ -5,20 +5,6 @@ from __future__ import annotations
 import zmq
 
 from llmstack_parallel.errors import LostRankError
-from llmstack_parallel.messages import MAX_FRAME_BYTES
-
-_HIGH_WATER_MARK = 1024
-_LINGER_MS = 200
-_RECONNECT_MS = 20
-
-
-def set_limits(socket: zmq.Socket[bytes], high_water_mark: int = _HIGH_WATER_MARK) -> None:
-    """Bounds what a pair of sockets holds, before it listens or connects."""
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    socket.setsockopt(zmq.SNDHWM, high_water_mark)
-    socket.setsockopt(zmq.RCVHWM, high_water_mark)
-    socket.setsockopt(zmq.LINGER, _LINGER_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
 
 
 class ZmqChannel:

@@ -24,7 +24,7 @@ from llmstack_kernels.collective import CollectiveError
 from llmstack_model_runner.device.start_checks import resolve_device, use_own_gpu
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.exchange import make_exchange
-from llmstack_parallel.messages import MeetMessage, decode, encode
+from llmstack_parallel.messages import MAX_FRAME_BYTES, MeetMessage, decode, encode
 from llmstack_parallel.protocols import Exchange
 from llmstack_parallel.rank_loop import RankLoop
 from llmstack_parallel.rank_order import RankOrder, receive_rank_order
@@ -93,11 +93,11 @@ def _connect(order: RankOrder, arguments: list[str]) -> tuple[ZmqChannel | Socke
 
 def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
     """The same where other ranks are on other nodes."""
+    from llmstack_engine_core.hosts.network import Network, free_address
     from llmstack_parallel.hosts.meeting import Meeting, placement_of
-    from llmstack_parallel.hosts.network import Network, free_address
 
     _choose_gpu(order)
-    network = Network(placement_of(order.config))
+    network = Network(placement_of(order.config).key_file, MAX_FRAME_BYTES)
     channel = ZmqChannel(network.connect(zmq.PAIR, order.address))
     meeting = Meeting(network, order.config, order.rank, order.epoch, free_address(order.address))
     channel.send(encode(order.epoch, MeetMessage(meeting.link)))

@@ -7,15 +7,15 @@ import importlib
 import logging
 import os
 import threading
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client.restarts import RestartLimits
-from llmstack_engine_core.hosts.joining import Joining, JoinRefusedError
-from llmstack_engine_core.hosts.messages import Join, own_version
+from llmstack_engine_core.hosts.joining import Joining
+from llmstack_engine_core.hosts.messages import Join
+from llmstack_engine_core.hosts.rendezvous import facts_of, first_machine
 from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_address, tcp_address
 from llmstack_engine_core.launcher import launch_engine_process, relaunch_engine_process
 from llmstack_engine_core.plain_data import from_plain, to_plain
@@ -69,7 +69,7 @@ def _run_rank(order: bytes) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = from_plain(ModelRunnerConfig, msgpack.unpackb(order))
     try:
-        NodeAgent(config, START_TIMEOUT_S).run()
+        asyncio.run(NodeAgent(config, START_TIMEOUT_S).run())
     except LLMStackError as error:
         logger.error("%s", error)
     except Exception:  # the last place that can say so; the engine core misses its signs of life
@@ -83,7 +83,7 @@ def _run(order: bytes) -> None:
     os.environ["RAY_ADDRESS"] = importlib.import_module("ray").get_runtime_context().gcs_address
     try:
         asyncio.run(_serve(EngineConfig.from_plain(plain), rank))
-    except (LLMStackError, JoinRefusedError) as error:  # the same would happen in another actor
+    except LLMStackError as error:  # the same would happen in another actor
         logger.error("engine core %d: %s", rank, error)
     except Exception:  # Ray starts another actor
         logger.exception("engine core %d failed", rank)
@@ -93,14 +93,14 @@ def _run(order: bytes) -> None:
 async def _serve(config: EngineConfig, rank: int) -> None:
     if config.hosts is None:
         raise ValueError("there is no first machine")
-    hosts = replace(config.hosts, start_rank=rank, num_local=1)
+    hosts = config.hosts
     host = own_host(str(urlsplit(hosts.address).hostname))
     address = tcp_address(host, free_port(host))
     prepare_address(address, is_remote=True)
-    joining = Joining(hosts, config.key_file, config.start_timeout_s)
+    joining = Joining(first_machine(hosts, config.key_file), config.start_timeout_s)
     process = launch_engine_process(config, address)
     watching = asyncio.create_task(_watch(config, process))
-    join = Join(own_version(), hosts.size, rank, (address,), joining.server_key, f"Ray node {host}")
+    join = Join(f"Ray node {host}", rank, facts_of(hosts), (address,), joining.server_key)
     try:
         await joining.run(join)
     finally:

@@ -178,7 +178,7 @@ class ApiServers:
             worker.is_serving = True
             self._note_serving()
         elif "refuse" in event and self._reloads.engines is not None and self._reloads.engines.members is not None:
-            self._reloads.engines.members.feed.refuse(event)
+            self._reloads.engines.members.refuse(event)
 
     def _let_serve(self, worker: _Worker) -> None:
         """Lets the processes accept requests once all can; a replacement does at once."""
@@ -229,7 +229,7 @@ class ApiServers:
         self._reloads.begin(engines)
         self._watch(outcome, engines)
         if engines.members is not None:
-            engines.members.feed.serve(self._tell_all)
+            engines.members.serve(self._tell_all)
 
     def _tell_all(self, order: process_channel.Message) -> None:
         """Sends what has changed to the processes that know what was before."""
@@ -268,8 +268,8 @@ class ApiServers:
             engines = await asyncio.shield(opening)
             worker.send(self._reloads.addresses_order(engines))
             worker.has_addresses = True
-            for order in engines.members.feed.state if engines.members is not None else ():
-                worker.send(order)
+            if engines.members is not None:
+                worker.send(engines.members.state)
 
     async def _stop(self, tasks: list[asyncio.Task[None]], opening: asyncio.Future[EngineProcesses]) -> None:
         """Lets the processes drain, then stops the engine cores; kills what does not end in time."""

@@ -174,7 +174,7 @@ class Worker:
                     loop.call_soon_threadsafe(self._note_end, order["ended"], order["reason"])
                 elif "lost" in order:
                     loop.call_soon_threadsafe(self._note_loss, order)
-                elif "member" in order and self._members is not None:
+                elif "members" in order and self._members is not None:
                     loop.call_soon_threadsafe(self._members.take, order)
         self._is_orphan = True
         os.kill(os.getpid(), signal.SIGTERM)

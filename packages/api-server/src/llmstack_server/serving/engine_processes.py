@@ -17,10 +17,10 @@ from llmstack_types import LLMStackError
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
     from llmstack_engine_core.client.restarts import RestartLimits
+    from llmstack_engine_core.hosts.relay import MembershipFeed
     from llmstack_engine_core.spare import Spares
     from llmstack_engine_core.supervisor import EngineProcess
     from llmstack_llm import EngineArgs
-    from llmstack_server.serving.members import Members
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class EngineProcesses:
     processes: list[EngineProcess] = field(default_factory=list)
     configs: list[EngineConfig] = field(default_factory=list)
     spares: Spares | None = None
-    members: Members | None = None
+    members: MembershipFeed | None = None
     ended: dict[int, str] = field(default_factory=dict)
     on_end: Callable[[int, str], None] | None = None
     on_loss: Callable[[EngineProcess], None] | None = None
@@ -178,14 +178,27 @@ def start_engine_processes(config: ServeConfig, timer: StageTimer) -> EngineProc
         try:
             if config.processes.is_headless or not arguments.has_other_hosts:
                 return launch_engine_processes(arguments, addresses)
-            from llmstack_server.serving.members import open_members
-
-            members = open_members(arguments)
+            members = _open_members(arguments)
             engines = launch_engine_processes(arguments, addresses)
             engines.members = members
             return engines
         except (LLMStackError, OSError) as error:
             raise start_error(error) from error
+
+
+def _open_members(arguments: EngineArgs) -> MembershipFeed:
+    """Listens for the other machines, before anything is started here.
+
+    Raises:
+        LLMStackError, OSError: The options or the model are unusable, or the address cannot be listened on.
+    """
+    from llmstack_engine_core.hosts.relay import MembershipFeed
+    from llmstack_engine_core.hosts.rendezvous import Rendezvous
+    from llmstack_llm.model.preflight import check_model_runs
+
+    _, config = arguments.create_engine_config()
+    check_model_runs(config)
+    return MembershipFeed(Rendezvous(config).open(arguments.weights_name))
 
 
 def launch_engine_processes(arguments: EngineArgs, addresses: Sequence[str]) -> EngineProcesses:

@@ -42,7 +42,7 @@ def run_serve(config: ServeConfig) -> int:
     if config.processes.is_attached:
         logger.info("attaching to engine cores at %s", " ".join(config.processes.engine_addresses))
     if config.engine.node_rank:
-        from llmstack_server.serving.node import run_node
+        from llmstack_server.serving.hosts import run_node
 
         return run_node(config)
     if config.processes.is_headless:

@@ -55,8 +55,7 @@ def make_async_client(
         if not multiprocess:
             raise ValueError("a reload needs engine cores in processes of their own")
         if config.hosts is not None:
-            rendezvous = Rendezvous(config.hosts, config.key_file, config.hosts.num_local)
-            return ReloadingClient(config, partial(_start_hosts, rendezvous, routing=routing))
+            return ReloadingClient(config, partial(_start_hosts, Rendezvous(config), routing=routing))
         return ReloadingClient(config, partial(_start_exchangeable, routing=routing))
     if not multiprocess:
         if len(configs) > 1:
@@ -64,10 +63,11 @@ def make_async_client(
         return AsyncInprocClient(config)
     if config.hosts is not None and not config.hosts.num_local:
         configs = []
+    members = None if config.hosts is None else Rendezvous(config).open(config.hosts.weights_name)
     spares = make_spares(config)
     clients = [_start(one, spares) for one in configs]
-    if config.hosts is not None:
-        return HostsClient(config, config.hosts, clients, routing)
+    if config.hosts is not None and members is not None:
+        return HostsClient(config, config.hosts, clients, members, routing)
     return clients[0] if len(clients) == 1 else BalancedClient(clients, routing=routing)
 
 
@@ -94,7 +94,7 @@ def _start_hosts(
     configs = engine_configs(config) if config.hosts.num_local else []
     local = [_recovering(one, spares) for one in configs]
     members = rendezvous.open(config.hosts.weights_name)
-    return HostsClient(config, config.hosts, local, routing, members=members)
+    return HostsClient(config, config.hosts, local, members, routing)
 
 
 def _recovering(config: EngineConfig, spares: Spares | None) -> RecoveringClient:
@@ -144,7 +144,7 @@ def attach_hosts_client(
     if config.hosts is None:
         raise ValueError("there are no other machines")
     local = _attached(addresses, client_index, config.start_timeout_s, config.max_restarts, Link())
-    return HostsClient(config, config.hosts, local, routing, members=members, client_index=client_index)
+    return HostsClient(config, config.hosts, local, members, routing, client_index)
 
 
 def _attached(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.exchangeable import ReplicasClient
@@ -17,8 +16,9 @@ from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.remote import RemoteClient
 from llmstack_engine_core.config import EngineConfig, HostsConfig
 from llmstack_engine_core.contract import numeric_difference
+from llmstack_engine_core.hosts.members import difference
+from llmstack_engine_core.hosts.membership import Membership
 from llmstack_engine_core.hosts.messages import Join
-from llmstack_engine_core.hosts.rendezvous import Rendezvous
 from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_types import EngineReady, EngineStartError
@@ -39,65 +39,6 @@ _ALWAYS_EQUAL = (
 )
 
 
-# Found by name: the package is above this one.
-_LAUNCHERS = {"ray": "llmstack_parallel.ray_hosts:RayHosts"}
-
-
-class HostsLauncher(Protocol):
-    """The launcher of engine cores on other machines."""
-
-    def close(self) -> None:
-        """Ends them, and gives back what they had."""
-        ...
-
-
-class Membership(Protocol):
-    """The source of the list of machines: a `Rendezvous`, or the reports of another process that has one.
-
-    Attributes:
-        awaited: Engine cores of other machines without which there is no start.
-    """
-
-    awaited: Sequence[int]
-
-    def find_problem(self) -> str:
-        """Why those will not come; empty where they may."""
-        ...
-
-    def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
-        """Calls `on_join` for a machine that is welcome, `on_leave` for one that ends. Idempotent."""
-        ...
-
-    def refuse(self, rank: int, reason: str) -> None:
-        """Sends the machine of an engine core away."""
-        ...
-
-    def host_of(self, rank: int) -> str:
-        """The name of the machine that an engine core runs on."""
-        ...
-
-    async def close(self) -> None:
-        """Stops following machines, since the endpoint ends. Idempotent."""
-        ...
-
-
-def make_launcher(config: EngineConfig, hosts: HostsConfig) -> HostsLauncher | None:
-    """The launcher of engine cores on other machines; None if their operators start them.
-
-    Raises:
-        EngineStartError: It cannot be imported, or cannot start them.
-    """
-    if hosts.backend not in _LAUNCHERS:
-        return None
-    module_name, _, class_name = _LAUNCHERS[hosts.backend].partition(":")
-    try:
-        launcher_class = getattr(importlib.import_module(module_name), class_name)
-    except ImportError as error:
-        raise EngineStartError(f"--data-parallel-backend {hosts.backend}: pip install llmstack-parallel") from error
-    launcher: HostsLauncher = launcher_class(config, hosts)
-    return launcher
-
-
 class HostsClient(ReplicasClient):
     """The engine cores of this machine have the first numbers; others get theirs by joining, at any time.
 
@@ -109,31 +50,21 @@ class HostsClient(ReplicasClient):
         config: EngineConfig,
         hosts: HostsConfig,
         local: Sequence[AsyncClient | RecoveringClient],
+        members: Membership,
         routing: RoutingPolicy = RoutingPolicy.EXACT,
-        *,
-        members: Membership | None = None,
         client_index: int = 0,
     ) -> None:
-        """Listens for the other machines, or learns of them from the process that does.
+        """Begins with the engine cores of this machine.
 
         Args:
             config: Of an engine core.
             hosts: The engine cores of all machines.
             local: The engine cores of this machine.
+            members: Which other machines there are.
             routing: How one of all is chosen for a request.
-            members: Which machines there are, where another process of this machine listens and starts them.
             client_index: Which of several clients of one server this is.
-
-        Raises:
-            EngineStartError: The address for the other machines cannot be listened on.
         """
-        self._launcher: HostsLauncher | None = None
-        self._rendezvous: Membership
-        if members is None:
-            self._rendezvous = Rendezvous(hosts, config.key_file, len(local))
-            self._launcher = make_launcher(config, hosts)
-        else:
-            self._rendezvous = members
+        self._members = members
         self._num_local = len(local)
         self._start_timeout_s = config.start_timeout_s
         self._model_path = config.model.model_path
@@ -177,12 +108,12 @@ class HostsClient(ReplicasClient):
             EngineStartError: One could not start, or none has joined in time; all are shut down.
         """
         ready = await self._wait_for_first()
-        if not self._rendezvous.awaited:
+        if not self._members.awaited:
             return ready
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                while not all(self._clients[rank].engines for rank in self._rendezvous.awaited):
-                    if problem := self._rendezvous.find_problem():
+                while not all(self._clients[rank].engines for rank in self._members.awaited):
+                    if problem := self._members.find_problem():
                         raise EngineStartError(problem)
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
@@ -191,7 +122,7 @@ class HostsClient(ReplicasClient):
         return self._promised
 
     async def _wait_for_first(self) -> EngineReady:
-        self._rendezvous.serve(self._on_join, self._on_leave)
+        self._members.serve(self._on_join, self._on_leave)
         self._listen()
         self._promised = await self._wait_for(self._clients[: self._num_local])
         if self._promised is not None:
@@ -202,7 +133,7 @@ class HostsClient(ReplicasClient):
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while not self.engines:
-                    if problem := self._rendezvous.find_problem():
+                    if problem := self._members.find_problem():
                         raise EngineStartError(problem)
                     self._has_news.clear()
                     with contextlib.suppress(TimeoutError):
@@ -217,21 +148,18 @@ class HostsClient(ReplicasClient):
     async def shutdown(self) -> None:
         """Also tells the other machines that the endpoint ends. Idempotent."""
         await super().shutdown()
-        await self._rendezvous.close()
-        launcher, self._launcher = self._launcher, None
-        if launcher is not None:
-            await asyncio.to_thread(launcher.close)
+        await self._members.close()
 
     def _on_join(self, join: Join) -> None:
-        logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.ranks)))
-        for rank, address in zip(join.ranks, join.addresses, strict=True):
+        logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.numbers)))
+        for rank, address in zip(join.numbers, join.addresses, strict=True):
             client = self._clients[rank]
             if isinstance(client, RemoteClient):
                 client.place(address, join.server_key)
 
     def _on_leave(self, join: Join) -> None:
-        logger.info("%s leaves with engine cores %s", join.host, ", ".join(map(str, join.ranks)))
-        for rank in join.ranks:
+        logger.info("%s leaves with engine cores %s", join.host, ", ".join(map(str, join.numbers)))
+        for rank in join.numbers:
             client = self._clients[rank]
             if isinstance(client, RemoteClient):
                 client.displace()
@@ -243,7 +171,7 @@ class HostsClient(ReplicasClient):
             client = self._clients[rank]
             if isinstance(client, RemoteClient):
                 client.displace()
-            self._rendezvous.refuse(rank, reason)
+            self._members.refuse(rank, reason)
             raise EngineStartError(reason)
 
     def _difference(self, rank: int, ready: EngineReady) -> str:
@@ -253,13 +181,12 @@ class HostsClient(ReplicasClient):
         if not others:
             return ""
         first = others[0]
-        where = f"engine core {first.engine_index} and engine core {rank} on {self._rendezvous.host_of(rank)} differ"
-        for name in _ALWAYS_EQUAL:
-            ours, theirs = getattr(first, name), getattr(ready, name)
-            if ours != theirs:
-                return f"{where}: {name} is {ours}, but {theirs}"
+        where = f"engine core {first.engine_index} and engine core {rank} on {self._members.host_of(rank)} differ"
+        ours, theirs = ([(name, str(getattr(one, name))) for name in _ALWAYS_EQUAL] for one in (first, ready))
+        if found := difference(ours, theirs):
+            return f"{where}: {found}"
         promised = self._promised or first
         if ready.max_model_len < promised.max_model_len:
             return f"{where}: max_model_len is {promised.max_model_len}, but {ready.max_model_len}"
-        difference = numeric_difference(first, ready)
-        return f"{where}: {difference}" if difference and not self._allow_mixed_numerics else ""
+        found = numeric_difference(first, ready)
+        return f"{where}: {found}" if found and not self._allow_mixed_numerics else ""

@@ -1,24 +1,31 @@
-"""Messages between the first machine and the others."""
+"""Messages between the first machine and the others.
+
+These run engine cores of its endpoint, or ranks of its model.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 
-from llmstack_engine_core.ipc import fields
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.fields import CodecError, boolean, integer, text, texts, unpack_values
 from llmstack_engine_core.ipc.frames import PROTOCOL_VERSION
 from llmstack_engine_core.ipc.keys import KEY_LENGTH
 
-# First in each message, and never changed: machines with other messages must still be able to say so.
+# First in each message, and never changed, as `Answer` is: machines with other messages must still be able to say so.
 _MAGIC: Final = "llmstack-hosts"
 MAX_MESSAGE_BYTES: Final = 65_536
-MAX_ENGINES: Final = 1024
-MAX_REASON_LENGTH: Final = 1024
-_JOIN, _LEAVE, _ANSWER, _LOAD, _LOAD_FAILED = 1, 2, 3, 4, 5
+MAX_NUMBER: Final = 4096
+MAX_TEXT_LENGTH: Final = 4096
+
+Facts = tuple[tuple[str, str], ...]
+"""Names and values of what must be equal on all machines, in the order in which they are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +33,25 @@ class Join:
     """The message by which a machine joins the first one.
 
     Attributes:
-        version: Its release and its version of the messages of engine cores.
-        size: The engine cores of all machines, by its options.
-        start_rank: The number of the first of its engine cores.
-        addresses: Where they listen.
-        server_key: The public key by which they are known.
         host: The machine, for messages.
-        generation: That of its engine cores, by `Load`; empty for those of the start.
+        number: That of its first engine core, or of the machine where it runs ranks.
+        facts: What must be equal on all machines.
+        addresses: Where its engine cores listen; empty for ranks, which it starts when the first machine says so.
+        server_key: The public key by which the engine cores are known.
+        generation: That of the engine cores, by `Start`; empty for those that began with the machine.
     """
 
-    version: str
-    size: int
-    start_rank: int
-    addresses: tuple[str, ...]
-    server_key: bytes
     host: str
+    number: int
+    facts: Facts
+    addresses: tuple[str, ...] = ()
+    server_key: bytes = b""
     generation: str = ""
 
     @property
-    def ranks(self) -> range:
-        """The numbers of its engine cores."""
-        return range(self.start_rank, self.start_rank + len(self.addresses))
+    def numbers(self) -> range:
+        """The numbers of its engine cores, or the one of the machine."""
+        return range(self.number, self.number + max(1, len(self.addresses)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +73,26 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """An order of the first machine: start further engine cores, which join by a connection of their own.
+class Start:
+    """An order of the first machine: start engine cores, which join by a connection of their own, or ranks.
 
     Attributes:
-        generation: What they are known by when they join.
-        name: The entry of `--reload-models` that says what they serve.
+        generation: What they are known by.
+        name: The entry of `--reload-models` that says what the engine cores serve.
+        ranks: Numbers of ranks, and where the first machine listens for each.
     """
 
     generation: str
-    name: str
+    name: str = ""
+    ranks: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """The answer to a `Load` that cannot be followed, or whose engine cores have ended.
+class Failed:
+    """The answer to a `Start` that cannot be followed, or whose engine cores or ranks have ended.
 
     Attributes:
-        generation: That of the `Load`.
+        generation: That of the `Start`.
         reason: Why, in one line.
     """
 
@@ -93,7 +100,7 @@ class LoadFailed:
     reason: str
 
 
-Message = Join | Leave | Answer | Load | LoadFailed
+Message = Join | Leave | Answer | Start | Failed
 
 
 def own_version() -> str:
@@ -105,24 +112,15 @@ def own_version() -> str:
     return f"{release} (messages {PROTOCOL_VERSION})"
 
 
+def own_name() -> str:
+    """This machine, for messages: its name, and the process."""
+    return f"{socket.gethostname()[:128] or 'a machine'} (process {os.getpid()})"
+
+
 def pack(message: Message) -> bytes:
-    """The bytes of a message."""
-    values: list[Any]
-    match message:
-        case Join():
-            values = [
-                _JOIN, message.version, message.size, message.start_rank, list(message.addresses),
-                message.server_key, message.host, message.generation,
-            ]  # fmt: skip
-        case Leave():
-            values = [_LEAVE]
-        case Answer():
-            values = [_ANSWER, message.refusal, message.is_final]
-        case Load():
-            values = [_LOAD, message.generation, message.name]
-        case LoadFailed():
-            values = [_LOAD_FAILED, message.generation, message.reason[:MAX_REASON_LENGTH]]
-    packed: bytes = msgpack.packb([_MAGIC, *values])
+    """The bytes of a message; long texts are cut."""
+    values = [value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value for value in astuple(message)]
+    packed: bytes = msgpack.packb([_MAGIC, _TAGS[type(message)], *values])
     return packed
 
 
@@ -132,36 +130,45 @@ def unpack(frame: bytes) -> Message:
     Raises:
         CodecError: They are none.
     """
-    match fields.unpack_values(frame, MAX_MESSAGE_BYTES):
-        case [magic, tag, version_, size, start_rank, addresses, server_key, host, generation] if (magic, tag) == (
-            _MAGIC,
-            _JOIN,
-        ):
-            return Join(
-                _TEXT(version_, "version"), _COUNT(size, "size"),
-                _RANK(start_rank, "start_rank"), tuple(_ADDRESSES(addresses, "addresses")), _key(server_key),
-                _TEXT(host, "host"), _TEXT(generation, "generation"),
-            )  # fmt: skip
-        case [magic, tag] if (magic, tag) == (_MAGIC, _LEAVE):
-            return Leave()
-        case [magic, tag, refusal, bool(is_final)] if (magic, tag) == (_MAGIC, _ANSWER):
-            return Answer(_NAME(refusal, "refusal"), is_final)
-        case [magic, tag, generation, name] if (magic, tag) == (_MAGIC, _LOAD):
-            return Load(_TEXT(generation, "generation"), _TEXT(name, "name"))
-        case [magic, tag, generation, reason] if (magic, tag) == (_MAGIC, _LOAD_FAILED):
-            return LoadFailed(_TEXT(generation, "generation"), _NAME(reason, "reason"))
-        case _:
-            raise CodecError("the message is of another program, or of another version")
+    match unpack_values(frame, MAX_MESSAGE_BYTES):
+        case [magic, int(tag), *values] if magic == _MAGIC and tag in _DECLARED:
+            message_class, checks = _DECLARED[tag]
+            if len(values) == len(checks):
+                names = [field.name for field in fields(message_class)]
+                checked = [check(value, name) for check, value, name in zip(checks, values, names, strict=True)]
+                message: Message = message_class(*checked)
+                return message
+    raise CodecError("the message is of another program, or of another version")
 
 
-_TEXT = fields.text(256)
-_NAME = fields.text(4096)
-_COUNT = fields.integer(1, MAX_ENGINES)
-_RANK = fields.integer(0, MAX_ENGINES)
-_ADDRESSES = fields.texts(256, min_length=1)
+def _addresses(value: Any, name: str) -> tuple[str, ...]:
+    return tuple(_ADDRESSES(value, name))
 
 
-def _key(value: object) -> bytes:
+def _key(value: Any, name: str) -> bytes:
     if not isinstance(value, bytes) or len(value) not in (0, KEY_LENGTH):
-        raise CodecError("server_key must be a public key")
+        raise CodecError(f"{name} must be a public key")
     return value
+
+
+def _pairs(
+    first: Callable[[Any, str], Any], second: Callable[[Any, str], Any]
+) -> Callable[[Any, str], tuple[tuple[Any, Any], ...]]:
+    def check(value: Any, name: str) -> tuple[tuple[Any, Any], ...]:
+        if type(value) is not list or not all(type(pair) is list and len(pair) == 2 for pair in value):
+            raise CodecError(f"{name} must be a list of pairs")
+        return tuple((first(one, name), second(other, name)) for one, other in value)
+
+    return check
+
+
+_LINE, _TEXT, _NUMBER = text(256), text(MAX_TEXT_LENGTH), integer(0, MAX_NUMBER)
+_ADDRESSES = texts(256, max_items=MAX_NUMBER, min_length=1)
+_DECLARED: dict[int, tuple[Any, Sequence[Callable[[Any, str], Any]]]] = {
+    1: (Join, (_LINE, _NUMBER, _pairs(_LINE, _TEXT), _addresses, _key, _LINE)),
+    2: (Leave, ()),
+    3: (Answer, (_TEXT, boolean)),
+    4: (Start, (_LINE, _LINE, _pairs(_NUMBER, _LINE))),
+    5: (Failed, (_LINE, _TEXT)),
+}
+_TAGS = {message_class: tag for tag, (message_class, _) in _DECLARED.items()}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from llmstack_engine_core.hosts.messages import MAX_TEXT_LENGTH, Facts, own_version
 from llmstack_kernels.dispatch import backends, torch_build
 from llmstack_model_files import ModelFilesError, weights_digest
 from llmstack_model_runner.device.start_checks import resolve_device
+from llmstack_parallel.messages import VERSION
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 # They may differ: what they lead to is compared by the digest of the weights, and by keys that fit.
@@ -22,21 +21,22 @@ _OF_ONE_NODE: Final = ("model_path", "placement", "num_engines", "first_gpu", "d
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
-def facts_of(config: ModelRunnerConfig) -> tuple[tuple[str, str], ...]:
-    """Options, kernels and a digest of the model's content, which takes about as long as loading it.
+def facts_of(config: ModelRunnerConfig) -> Facts:
+    """The release, options, kernels and a digest of the model's content, which takes about as long as loading it.
 
     Raises:
         EngineStartError: The model's files cannot be read.
     """
     names = [field.name for field in dataclasses.fields(config) if field.name not in _OF_ONE_NODE]
     nodes = {} if config.placement is None else {"nnodes": str(config.placement.num_nodes)}
-    facts = nodes | {name: str(getattr(config, name)) for name in (*_SIZES, *names)}
+    facts = {"version": f"{own_version()}, rank messages {VERSION}"} | nodes
+    facts |= {name: str(getattr(config, name)) for name in (*_SIZES, *names)}
     facts |= _device_facts(config)
     try:
         facts["digest of the model's files"] = weights_digest(Path(config.model_path), of_content=True)
     except (OSError, ModelFilesError) as error:
         raise EngineStartError(f"the model's files cannot be read: {error}") from error
-    return tuple((name[:256], value[:4096]) for name, value in facts.items())
+    return tuple((name[:256], value[:MAX_TEXT_LENGTH]) for name, value in facts.items())
 
 
 def _device_facts(config: ModelRunnerConfig) -> dict[str, str]:
@@ -48,18 +48,3 @@ def _device_facts(config: ModelRunnerConfig) -> dict[str, str]:
         facts[f"number of GPUs for the {needed} ranks of a node"] = str(min(needed, torch.cuda.device_count()))
     facts |= {f"kernel {name}": value for name, value in backends(device).items()}
     return facts | {"torch": torch_build(device)}
-
-
-def difference(ours: Sequence[tuple[str, str]], theirs: Sequence[tuple[str, str]]) -> str:
-    """The first fact that differs, as `NAME is A, but B`; empty where all are equal."""
-    own, other = dict(ours), dict(theirs)
-    for name in [*own, *(name for name in other if name not in own)]:
-        first, second = own.get(name, "unknown"), other.get(name, "unknown")
-        if first != second:
-            return f"{name} is {first or 'empty'}, but {second or 'empty'}"
-    return ""
-
-
-def own_name() -> str:
-    """This machine, for messages: its name, and the process."""
-    return f"{socket.gethostname()[:128] or 'a machine'} (process {os.getpid()})"

@@ -10,14 +10,14 @@ import torch.distributed as dist
 import zmq
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # what torch.distributed offers without types
 
-from llmstack_engine_core.ipc.addresses import interface_address
+from llmstack_engine_core.hosts.network import FirstMachine, Network
+from llmstack_engine_core.ipc.addresses import interface_address, tcp_address
 from llmstack_kernels.collective import SharedGroup
 from llmstack_model_runner.device.start_checks import resolve_device
 from llmstack_parallel.collectives.nodes import MAX_PIECES, ChannelLinks, NodesExchange
 from llmstack_parallel.collectives.patience import Patience
 from llmstack_parallel.collectives.torch_distributed import TorchCollectives, join, make_collectives, set_interface
 from llmstack_parallel.exchange import GLOO, NCCL
-from llmstack_parallel.hosts.network import Network
 from llmstack_parallel.messages import MeetMessage
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_parallel.segments import RankSegments, can_share_memory, map_segment
@@ -41,11 +41,11 @@ class Meeting:
         self._before: zmq.Socket[bytes] | None = None
         self.link = ""
         if topology.stage(rank):
-            self._before, self.link = network.listen(zmq.PAIR, address, MAX_PIECES)
+            self._before, self.link = network.listen(zmq.PAIR, address, high_water_mark=MAX_PIECES)
 
     def join(self, meet: MeetMessage, segments: RankSegments, store: TCPStore | None = None) -> NodesExchange:
         """Connects to the next stage, and waits for the ranks of its own."""
-        after = self._network.connect(zmq.PAIR, meet.link, MAX_PIECES) if meet.link else None
+        after = self._network.connect(zmq.PAIR, meet.link, high_water_mark=MAX_PIECES) if meet.link else None
         patience = Patience(START_TIMEOUT_S)
         links = ChannelLinks(self._before, after, self._epoch, patience)
         collectives = self._collectives(meet.store, segments, patience, store)
@@ -78,6 +78,17 @@ def placement_of(config: ModelRunnerConfig) -> RankPlacement:
     if config.placement is None:
         raise EngineStartError("the ranks run on one node")
     return config.placement
+
+
+def first_machine(config: ModelRunnerConfig) -> FirstMachine:
+    """Where nodes meet: node 0 listens at the given address, or at a free port of the network interface.
+
+    Raises:
+        EngineStartError: The interface has no address.
+    """
+    placement = placement_of(config)
+    address = placement.address or tcp_address(interface_address(placement.interface), 0)
+    return FirstMachine(address, placement.key_file, placement.silence_s, "node 0")
 
 
 def is_group_local(config: ModelRunnerConfig) -> bool:

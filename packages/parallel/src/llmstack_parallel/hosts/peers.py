@@ -7,21 +7,22 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Final
 
 import zmq
 
+from llmstack_engine_core.hosts.members import Members, describe
+from llmstack_engine_core.hosts.messages import Answer, Failed, Join, Leave, Message, Start, own_name
+from llmstack_engine_core.hosts.network import Network, free_address
 from llmstack_engine_core.ipc.addresses import interface_address
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.errors import LostRankError
-from llmstack_parallel.hosts.facts import facts_of, own_name
+from llmstack_parallel.hosts.facts import facts_of
 from llmstack_parallel.hosts.local_ranks import LocalRanks
-from llmstack_parallel.hosts.meeting import Meeting, make_store, placement_of
-from llmstack_parallel.hosts.messages import MAX_EPOCH, Join, Kind, Note, Orders, own_version
-from llmstack_parallel.hosts.network import FailedHandshakes, Network, free_address, listening_address
-from llmstack_parallel.hosts.nodes import Nodes
-from llmstack_parallel.messages import MeetMessage, decode, encode
+from llmstack_parallel.hosts.meeting import Meeting, first_machine, make_store, placement_of
+from llmstack_parallel.messages import MAX_FRAME_BYTES, MeetMessage, decode, encode
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_parallel.topology import Topology
@@ -30,7 +31,7 @@ from llmstack_types import EngineStartError, ModelRunnerConfig
 logger = logging.getLogger(__name__)
 
 _POLL_MS: Final = 100
-_FAREWELL_MS: Final = 3000  # the last message says why a node is refused
+_MAX_EPOCH: Final = 2**62
 HINT_S: Final = 10.0
 NUM_LOOKS: Final = 4  # within the time without a sign of life
 
@@ -59,23 +60,21 @@ class HostPeers:
         if self._placement.interface:
             interface_address(self._placement.interface)  # it is there; before the other nodes are waited for
         self._topology = Topology(config.tensor_parallel_size, config.pipeline_parallel_size)
-        self.epoch = 1 + secrets.randbelow(MAX_EPOCH - 1)
+        self.epoch = 1 + secrets.randbelow(_MAX_EPOCH - 1)
         self.channels: dict[int, Channel] = {}
         self._lost: str | None = None
-        self._is_over = False
+        self._is_stopped = False
         self._ranks: LocalRanks | None = None
         self._end_nodes: Callable[[], None] = lambda: None
-        self._wake, self._woken = socket.socketpair()
         self._watcher: threading.Thread | None = None
         self._exchange: Exchange | None = None
-        own = Join(own_version(), 0, own_name(), facts_of(config))
-        self._network = Network(self._placement)
+        first = replace(first_machine(config), name=f"node 0 on {own_name()}")
+        self._members = Members(first, "node", range(1, self._placement.num_nodes), facts_of(config))
+        self._network = Network(self._placement.key_file, MAX_FRAME_BYTES)
+        self._wake, self._woken = socket.socketpair()
         try:
-            self._socket, self.address = self._network.listen(zmq.ROUTER, listening_address(self._placement))
-            self._socket.setsockopt(zmq.LINGER, _FAREWELL_MS)
-            self._nodes = Nodes(self._socket, self._placement, own)
             if place is not None:
-                self._end_nodes = place(self.address)
+                self._end_nodes = place(self._members.address)
             self._wait_for_nodes()
             self.exchange: Exchange = self._start()
         except BaseException as error:
@@ -83,52 +82,60 @@ class HostPeers:
             raise
 
     def _wait_for_nodes(self) -> None:
-        failures = FailedHandshakes(self._socket)
-        try:
-            self._admit_nodes(failures)
-        finally:
-            failures.close()
-
-    def _admit_nodes(self, failures: FailedHandshakes) -> None:
-        began_s, has_hinted, has_failed = monotonic(), False, False
-        while self._nodes.missing:
-            if failures.take() and not has_failed:  # no reason to end: anyone who reaches the port can cause it
-                has_failed = True
-                logger.error("a machine with different keys, or none, has tried to join node 0 at %s", self.address)
-            waited_s = monotonic() - began_s
-            missing = ", ".join(map(str, self._nodes.missing))
+        began_s, has_hinted, address = monotonic(), False, self._members.address
+        while missing := self._find_missing():
+            waited_s, numbers = monotonic() - began_s, ", ".join(map(str, missing))
             if waited_s > START_TIMEOUT_S:
-                raise EngineStartError(f"node {missing} has not joined {self.address} within {START_TIMEOUT_S:g} s")
+                raise EngineStartError(f"node {numbers} has not joined {address} within {START_TIMEOUT_S:g} s")
             if waited_s > HINT_S and not has_hinted:
                 has_hinted = True
-                logger.warning("waiting at %s for node %s: is it there, with the same key file?", self.address, missing)
-            if not self._socket.poll(_POLL_MS):
-                continue
-            received = self._nodes.receive()
-            if received is None:
-                continue
-            sender, message = received
-            if isinstance(message, Join):
-                self._nodes.admit(sender, message)
-            elif isinstance(message, Note) and message.kind is Kind.ALIVE:
-                self._nodes.send(sender, Note(Kind.OVER))  # it belongs to ranks that were there before
+                logger.warning("waiting at %s for node %s: is it there, with the same key file?", address, numbers)
+            self._poll()
+            for _, join, message in self._members.read():
+                if isinstance(message, Answer) and message.is_final:  # all nodes get the sentence
+                    self._tell_all(message)
+                    raise EngineStartError(message.refusal)
+                if isinstance(message, Join):
+                    logger.info("%s has joined", describe("node", join))
+
+    def _find_missing(self) -> list[int]:
+        """Nodes that have not joined, or have gone since."""
+        joined = self._members.joined
+        for sender in [sender for sender in joined if not self._members.is_there(sender)]:
+            del joined[sender]
+        there = {join.number for join in joined.values()}
+        return [number for number in range(1, self._placement.num_nodes) if number not in there]
+
+    def _poll(self, *fds: int) -> list[int]:
+        """Those of the descriptors that are readable, once there are some, a message, or it is time to look."""
+        poller = zmq.Poller()
+        for watched in (*self._members.sockets, *fds):
+            poller.register(watched, zmq.POLLIN)
+        ready = dict(poller.poll(int(self._placement.silence_s * 1000 / NUM_LOOKS) + 1))
+        return [fd for fd in fds if fd in ready]
+
+    def _tell_all(self, message: Message) -> None:
+        for sender in self._members.joined:
+            self._members.send(sender, message)
 
     def _start(self) -> Exchange:
         """Starts all ranks, and introduces them to each other."""
-        config, per_node = self._config, self._config.num_local_ranks
+        config, per_node, near = self._config, self._config.num_local_ranks, self._members.address
+        self._members.is_closed_to = "the ranks of other nodes are running"
         rank_to_address: dict[int, str] = {}
         for rank in self._topology.peers:
-            bound, rank_to_address[rank] = self._network.listen(zmq.PAIR, free_address(self.address))
+            bound, rank_to_address[rank] = self._network.listen(zmq.PAIR, free_address(near))
             self.channels[rank] = ZmqChannel(bound)
-        orders = list(rank_to_address.items())
-        for number, node in self._nodes.by_number.items():
-            ranks = range(number * per_node, (number + 1) * per_node)
-            self._nodes.send(node.sender, Orders(self.epoch, tuple((rank, rank_to_address[rank]) for rank in ranks)))
+        orders = tuple(rank_to_address.items())
+        for sender, join in self._members.joined.items():
+            first = join.number * per_node
+            ranks = tuple((rank, rank_to_address[rank]) for rank in range(first, first + per_node))
+            self._members.send(sender, Start(str(self.epoch), ranks=ranks))
         self._ranks = ranks_here = LocalRanks(config, self.epoch, orders[: per_node - 1])
         segments = ranks_here.segments(0)
-        self._watcher = threading.Thread(target=self._watch, name="nodes", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, args=(ranks_here,), name="nodes", daemon=True)
         self._watcher.start()
-        meeting = Meeting(self._network, config, 0, self.epoch, free_address(self.address))
+        meeting = Meeting(self._network, config, 0, self.epoch, free_address(near))
         links = {0: meeting.link} | {rank: self._receive_link(rank).link for rank in self.channels}
         store, store_address = make_store(config)
         for rank, channel in self.channels.items():
@@ -169,67 +176,44 @@ class HostPeers:
     def stop(self, *, is_over: bool = True) -> None:
         """Ends all ranks. Idempotent.
 
-        `is_over`: For good; otherwise the other nodes are asked to join again.
+        `is_over`: For good; otherwise the other nodes ask to join again.
         """
-        self._is_over = is_over
-        if self._network.context.closed:
+        if self._is_stopped:
             return
+        self._is_stopped = True
         self._wake.close()
-        if self._watcher is None:
-            self._say_goodbye()
-        else:
+        if self._watcher is not None:
             self._watcher.join()
         self._woken.close()
+        self._members.close(is_over=is_over)
         if self._ranks is not None:
             self._ranks.stop()
         self._end_nodes()
         self._network.close()
 
-    def _say_goodbye(self) -> None:
-        if hasattr(self, "_nodes"):
-            self._nodes.tell_all(Note(Kind.END if self._is_over else Kind.OVER))
-
-    def _watch(self) -> None:
-        """Answers signs of life, and notices a node or a rank that gives none. The only user of its socket."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        fds = [] if self._ranks is None else self._ranks.fds
-        for fd in [*fds, self._woken.fileno()]:
-            poller.register(fd, zmq.POLLIN)
+    def _watch(self, ranks: LocalRanks) -> None:
+        """Notices a node or a rank that ends. The only user of the members meanwhile."""
+        fds = ranks.fds
         while True:
-            ready = dict(poller.poll(int(self._placement.silence_s * 1000 / NUM_LOOKS) + 1))
+            ready = self._poll(*fds, self._woken.fileno())
             if self._woken.fileno() in ready:
-                self._say_goodbye()
                 return
-            if self._socket in ready:
-                self._read()
-            for fd in fds:
-                if fd in ready and self._ranks is not None:
-                    poller.unregister(fd)
-                    self._lose(self._ranks.describe_loss(fd))
-            for number in self._nodes.missing:
-                node = self._nodes.by_number[number]
-                self._lose(f"{node.describe()} has given no sign of life for {self._placement.silence_s:g} s")
+            for fd in ready:
+                fds.remove(fd)
+                self._lose(ranks.describe_loss(fd))
+            for _, join, message in self._members.read():
+                self._note(join, message)
+            for sender, join in list(self._members.joined.items()):
+                if not self._members.is_there(sender):
+                    silence = f"has given no sign of life for {self._placement.silence_s:g} s"
+                    self._lose(f"{describe('node', join)} has ended, or {silence}")
 
-    def _read(self) -> None:
-        received = self._nodes.receive()
-        if received is None:
-            return
-        sender, message = received
-        node = self._nodes.note_sign(sender)
-        if isinstance(message, Join):
-            if node is None:
-                self._nodes.refuse_for_now(sender, message)
-            elif node.has_orders:
-                self._lose(f"{node.describe()} has lost the connection")
-        elif isinstance(message, Note) and message.kind is Kind.ALIVE:
-            is_ours = node is not None and message.epoch == self.epoch
-            if node is not None and is_ours:
-                node.has_orders = True
-            self._nodes.send(sender, Note(Kind.ALIVE if is_ours else Kind.OVER, message.epoch))
-        elif isinstance(message, Note) and node is not None and message.epoch in (0, self.epoch):
-            how = message.text if message.kind is Kind.LOST else "it was stopped"
-            self._lose(f"{node.describe()}: {how}")
+    def _note(self, join: Join, message: Message) -> None:
+        """Takes a later message of a node that has joined."""
+        if isinstance(message, Leave):
+            self._lose(f"{describe('node', join)}: it was stopped")
+        elif isinstance(message, Failed) and message.generation == str(self.epoch):
+            self._lose(f"{describe('node', join)}: {message.reason}")
 
     def _lose(self, how: str) -> None:
         if self._lost is None:
