@@ -115,6 +115,20 @@ def test_the_process_is_part_of_an_id_and_the_rest_is_random():
 
 
 def test_references_are_found_in_any_input():
-    items = ["a", 7, {"id": "x"}, {"type": "item_reference", "id": "y"}, {"id": 7}, {"id": "x"}, {"type": "message"}]
+    items = [{"id": "x"}, {"type": "item_reference", "id": "y"}, {"id": 7}, {"id": "x"}, {"type": "message"}]
     assert referenced_ids(items) == ["x", "y"]
     assert referenced_ids("text") == referenced_ids(None) == []
+
+
+def test_no_reference_is_looked_for_behind_an_entry_that_is_no_item():
+    class Counted(list[Any]):
+        num_read = 0
+
+        def __iter__(self):
+            for item in super().__iter__():
+                self.num_read += 1
+                yield item
+
+    items = Counted([{"id": "x"}, *[7] * 1_000_000, {"id": "y"}])
+    assert referenced_ids(items) == ["x"]
+    assert items.num_read == 2

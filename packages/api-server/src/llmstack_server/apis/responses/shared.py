@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from llmstack_server.apis.responses.local import LocalResponses, response_not_found
@@ -165,7 +166,10 @@ def _to_items(value: Sequence[Any]) -> tuple[StoredItem, ...]:
 
 
 def referenced_ids(value: Any) -> list[str]:
-    """The ids of the items that an `input` refers to; other content is ignored."""
-    items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    """The ids of the items that an `input` refers to, up to the first entry that is no item: there it is refused.
+
+    A body may have a million numbers in place of items, and no other request runs meanwhile.
+    """
+    items = [*takewhile(lambda item: isinstance(item, dict), value)] if isinstance(value, list) else []
     ids = [item.get("id") for item in items if item.get("type", "item_reference") == "item_reference"]
     return list(dict.fromkeys(item_id for item_id in ids if isinstance(item_id, str)))
