@@ -97,7 +97,7 @@ class Report:
 def server(seats: int, step_ms: float, arguments: Sequence[str], model: str = "") -> Iterator[tuple[int, int]]:
     """A server over the simulated engine, or over a model: its process id and its port."""
     with tempfile.TemporaryDirectory() as name:
-        served = [] if model == DEMO else [model]
+        served = ["llmstack-demo" if model == DEMO else model]
         if not model:
             folder = write_model_folder(Path(name) / f"echo?step_delay_s={step_ms / 1000}")
             served = [str(folder), "--runner", "echo"]

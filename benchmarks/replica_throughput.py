@@ -44,7 +44,7 @@ class Turn(NamedTuple):
 @contextmanager
 def serving(processor: int, *options: str) -> Iterator[psutil.Process]:
     """A server on one processor."""
-    command = ["taskset", "-c", str(processor), sys.executable, "-m", "llmstack_command", "serve"]
+    command = ["taskset", "-c", str(processor), sys.executable, "-m", "llmstack_command", "serve", "llmstack-demo"]
     server = subprocess.Popen(
         [*command, *ENGINE_OPTIONS, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -191,7 +191,17 @@ def write_adapters(folder: Path) -> list[str]:
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[psutil.Process, str]]:
     """A server of the demo model, and its address."""
-    command = [sys.executable, "-m", "llmstack_command", "serve", "--port", "0", *SERVER_OPTIONS, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "llmstack_command",
+        "serve",
+        "llmstack-demo",
+        "--port",
+        "0",
+        *SERVER_OPTIONS,
+        *options,
+    ]
     with tempfile.NamedTemporaryFile("r") as log, tempfile.TemporaryDirectory() as folder:
         command += write_adapters(Path(folder))
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=os.open(log.name, os.O_WRONLY))

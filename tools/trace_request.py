@@ -213,7 +213,7 @@ def trace_chat() -> Trace:
     client.start()
     sys.setprofile(profile)
     try:
-        status = run_command(["serve", "--uds", f"{directory}/http.sock", "--log-level", "warning"])
+        status = run_command(["serve", "llmstack-demo", "--uds", f"{directory}/http.sock", "--log-level", "warning"])
     finally:
         sys.setprofile(None)
         shutil.rmtree(directory, ignore_errors=True)

@@ -124,7 +124,7 @@ def test_a_host_without_shared_memory_serves(start_target: Start, tmp_path: Path
     probe = [unshare or "unshare", "--mount", "sh", "-c", "umount -l /dev/shm"]
     if unshare is None or subprocess.run(probe, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to make a mount namespace without /dev/shm")
-    command = [sys.executable, "-m", "llmstack_command", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "llmstack_command", "serve", "llmstack-demo", "--port", "0"]
     log_path = tmp_path / "log"
     with log_path.open("wb") as log:
         server = subprocess.Popen(

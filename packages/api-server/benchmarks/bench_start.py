@@ -24,7 +24,7 @@ from pathlib import Path
 POLL_S = 0.005
 TIMEOUT_S = 120.0
 STAGE = re.compile(r'^llmstack:startup_seconds\{stage="([^"]+)"\} (\S+)$', re.MULTILINE)
-DEFAULT_COMMAND = [sys.executable, "-m", "llmstack_command", "serve", "--port", "{port}"]
+DEFAULT_COMMAND = [sys.executable, "-m", "llmstack_command", "serve", "llmstack-demo", "--port", "{port}"]
 
 
 @dataclass(frozen=True, slots=True)

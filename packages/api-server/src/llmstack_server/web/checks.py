@@ -28,7 +28,7 @@ def check_fields(
         InvalidRequestError: In this order: model, fields that are not available, combinations.
     """
     if "model" in type(fields).model_fields:  # where it is another field that is not known, it has any type
-        check_model(state, fields.model)  # type: ignore[attr-defined]  # not every model of a body has it
+        adapter_of(state, fields.model)  # type: ignore[attr-defined]  # not every model of a body has it
     check_unsupported(body, unsupported)
     if fields.model_extra:
         _count_unknown(state, fields, unsupported)
@@ -68,18 +68,12 @@ def adapter_of(state: ServerState, model: str | None) -> Adapter | None:
     Raises:
         InvalidRequestError: Code `model_not_found`.
     """
-    name = adapter_name(state, model)
-    if name is None:
+    if model is None or model in state.config.served_model_names:
         return None
     registry = None if state.opened_engine is None else state.opened_engine.adapters
-    adapter = None if registry is None else registry.find(name)
+    adapter = None if registry is None else registry.find(model)
     if adapter is None:
         adapters = [] if registry is None else [one.name for one in registry.adapters]
         names = [*state.config.served_model_names, *adapters][:8]
-        raise model_not_found(name, ", ".join(f"`{one}`" for one in names))
+        raise model_not_found(model, ", ".join(f"`{one}`" for one in names))
     return adapter
-
-
-def adapter_name(state: ServerState, model: str | None) -> str | None:
-    """The model name of a request, unless it is the served model's."""
-    return None if model in state.config.served_model_names else model

@@ -50,15 +50,15 @@ class Sender(Protocol):
     """What `EventSender` is for the route of a stream.
 
     Attributes:
+        can_push: Whether `push` ever takes an event.
         has_started: Whether the headers were sent.
         waited_s: How long events have waited for their reader.
     """
 
+    can_push: bool
     has_started: bool
     waited_s: float
 
-    @property
-    def can_push(self) -> bool: ...
     def push(self, encode: Callable[[Value], bytes], value: Value) -> bool: ...
     async def event(self, data: bytes) -> None: ...
     async def end(self, data: bytes) -> None: ...
@@ -71,6 +71,7 @@ class EventSender:
     The headers go with whatever is first: until then an error can have its own status.
 
     Attributes:
+        can_push: Whether `push` ever takes an event.
         has_started: Whether the headers were sent.
         waited_s: How long events have waited until the connection took them, its reader's part.
     """
@@ -84,15 +85,11 @@ class EventSender:
         # `functools.wraps` copies the attribute to a function that looks at messages.
         is_whole = not hasattr(send, "__wrapped__")
         self._writer: PartWriter | None = getattr(send, PART_WRITER, None) if is_whole else None
+        self.can_push = self._writer is not None
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
         self._timer = self._loop.call_later(INTERVAL_S, self._on_timer)
         self._comment: asyncio.Task[None] | None = None
-
-    @property
-    def can_push(self) -> bool:
-        """Whether `push` ever takes an event."""
-        return self._writer is not None
 
     def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
         """Encodes and sends an event at once, neither the first nor the last one; False where that would wait."""

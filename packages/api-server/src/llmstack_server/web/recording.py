@@ -114,21 +114,18 @@ class RecordedEvents:
     """Sends the events of a stream to its record. Connections have comments of their own, so there are none here.
 
     Attributes:
+        can_push: Always.
         has_started: As of `EventSender`.
         waited_s: 0: its readers wait for their connections.
     """
 
     def __init__(self, recorder: Recorder, record: StreamRecord, headers: RawHeaders) -> None:
+        self.can_push = True
         self.has_started = False
         self.waited_s = 0.0
         self._recorder = recorder
         self._record = record
         self._headers = headers
-
-    @property
-    def can_push(self) -> bool:
-        """Whether `push` ever takes an event."""
-        return True
 
     def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
         """Encodes and adds an event or several at once, neither the first nor the last one.
