@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.protocols import KVCacheManager
@@ -46,6 +47,14 @@ class BlockNeeds:
         """
         needed, most = self._manager.num_blocks_needed, self._max_num_step_tokens
         return needed(request.num_tokens, num_computed_tokens, most) - needed(num_found_tokens, num_found_tokens, most)
+
+    def free_passed(self, requests: Iterable[Request]) -> None:
+        """Frees what the sliding windows of running requests have passed; before a step allocates any."""
+        advance = self._manager.advance
+        for request in requests:
+            # Without tokens to compute it may have drafts under way, which may turn out to be wrong.
+            if request.next_passed_token <= request.num_computed_tokens < request.num_tokens:
+                request.next_passed_token = advance(request.request_id, request.num_computed_tokens)
 
     def to_come(self, request: Request) -> int:
         """Blocks that the request may still ask for, beside those it holds and gives up on the way."""

@@ -12,21 +12,22 @@ _OWNER: Final = "\x00import"
 
 
 class PrefixTransfer:
-    """The base of a scheduler whose cached prefixes other engine cores can use."""
+    """Reads the cached prefixes of one cache for other engine cores, and adds theirs."""
 
-    _kv_cache_manager: KVCacheManager
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._manager = manager
 
-    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
-        """The blocks of the longest cached prefix, at most all but the last token. It decides nothing."""
-        return self._kv_cache_manager.get_computed_blocks(_OWNER, token_ids, salt)[0]
+    def cached(self, token_ids: Sequence[int], salt: str) -> list[int]:
+        """The blocks of the longest cached prefix, at most all but the last token."""
+        return self._manager.get_computed_blocks(_OWNER, token_ids, salt)[0]
 
-    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+    def receive(self, token_ids: Sequence[int], salt: str) -> list[int]:
         """Makes the whole blocks before the last token findable; those that the caller fills before the next step.
 
         They hold the end of the prefix: what comes before is cached already. Empty if nothing is missing, or if there
         is no room. No request holds the blocks: later allocations may evict them.
         """
-        manager = self._kv_cache_manager
+        manager = self._manager
         num_tokens = (len(token_ids) - 1) // manager.block_size * manager.block_size
         # Under another name than blocks are allocated for: the figures count the lookups of requests alone.
         found_block_ids, num_found_tokens = manager.get_computed_blocks("", token_ids, salt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from llmstack_core_scheduler.adapter_places import AdapterPlaces
 from llmstack_core_scheduler.admission import check_block_sharing, check_fork, check_id, longest_length
@@ -21,7 +21,7 @@ from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
-from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay, check_results
+from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay, check_results, count_left_tokens
 from llmstack_core_scheduler.step_stats import NO_STEP, step_stats
 from llmstack_core_scheduler.stop_check import append_until_stop
 from llmstack_types import (
@@ -40,7 +40,7 @@ from llmstack_types import (
 _make = tuple.__new__
 
 
-class Scheduler(PrefixTransfer):
+class Scheduler:
     """Continuous batching under one token budget: running requests first, then waiting ones, prefill and decode alike.
 
     A pure function of its calls: no clock, no randomness, no I/O, no order of a set. Equal calls give equal decisions.
@@ -84,6 +84,7 @@ class Scheduler(PrefixTransfer):
         self._needs = BlockNeeds(config, kv_cache_manager)
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
         self._forking = Forking(kv_cache_manager)
+        self._prefixes = PrefixTransfer(kv_cache_manager)
         self._drafting = Drafting(draft_source, config, kv_cache_manager)
         self._on_status = on_status
         self._num_arrivals = 0
@@ -148,12 +149,13 @@ class Scheduler(PrefixTransfer):
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step. `now_s` is when: for the cost of preemption, and deadlines."""
         if self._config.has_small_steps:
-            self._size_steps()
+            num_tokens = count_left_tokens(self.running.requests) + self.waiting.num_prefill_tokens
+            self._stage_tokens = self._config.stage_tokens(self._stage_tokens, num_tokens)
         plan = StepPlan(self._config, len(self.running.requests), self._stage_tokens)
         if self._forking.request_id_to_copies:
             self._forking.copy(plan)
         if self._has_windows:
-            self._free_passed_blocks()
+            self._needs.free_passed(self.running.requests)
         if self.waiting.requests and len(self.running) >= self._config.max_num_rows:
             for row in rows_to_yield(self.waiting, self.running.requests, plan, self._config, now_s, self._waits):
                 self._preempt(row, plan, yields_place=True)
@@ -201,6 +203,14 @@ class Scheduler(PrefixTransfer):
         """Forgets cached prefixes; False while requests are running."""
         return self._kv_cache_manager.reset_prefix_cache()
 
+    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+        """The blocks of the longest cached prefix, at most all but the last token. It decides nothing."""
+        return self._prefixes.cached(token_ids, salt)
+
+    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+        """Makes the whole blocks before the last token findable; returns those that are to be filled before a step."""
+        return self._prefixes.receive(token_ids, salt)
+
     def _accept(self, request: EngineCoreRequest, parent: Request | None) -> Request:
         check_id(request, self._requests)
         max_num_tokens = longest_length(request, self._config.max_model_len, self._needs)
@@ -218,20 +228,6 @@ class Scheduler(PrefixTransfer):
             and len(self.running) < self._config.max_num_rows
             and self._has_room_for(child)
         )
-
-    def _size_steps(self) -> None:
-        """Sizes the steps of a model with stages by the tokens that are left to compute."""
-        num_left_tokens = sum(one.num_tokens - one.num_computed_tokens for one in self.running.requests)
-        num_left_tokens += self.waiting.num_prefill_tokens
-        self._stage_tokens = self._config.stage_tokens(self._stage_tokens, num_left_tokens)
-
-    def _free_passed_blocks(self) -> None:
-        """Frees what sliding windows have passed, before this step allocates any."""
-        advance = self._kv_cache_manager.advance
-        for request in self.running.requests:
-            # Without tokens to compute it may have drafts under way, which may turn out to be wrong.
-            if request.next_passed_token <= request.num_computed_tokens < request.num_tokens:
-                request.next_passed_token = advance(request.request_id, request.num_computed_tokens)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         running, max_num_row_tokens = self.running.requests, self._max_num_row_tokens

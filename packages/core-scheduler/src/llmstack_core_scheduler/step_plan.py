@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from llmstack_core_scheduler.config import SchedulerConfig
@@ -31,6 +31,11 @@ def check_results(rows: Sequence[ScheduledRequest], output: ModelRunnerOutput) -
         raise ValueError(f"sampled_token_ids has {len(output.sampled_token_ids)} entries for {len(rows)} rows")
     if output.request_ids != [row.request_id for row in rows]:
         raise ValueError("request_ids must be those of the rows, in their order")
+
+
+def count_left_tokens(requests: Iterable[Request]) -> int:
+    """Counts the known tokens of requests that are not computed yet."""
+    return sum(request.num_tokens - request.num_computed_tokens for request in requests)
 
 
 class StepPlan:

@@ -5,36 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from llmstack_kernels.dispatch import backends, torch_build
-from llmstack_model_files import ModelFilesError, weights_digest
-from llmstack_model_runner.adapters.store import AdapterHost, make_store
+from llmstack_kernels.low_rank import LowRankAdapter
+from llmstack_model_files import ModelFilesError
+from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.profiling import Profiling
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
 from llmstack_model_runner.device.start_checks import (
-    architecture,
-    check_max_model_len,
     own_device,
-    set_up_cpu,
 )
-from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
-from llmstack_model_runner.layers.packing import packed_linears
-from llmstack_model_runner.layers.sharding import Sharding, sharded
+from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_model_runner.loading import ModelReport, load_served_model
 from llmstack_model_runner.memory.block_copies import BlockCopies, DirectBlockCopies
-from llmstack_model_runner.memory.kv_cache_dtype import check_capability, resolve_kv_cache_dtype
 from llmstack_model_runner.memory.kv_cache_groups import (
     allocate_storage,
     by_layer,
-    describe_groups,
-    group_stage_layers,
     max_positions,
     num_storage_layers,
 )
-from llmstack_model_runner.memory.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.memory.layer_reports import LayerReports
 from llmstack_model_runner.memory.profile import (
     ALLOCATION_STEP,
@@ -43,12 +35,10 @@ from llmstack_model_runner.memory.profile import (
     graph_bytes,
     profile_memory,
 )
-from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory, settle_heap
+from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
-from llmstack_model_runner.models import CausalLM, Classifier, Model
-from llmstack_model_runner.models.choice import make_model
+from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.label_head import LabelHead
-from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract, for_ranks
 from llmstack_model_runner.sampling import LogitsProcessors, LogitsProcessorType, Sampler, load_logits_processors
 from llmstack_model_runner.steps.block_transfer import BlockTransfer
 from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes
@@ -67,15 +57,6 @@ from llmstack_model_runner.steps.warm_up import (
     for_groups,
     pooling_warm_up_steps,
     warm_up_steps,
-)
-from llmstack_model_runner.weights import (
-    check_quantized,
-    describe_quantization,
-    kept_weights,
-    load_weights,
-    num_weight_bytes,
-    read_served_config,
-    resolve_dtype,
 )
 from llmstack_types import (
     EngineStartError,
@@ -97,7 +78,7 @@ class ModelRunnerStateError(RuntimeError):
     """The runner was called before it was ready or after it was shut down."""
 
 
-class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
+class ModelRunner:
     """One model on one device; used by one thread.
 
     The order of calls is `load_model`, `initialize_kv_cache`, `execute_model` and `sleep` or `wake_up`, `shutdown`.
@@ -123,15 +104,18 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._runtime = runtime
         self._model: Model | None = None
         self._spec: KVCacheSpec | None = None
-        self._numeric_contract = self._kv_cache_note = self._quantization = ""
+        self._report = ModelReport()
+        self._adapters: AdapterStore | None = None
+        self._profiling = Profiling()
+        self._layer_reports = LayerReports()
         self._label_head: LabelHead | None = None
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._copies: BlockCopies = DirectBlockCopies([], [])
         self._batch: InputBatch | None = None
         self._steps: HostSteps | DeviceSteps | None = None
         self._recovery = StepRecovery(self._make_room)
+        self._blocks = BlockTransfer([], self._recovery, self._device)
         self._num_blocks = self._num_host_blocks = 0
-        AdapterHost.__init__(self)
 
     def load_model(self) -> None:
         """Reads the weights, or generates dummy weights.
@@ -140,62 +124,15 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
             ValueError: The model is not supported; the message is one sentence.
             EngineStartError: A file of the model is missing or damaged; the message is one sentence.
         """
-        try:
-            self._load_model()
-        except ModelFilesError as error:  # the engine core does not depend on llmstack_model_files
-            raise EngineStartError(str(error)) from error
-
-    def _load_model(self) -> None:
         config = self._config
         self._device = self._runtime.device if self._runtime is not None else own_device(config)
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
-        model_path = Path(config.model_path)
-        self._weights_digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
-        model_config, checkpoint_format, scheme = read_served_config(config)
-        dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
-        check = partial(check_quantized, checkpoint_format=checkpoint_format, scheme=scheme, device=self._device)
-        name = architecture(model_config)
-        # Attention layers read it too.
-        layers = AdaptedLayers() if config.enable_lora else None
-        with packed_linears(scheme, config.enable_deterministic_inference), sharded(self._sharding), adapted(layers):
-            model = make_model(name, config.model_impl, (model_config, dtype, self._device), self._sharding, check)
-        logger.info("model: %s (%s)", name, model.implementation)
-        check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
-        model.limit_context(config.max_model_len)
-        self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
-        weight_bytes = num_weight_bytes(model, dtype, scheme, checkpoint_format)
-        if self._device.type == "cpu":
-            is_quantized = scheme is not None or checkpoint_format is not None
-            set_up_cpu(weight_bytes, config.num_processes, is_quantized=is_quantized)
-        self._quantization = describe_quantization(scheme, dtype, self._device, checkpoint_format)
-        if self._quantization:
-            logger.info("quantization: %s", self._quantization)
-        kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
-        if self._device.type == "cuda":
-            check_capability(kv_dtype, torch.cuda.get_device_capability(self._device))
-        is_deterministic = config.enable_deterministic_inference
-        contract = describe_numeric_contract(model, dtype, self._device, kv_dtype, is_deterministic)
-        self._numeric_contract = for_ranks(contract, self._sharding)
-        logger.info("numeric contract: %s", self._numeric_contract)
-        if is_deterministic:
-            check_deterministic(contract)
-        with (
-            allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"),
-            kept_weights(config, model_config, dtype, self._device, self._sharding) as packed,
-        ):
-            load_weights(
-                model, model_path, config.load_format, dtype, config.seed, scheme, self._device,
-                is_batch_invariant=is_deterministic, checkpoint_format=checkpoint_format, packed=packed,
-            )  # fmt: skip
-        settle_heap(self._device, weight_bytes)
-        groups = group_stage_layers(model.kv_spec, config.max_model_len)
-        self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
-        groups = groups if config.enable_hybrid_kv_cache else ()
-        shape = (model, model_config, dtype, config.block_size, self._device, kv_dtype, groups)
-        self._spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds)
-        self._adapters = make_store(model, layers, config, dtype, self._device)
-        self._model = model
+        try:
+            loaded = load_served_model(config, self._device, self._sharding)
+        except ModelFilesError as error:  # the engine core does not depend on llmstack_model_files
+            raise EngineStartError(str(error)) from error
+        self._model, self._label_head, self._spec, self._adapters, self._report = loaded
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the KV storage and abilities of the model. May be called after `load_model`."""
@@ -277,7 +214,8 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         num_device_blocks = num_blocks + self._has_device_rows  # one more, the scratch block of padding rows
         with allocation(f"a KV cache of {num_device_blocks * spec.bytes_per_block} bytes cannot be allocated", _LOWER):
             storage = allocate_storage(spec, num_device_blocks, self._device)
-        self._kv_caches = self._reporting(by_layer(storage, spec))
+        self._kv_caches = self._layer_reports.over(by_layer(storage, spec))
+        self._blocks = BlockTransfer(self._kv_caches, self._recovery, self._device)
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
         size = (config.max_num_seqs, spec.vocab_size, self._device)
         processors = LogitsProcessors([make(*size) for make in self._logits_processor_types])
@@ -330,17 +268,69 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         layers free; `numeric_contract`, whether logits are bit-equal in any batch; `quantization`, how quantized
         linear layers are computed; `decode`, how small decode steps are computed; `torch`, its build.
         """
-        model = {}
-        if self._model is not None:
-            model = {"model": self._model.implementation, "numeric_contract": self._numeric_contract}
-            model["weights"] = self._weights_digest
-        if self._quantization:
-            model["quantization"] = self._quantization
-        if self._kv_cache_note:
-            model["kv_cache"] = self._kv_cache_note
+        model = self._report.entries(self._model)
         if self._steps is not None and self._steps.describe():
             model["decode"] = self._steps.describe()
         return model | backends(self._device.type) | {"torch": torch_build(self._device.type)}
+
+    def announce_adapter(self, identity: str, path: str) -> None:
+        """Nothing is to be prepared before `read_adapter`."""
+
+    def read_adapter(self, identity: str, path: str) -> object:
+        """Reads and checks an adapter for `add_adapter`; in any thread, beside steps.
+
+        Raises:
+            ValueError: It cannot be served; the text is one sentence.
+        """
+        return self._store.read(identity, path)
+
+    def add_adapter(self, identity: str, adapter: object) -> None:
+        """Makes what `read_adapter` has returned available to new requests."""
+        if not isinstance(adapter, LowRankAdapter):
+            raise TypeError("an adapter is what read_adapter returns")
+        self._store.add(identity, adapter)
+
+    def remove_adapter(self, identity: str) -> None:
+        """Drops an adapter that no request uses."""
+        self._store.remove(identity)
+
+    def kv_block_form(self) -> tuple[int, str]:
+        """Bytes of a block, which have the canonical form."""
+        return self._blocks.num_block_bytes, ""
+
+    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
+        """Copies blocks into `out`, which it does not keep.
+
+        Raises:
+            ValueError: A block does not exist, or `out` has another size.
+        """
+        self._blocks.read(block_ids, out)
+
+    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
+        """Copies the last blocks of `data`, from number `first` on, into these blocks.
+
+        Raises:
+            ValueError: A block does not exist, or `data` has another size; nothing has been copied.
+        """
+        self._blocks.write(block_ids, data, first)
+
+    def report_progress_to(self, report: Callable[[], None]) -> None:
+        """Calls `report` at each layer of a step that is no replay; on the thread of the step."""
+        self._layer_reports.listener = report
+
+    def start_profile(self, *, with_stack: bool, with_memory: bool, record_shapes: bool) -> None:
+        """Begins to record all operations; steps take longer meanwhile."""
+        what = {"with_stack": with_stack, "with_memory": with_memory, "record_shapes": record_shapes}
+        self._profiling.start(self._device, **what)
+
+    def stop_profile(self, path: str) -> None:
+        """Ends the profile and writes it to `path`, for Perfetto; compressed if that ends in `.gz`.
+
+        Raises:
+            OSError: The file cannot be written.
+            RuntimeError: The profile is damaged.
+        """
+        self._profiling.stop(path)
 
     def sleep(self, level: int) -> None:
         """Frees the KV storage and, with level 2, the weights, which `wake_up` then loads again."""
@@ -377,6 +367,13 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._copies.close()
         self._copies = DirectBlockCopies([], [])
         self._kv_caches = []
+        self._blocks = BlockTransfer([], self._recovery, self._device)
+
+    @property
+    def _store(self) -> AdapterStore:
+        if self._adapters is None:
+            raise RuntimeError("adapters are not enabled, or the model is not loaded")
+        return self._adapters
 
     @property
     def _has_device_rows(self) -> bool:

@@ -11,29 +11,25 @@ import torch
 
 from llmstack_model_runner.device.profiling import Profiling
 
-
-class Profiled(Profiling):
-    """A part of a model runner with nothing but a device."""
-
-    _device = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def test_a_profile_names_the_operations_between_its_start_and_its_stop(tmp_path: Path):
-    profiled, path = Profiled(), tmp_path / "x.json.gz"
+    profiling, path = Profiling(), tmp_path / "x.json.gz"
     torch.ones(2).cumsum(0)
-    profiled.start_profile(with_stack=False, with_memory=False, record_shapes=True)
+    profiling.start(CPU, with_stack=False, with_memory=False, record_shapes=True)
     torch.ones(2, 3) @ torch.ones(3, 4)
-    profiled.stop_profile(str(path))
+    profiling.stop(str(path))
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     products = [event for event in events if event.get("name") == "aten::mm"]
     assert [event["args"]["Input Dims"][:2] for event in products] == [[[2, 3], [3, 4]]]
     assert all(event.get("name") != "aten::cumsum" for event in events)
-    profiled.stop_profile(str(tmp_path / "none"))  # there is none
+    profiling.stop(str(tmp_path / "none"))  # there is none
     assert not (tmp_path / "none").exists()
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path):
-    profiled = Profiled()
-    profiled.start_profile(with_stack=False, with_memory=False, record_shapes=False)
+    profiling = Profiling()
+    profiling.start(CPU, with_stack=False, with_memory=False, record_shapes=False)
     with pytest.raises((OSError, RuntimeError)):
-        profiled.stop_profile(str(tmp_path / "missing" / "x.json"))
+        profiling.stop(str(tmp_path / "missing" / "x.json"))

@@ -9,13 +9,11 @@ from llmstack_model_runner.steps.recovery import StepRecovery
 SHAPE = (4, 2, 4, 3)
 
 
-class Runner(BlockTransfer):
-    def __init__(self, dtype, seed):
-        generator = torch.Generator().manual_seed(seed)
-        tensors = [torch.randn(SHAPE, generator=generator).to(dtype) for _ in range(4)]
-        self._kv_caches = [(tensors[0], tensors[1]), (tensors[2], tensors[3])]
-        self._recovery = StepRecovery(lambda: None)
-        self._device = torch.device("cpu")
+def make_transfer(dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(SHAPE, generator=generator).to(dtype) for _ in range(4)]
+    caches = [(tensors[0], tensors[1]), (tensors[2], tensors[3])]
+    return BlockTransfer(caches, StepRecovery(lambda: None), torch.device("cpu"))
 
 
 def num_bytes(num_blocks, dtype):
@@ -29,11 +27,11 @@ def bits(tensor):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("first", [0, 1])
 def test_blocks_arrive_bit_by_bit(dtype, first):
-    source, target = Runner(dtype, 1), Runner(dtype, 2)
+    source, target = make_transfer(dtype, 1), make_transfer(dtype, 2)
     before = [[part.clone() for part in layer] for layer in target._kv_caches]
     data = bytearray(num_bytes(3, dtype))
-    source.read_kv_blocks([3, 0, 2], memoryview(data))
-    target.write_kv_blocks([1, 3, 0][first:], memoryview(data), first)
+    source.read([3, 0, 2], memoryview(data))
+    target.write([1, 3, 0][first:], memoryview(data), first)
     pairs = [(3, 1), (0, 3), (2, 0)][first:]
     for layer, other, old in zip(source._kv_caches, target._kv_caches, before, strict=True):
         for mine, theirs, unchanged in zip(layer, other, old, strict=True):
@@ -44,27 +42,27 @@ def test_blocks_arrive_bit_by_bit(dtype, first):
 
 
 def test_the_form_is_layer_key_or_value_block_head_slot_dim():
-    runner = Runner(torch.float32, 1)
+    transfer = make_transfer(torch.float32, 1)
     data = bytearray(num_bytes(2, torch.float32))
-    runner.read_kv_blocks([2, 1], memoryview(data))
-    expected = torch.stack([part[[2, 1]] for layer in runner._kv_caches for part in layer])
+    transfer.read([2, 1], memoryview(data))
+    expected = torch.stack([part[[2, 1]] for layer in transfer._kv_caches for part in layer])
     assert torch.equal(torch.frombuffer(data, dtype=torch.float32).view(expected.shape), expected)
 
 
 @pytest.mark.parametrize(("block_ids", "size"), [([0], 2), ([0, 1], 1), ([4], 1), ([-1], 1), ([], 0)])
 def test_a_block_or_a_size_that_does_not_fit_changes_nothing(block_ids, size):
-    runner = Runner(torch.float32, 1)
-    before = [part.clone() for layer in runner._kv_caches for part in layer]
+    transfer = make_transfer(torch.float32, 1)
+    before = [part.clone() for layer in transfer._kv_caches for part in layer]
     data = memoryview(bytearray(num_bytes(size, torch.float32)))
-    for copy in (runner.read_kv_blocks, runner.write_kv_blocks):
+    for copy in (transfer.read, transfer.write):
         with pytest.raises(ValueError, match="KV block"):
             copy(block_ids, data)
-    assert all(torch.equal(old, new) for old, new in zip(before, sum(runner._kv_caches, ()), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, sum(transfer._kv_caches, ()), strict=True))
     assert not any(data)
 
 
 def test_blocks_of_a_failed_row_count_as_written_once_they_are_imported():
-    runner = Runner(torch.float32, 1)
-    runner._recovery.unwritten.on_device.update({1: 0, 2: 0})
-    runner.write_kv_blocks([1], memoryview(bytearray(num_bytes(1, torch.float32))))
-    assert runner._recovery.unwritten.on_device == {2: 0}
+    transfer = make_transfer(torch.float32, 1)
+    transfer._recovery.unwritten.on_device.update({1: 0, 2: 0})
+    transfer.write([1], memoryview(bytearray(num_bytes(1, torch.float32))))
+    assert transfer._recovery.unwritten.on_device == {2: 0}

@@ -122,40 +122,6 @@ class AdapterStore:
         return {number: held.index(number) for number in numbers}
 
 
-class AdapterHost:
-    """The interface of a model runner for adapters."""
-
-    def __init__(self) -> None:
-        self._adapters: AdapterStore | None = None
-
-    def announce_adapter(self, identity: str, path: str) -> None:
-        """Nothing is to be prepared before `read_adapter`."""
-
-    def read_adapter(self, identity: str, path: str) -> object:
-        """Reads and checks an adapter for `add_adapter`; in any thread, beside steps.
-
-        Raises:
-            ValueError: It cannot be served; the text is one sentence.
-        """
-        return self._store.read(identity, path)
-
-    def add_adapter(self, identity: str, adapter: object) -> None:
-        """Makes what `read_adapter` has returned available to new requests."""
-        if not isinstance(adapter, LowRankAdapter):
-            raise TypeError("an adapter is what read_adapter returns")
-        self._store.add(identity, adapter)
-
-    def remove_adapter(self, identity: str) -> None:
-        """Drops an adapter that no request uses."""
-        self._store.remove(identity)
-
-    @property
-    def _store(self) -> AdapterStore:
-        if self._adapters is None:
-            raise RuntimeError("adapters are not enabled, or the model is not loaded")
-        return self._adapters
-
-
 def make_store(
     model: Model, layers: AdaptedLayers | None, config: ModelRunnerConfig, dtype: torch.dtype, device: torch.device
 ) -> AdapterStore | None:

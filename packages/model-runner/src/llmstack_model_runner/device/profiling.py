@@ -8,22 +8,22 @@ import torch
 
 
 class Profiling:
-    """The part of a model runner that records what it computes. Used by one thread."""
+    """Records what is computed on a device, one profile at a time. Used by one thread."""
 
-    _device: torch.device
-    _profile: torch.profiler.profile | None = None
+    def __init__(self) -> None:
+        self._profile: torch.profiler.profile | None = None
 
-    def start_profile(self, *, with_stack: bool, with_memory: bool, record_shapes: bool) -> None:
+    def start(self, device: torch.device, *, with_stack: bool, with_memory: bool, record_shapes: bool) -> None:
         """Begins to record all operations; steps take longer meanwhile."""
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._device.type == "cuda":
+        if device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profile = torch.profiler.profile(
             activities=activities, with_stack=with_stack, profile_memory=with_memory, record_shapes=record_shapes
         )
         self._profile.start()
 
-    def stop_profile(self, path: str) -> None:
+    def stop(self, path: str) -> None:
         """Ends the profile and writes it to `path`, for Perfetto; compressed if that ends in `.gz`.
 
         Raises:

@@ -32,17 +32,19 @@ class ReportingCaches(list[LayerCache]):
 
 
 class LayerReports:
-    """The part of a model runner that reports progress; it is silent until someone listens."""
+    """Reports of the layers of one model runner; silent until someone listens.
 
-    _listener: Callable[[], None] | None = None
+    Attributes:
+        listener: Is called at each layer of a step that is no replay, on the thread of the step.
+    """
 
-    def report_progress_to(self, report: Callable[[], None]) -> None:
-        """Calls `report` at each layer of a step that is no replay; on the thread of the step."""
-        self._listener = report
+    def __init__(self) -> None:
+        self.listener: Callable[[], None] | None = None
 
-    def _reporting(self, caches: list[LayerCache]) -> list[LayerCache]:
+    def over(self, caches: list[LayerCache]) -> list[LayerCache]:
+        """The caches of the layers; taking one is a report."""
         return ReportingCaches(caches, self._report)
 
     def _report(self) -> None:
-        if self._listener is not None:
-            self._listener()
+        if self.listener is not None:
+            self.listener()

@@ -11,22 +11,27 @@ from llmstack_model_runner.steps.recovery import StepRecovery
 
 
 class BlockTransfer:
-    """The part of a model runner that hands out KV blocks, and takes those of another one.
+    """Hands out the KV blocks of one storage, and takes those of another one.
 
     The form of blocks: for each layer keys, then values, each `[block, kv_head, slot, dim]`, as the storage has them.
     Copies run in order with the steps, on PyTorch's current stream.
     """
 
-    _kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
-    _recovery: StepRecovery
-    _device: torch.device
+    def __init__(
+        self, kv_caches: list[tuple[torch.Tensor, torch.Tensor]], recovery: StepRecovery, device: torch.device
+    ) -> None:
+        """`recovery` learns which blocks are written."""
+        self._kv_caches = kv_caches
+        self._recovery = recovery
+        self._device = device
 
-    def kv_block_form(self) -> tuple[int, str]:
-        """Bytes of a block, which have the canonical form."""
-        return sum(tensor[0].nbytes for tensor in flat_storage(self._kv_caches)), ""
+    @property
+    def num_block_bytes(self) -> int:
+        """Bytes of a block, of all layers."""
+        return sum(tensor[0].nbytes for tensor in flat_storage(self._kv_caches))
 
     @torch.inference_mode()
-    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
+    def read(self, block_ids: Sequence[int], out: memoryview) -> None:
         """Copies blocks into `out`, which it does not keep.
 
         Raises:
@@ -39,7 +44,7 @@ class BlockTransfer:
             piece.copy_(tensor.index_select(0, indices))
 
     @torch.inference_mode()
-    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
+    def write(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
         """Copies the last blocks of `data`, from number `first` on, into these blocks.
 
         Raises:
