@@ -19,13 +19,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from llmstack_engine_client.hosts import messages as host_messages
 from llmstack_engine_core import SchedulerConfig
-from llmstack_engine_core.control_plane import CacheConfig
-from llmstack_engine_core.hosts import messages as host_messages
 from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, Hello
-from llmstack_engine_core.step_log import LogHeader, RingSink, StepLog, StepLogError, read_step_log
 from llmstack_gguf import GGUFError, read_header
 from llmstack_model_files import ModelFilesError
 from llmstack_model_files.folder import parse_json_object
@@ -36,6 +34,8 @@ from llmstack_output_parsers.example_calls import TOOLS as EXAMPLE_TOOLS
 from llmstack_output_parsers.testing import check_calls, check_output_parser
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_body import decode_object
+from llmstack_step_log import LogHeader, RingSink, StepLog, StepLogError, read_step_log
+from llmstack_step_log.control_plane import CacheConfig
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,

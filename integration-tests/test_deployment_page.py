@@ -11,7 +11,7 @@ import pytest
 from page_commands import commands_of
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from llmstack_engine_core.commands.cluster_key import ClusterKeyCommand
+from llmstack_engine_client.commands.cluster_key import ClusterKeyCommand
 from llmstack_server.options.command_line import add_serve_arguments, settings_from
 from llmstack_server.options.config import config_from
 

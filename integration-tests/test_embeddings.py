@@ -15,11 +15,11 @@ import real_models
 import torch
 import transformers
 
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import read_step_log
 from llmstack_llm import LLM, EngineArgs, LLMEngine, PoolingParams, PoolingRequestOutput, SamplingParams
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_llm.testing import byte_tokenizer
+from llmstack_step_log import read_step_log
+from llmstack_step_log.replay import verify
 from llmstack_types import EngineReady, InvalidRequestError, PoolingType, SchedulerStats
 
 SHARED_PREFIX = [(7 * i + 3) % 97 for i in range(20)]

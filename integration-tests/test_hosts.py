@@ -106,7 +106,7 @@ def test_a_first_machine_that_crashes_is_joined_again_without_loading(loopback: 
     assert loopback.other.process.wait(30) == 0
 
 
-@pytest.mark.full  # packages/engine-core/tests/test_relayed_members.py has the parts
+@pytest.mark.full  # packages/engine-client/tests/test_relayed_members.py has the parts
 def test_streams_of_several_api_processes_go_on_when_a_machine_is_lost(
     namespaces: Namespaces, launch: Callable[..., Any], slow_echo: list[str]
 ) -> None:

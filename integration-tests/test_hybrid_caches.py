@@ -15,9 +15,9 @@ import transformers
 
 from llmstack_core_scheduler import SpeculativeConfig
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
-from llmstack_engine_core.control_plane import CacheConfig
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import read_step_log
+from llmstack_step_log import read_step_log
+from llmstack_step_log.control_plane import CacheConfig
+from llmstack_step_log.replay import verify
 from llmstack_types import (
     EngineCoreRequest,
     ModelRunnerConfig,

@@ -23,8 +23,8 @@ from llmstack_engine_core.ipc.keys import make_key_file
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferLimits, TransferNetwork
 from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers
 from llmstack_engine_core.protocols import KVTransfer
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import read_step_log
+from llmstack_step_log import read_step_log
+from llmstack_step_log.replay import verify
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,

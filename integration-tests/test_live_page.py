@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from browser_helpers import By, open_browser, set_scheme, text_of, violations, wait
 
-from llmstack_engine_core.timeline import timeline_page
+from llmstack_insight.timeline import timeline_page
 
 pytestmark = pytest.mark.full  # a browser takes seconds to start
 

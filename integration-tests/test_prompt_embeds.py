@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save
 
 from llmstack_demo_model import model_path
 from llmstack_engine_core.ipc.codec import decode_client_message, encode
-from llmstack_engine_core.replay.verify import verify
-from llmstack_engine_core.step_log import read_step_log
 from llmstack_llm import LLM, SamplingParams
+from llmstack_step_log import read_step_log
+from llmstack_step_log.replay.verify import verify
 from llmstack_types import Control
 
 PROMPTS = ["Once upon a time there was a small fox who", "The old king said to the"]

@@ -15,9 +15,9 @@ import httpx
 import openai
 import pytest
 
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import read_step_log
-from llmstack_engine_core.step_log.records import RequestAdded, RequestsAborted
+from llmstack_step_log import read_step_log
+from llmstack_step_log.records import RequestAdded, RequestsAborted
+from llmstack_step_log.replay import verify
 
 SMALL_POOL = ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8", "--max-num-batched-tokens", "48")
 STORY = "Once upon a time there was a little fox who lived by the sea and"

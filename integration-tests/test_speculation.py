@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import read_step_log
-from llmstack_engine_core.step_log.decisions import SCHEDULED, unpack_decision
 from llmstack_llm.engine_args import EngineArgs
+from llmstack_step_log import read_step_log
+from llmstack_step_log.decisions import SCHEDULED, unpack_decision
+from llmstack_step_log.replay import verify
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams, SchedulerStats, TokenLogprobs
 
 testing = pytest.importorskip("llmstack_model_runner.testing")
@@ -160,7 +160,7 @@ def test_a_run_with_drafts_is_derived_again_from_its_log(model_path: str, tmp_pa
 
 
 def test_the_log_holds_which_drafts_were_scheduled(model_path: str, tmp_path: Path) -> None:
-    from llmstack_engine_core.replay.derive import Decision, derive_decisions
+    from llmstack_step_log.replay.derive import Decision, derive_decisions
 
     path = tmp_path / "run.steps"
     _, stats = run(build(model_path, LOOKUP, record_steps=str(path)))

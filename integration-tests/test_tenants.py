@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import llmstack_demo_model
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import read_step_log
-from llmstack_engine_core.step_log.records import RequestAdded
+from llmstack_step_log import read_step_log
+from llmstack_step_log.records import RequestAdded
+from llmstack_step_log.replay import verify
 
 PROMPT = "Once upon a time there was a small dragon. " * 8
 NUM_TRIES = 6

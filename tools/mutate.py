@@ -72,7 +72,7 @@ TARGETS = {
     "journal": Target(
         ("engine-core",),
         ("client/journal.py", "client/suspects.py"),
-        ("engine-core/tests/test_journal.py", "engine-core/tests/test_suspects.py"),
+        ("engine-client/tests/test_journal.py", "engine-client/tests/test_suspects.py"),
     ),
     "admission": Target(
         ("llm", "engine-core"),

@@ -79,11 +79,11 @@ def core_over(
     """The control plane as the engine core builds it, without prefix caching: prompts are not shared."""
     from llmstack_core_scheduler import SchedulerConfig
     from llmstack_engine_core.build import make_stages
-    from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
     from llmstack_engine_core.engine_core import EngineCore
     from llmstack_engine_core.events import EventBus
     from llmstack_engine_core.observers import Observers
     from llmstack_engine_core.structured_output import LazyBackend
+    from llmstack_step_log.control_plane import CacheConfig, build_scheduler
 
     spec = runner.runner.kv_cache_spec()
     limits = SchedulerConfig(

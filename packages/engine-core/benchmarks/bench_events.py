@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_client import InprocClient
 from llmstack_engine_core import EngineConfig, EventHook
-from llmstack_engine_core.client import InprocClient
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 NUM_ROWS = 256

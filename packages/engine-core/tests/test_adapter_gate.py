@@ -11,9 +11,9 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.build import build_engine_core
 from llmstack_engine_core.engine_core import EngineCore
-from llmstack_engine_core.replay.verify import verify
-from llmstack_engine_core.step_log import read_step_log
 from llmstack_engine_core.testing import EchoModelRunner
+from llmstack_step_log import read_step_log
+from llmstack_step_log.replay.verify import verify
 from llmstack_types import Control, EngineCoreRequest, LoRAIdentity, ModelRunnerConfig, SamplingParams
 
 LIMITS = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}

@@ -17,14 +17,14 @@ from llmstack_core_scheduler import Scheduler
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.beams import BeamSearch, BeamSearches, beam_searches
 from llmstack_engine_core.build import make_stages
-from llmstack_engine_core.control_plane import CacheConfig, build_cache
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus
 from llmstack_engine_core.observers import Observers
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_engine_core.testing import EchoOutput
+from llmstack_step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
+from llmstack_step_log.control_plane import CacheConfig, build_cache
+from llmstack_step_log.replay import verify
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,

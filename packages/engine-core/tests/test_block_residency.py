@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from llmstack_engine_client import InprocClient
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.block_residency import MAX_REUSE_GAPS, BlockResidency
-from llmstack_engine_core.client import InprocClient
 from llmstack_types import (
     BlockEviction,
     EngineCoreRequest,

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from llmstack_engine_client import BalancedClient
+from llmstack_engine_client.clients.async_inproc import AsyncInprocClient
+from llmstack_engine_client.routing import RoutingIndex
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.cache_news import CacheNews
-from llmstack_engine_core.client import BalancedClient
-from llmstack_engine_core.client.async_inproc import AsyncInprocClient
 from llmstack_engine_core.engine_loop import EngineLoop
 from llmstack_engine_core.ipc.frames import CacheUpdate, ControlCall, EngineMessage, FollowCache, Hello
-from llmstack_engine_core.routing import RoutingIndex
 from llmstack_kv_cache import KVCacheManager, segment_keys
 from llmstack_types import Control, EngineCoreRequest, ModelRunnerConfig, SamplingParams
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from llmstack_engine_client.clients.inproc import InprocClient
+from llmstack_engine_client.clients.mailbox import Mailbox
+from llmstack_engine_client.replicas.balanced import COMBINE
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.build import build_engine_core
-from llmstack_engine_core.client.balanced import COMBINE
-from llmstack_engine_core.client.inproc import InprocClient
-from llmstack_engine_core.client.mailbox import Mailbox
 from llmstack_engine_core.ipc.control_codec import SIGNATURES
 from llmstack_engine_core.ipc.frames import ControlResult
 from llmstack_engine_core.testing import EchoModelRunner

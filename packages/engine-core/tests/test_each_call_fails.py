@@ -22,16 +22,16 @@ import pytest
 import zmq
 
 from llmstack_core_scheduler import CheapestPreemption
+from llmstack_engine_client.recovery.journal import Journal
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core, engine_core_proc
-from llmstack_engine_core.client.journal import Journal
 from llmstack_engine_core.engine_core_proc import EngineCoreProc
 from llmstack_engine_core.engine_loop import EngineLoop
 from llmstack_engine_core.ipc.codec import decode_engine_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, Hello
-from llmstack_engine_core.step_log import sinks
 from llmstack_engine_core.testing import EchoModelRunner, EchoOutput
 from llmstack_kv_cache import KVCacheManager
+from llmstack_step_log import sinks
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, ModelRunnerConfig, SamplingParams, SchedulerOutput
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, MAX_STEPS = 14, 8, 400

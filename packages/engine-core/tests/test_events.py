@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from llmstack_engine_client import InprocClient
 from llmstack_engine_core import EngineConfig, EventHook
-from llmstack_engine_core.client import InprocClient
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_types import (
     Control,
@@ -213,7 +213,7 @@ def test_without_a_trace_nothing_is_printed_and_its_module_is_not_loaded(capsys:
     assert "[TRACE]" not in capsys.readouterr().err
     script = (
         "import sys\nfrom llmstack_engine_core import EngineConfig\n"
-        "from llmstack_engine_core.client import InprocClient\n"
+        "from llmstack_engine_client import InprocClient\n"
         "from llmstack_types import ModelRunnerConfig\n"
         "InprocClient(EngineConfig(ModelRunnerConfig('echo'), runner='echo', num_blocks=8)).wait_until_ready()\n"
         "print('llmstack_engine_core.trace' in sys.modules)"

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from llmstack_engine_core.hosts.messages import (
+from llmstack_engine_client.hosts.messages import (
     MAX_MESSAGE_BYTES,
     MAX_TEXT_LENGTH,
     Answer,

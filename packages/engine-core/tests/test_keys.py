@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmstack_engine_core.commands.cluster_key import ClusterKeyCommand
+from llmstack_engine_client.commands.cluster_key import ClusterKeyCommand
 from llmstack_engine_core.ipc.keys import keys_for, make_key_file, read_keys
 from llmstack_types import EngineStartError
 

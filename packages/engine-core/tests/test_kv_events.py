@@ -15,9 +15,9 @@ from engine_core_helpers.ports import free_address
 from zmq.utils.monitor import parse_monitor_message
 
 from llmstack_core_scheduler.request import prefix_salt
+from llmstack_engine_client import engine_configs
 from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_engine_core.cache_news import CacheNews
-from llmstack_engine_core.client import engine_configs
 from llmstack_engine_core.ipc.keys import make_key_file, read_keys
 from llmstack_engine_core.kv_events import EventEncoder, KVEventsConfig
 from llmstack_engine_core.zmq_publisher import END_OF_REPLAY, ZmqPublisher, _Sender

@@ -13,10 +13,10 @@ from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, buil
 from llmstack_engine_core.build import with_whole_prompts
 from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import RecordedRun, read_step_log
-from llmstack_engine_core.step_log.request_fields import pack_request, unpack_request
 from llmstack_engine_core.testing import echo_vector
+from llmstack_step_log import RecordedRun, read_step_log
+from llmstack_step_log.replay import verify
+from llmstack_step_log.request_fields import pack_request, unpack_request
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,

@@ -17,6 +17,8 @@ import pytest
 import zmq
 from engine_core_helpers.processes import is_running
 
+from llmstack_engine_client.processes.launcher import launch_engine_process
+from llmstack_engine_client.processes.supervisor import EngineProcess
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core import process as process_module
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
@@ -27,8 +29,6 @@ from llmstack_engine_core.ipc.sockets import (
     private_address,
     remove_places,
 )
-from llmstack_engine_core.launcher import launch_engine_process
-from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
     Control,
     EngineCoreOutput,
@@ -268,7 +268,7 @@ def test_an_engine_core_whose_parent_was_killed_ends_and_removes_its_directory(o
     script = textwrap.dedent(f"""
         import time
         from llmstack_engine_core import EngineConfig
-        from llmstack_engine_core.client import SyncMPClient
+        from llmstack_engine_client import SyncMPClient
         from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
         client = SyncMPClient(EngineConfig(ModelRunnerConfig("echo?{options}"), runner="echo", log_level="ERROR"))
@@ -294,7 +294,7 @@ def test_an_engine_core_whose_parent_was_killed_ends_and_removes_its_directory(o
 def test_a_parent_that_exits_without_shutdown_leaves_nothing() -> None:
     script = textwrap.dedent("""
         from llmstack_engine_core import EngineConfig
-        from llmstack_engine_core.client import SyncMPClient
+        from llmstack_engine_client import SyncMPClient
         from llmstack_types import ModelRunnerConfig
 
         client = SyncMPClient(EngineConfig(ModelRunnerConfig("echo"), runner="echo", log_level="ERROR"))
@@ -314,7 +314,7 @@ def test_the_process_imports_neither_torch_nor_numpy(process: EngineProcess, pee
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     assert "torch" not in maps
     assert "numpy" not in maps
-    script = "import sys, llmstack_engine_core.process, llmstack_engine_core.client, llmstack_engine_core.testing\n"
+    script = "import sys, llmstack_engine_core.process, llmstack_engine_client, llmstack_engine_core.testing\n"
     script += "print(sorted({'torch', 'numpy', 'transformers', 'multiprocessing', 'pickle'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert "torch" not in result.stdout

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
-from llmstack_engine_core.replay import verify
-from llmstack_engine_core.step_log import RecordedRun, RingSink
 from llmstack_engine_core.structured_output import ConstrainedRows
 from llmstack_engine_core.testing import EchoModelRunner
+from llmstack_step_log import RecordedRun, RingSink
+from llmstack_step_log.replay import verify
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmstack_engine_core.launcher import launch_engine_process
+from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_llm import AsyncLLM, EngineArgs
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.outputs.stats import IterationStats

@@ -19,7 +19,7 @@ from engine_core_helpers.ports import free_address
 from parallel_helpers.families import write_family
 from parallel_helpers.schedules import NUM_BLOCKS, make_config
 
-from llmstack_engine_core.hosts.members import difference
+from llmstack_engine_client.hosts.members import difference
 from llmstack_engine_core.ipc.keys import make_key_file
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver

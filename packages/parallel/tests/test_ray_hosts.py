@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from llmstack_engine_client.hosts.rendezvous import make_launcher
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.config import HostsConfig
-from llmstack_engine_core.hosts.rendezvous import make_launcher
 from llmstack_parallel import ray_hosts, ray_probe
 from llmstack_parallel.ray_hosts import bundle, check_token, cluster_address
 from llmstack_parallel.ray_ranks import bundles_for

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from server_helpers.live import KEYS, kept_steps, read_once
 
-from llmstack_engine_core.prediction import FirstToken
+from llmstack_engine_client.prediction import FirstToken
 from llmstack_server.app import build_app, explain_routes, live_feed
 from llmstack_server.app.steps import core_name
 from llmstack_server.options.config import HTTPConfig

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from server_helpers.live import KEYS, kept_steps, read_once
 
-from llmstack_engine_core.prediction import FirstToken
+from llmstack_engine_client.prediction import FirstToken
 from llmstack_server.app import build_app, live_feed, live_page
 from llmstack_server.app.live_feed import LiveFeed, Position
 from llmstack_server.options.config import HTTPConfig

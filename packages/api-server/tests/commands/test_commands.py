@@ -335,7 +335,7 @@ def test_everything_wrong_is_reported_at_once(capsys: pytest.CaptureFixture[str]
 def test_the_engine_core_starts_before_what_answers_http_is_imported():
     program = (
         "import argparse, contextlib, json, sys\n"
-        "import llmstack_engine_core.waiting_process as waiting_process\n"
+        "import llmstack_engine_client.processes.waiting_process as waiting_process\n"
         "from llmstack_server.commands import ServeCommand\n"
         "@contextlib.contextmanager\n"
         "def early_process(runner):\n"

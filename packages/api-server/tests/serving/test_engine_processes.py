@@ -8,8 +8,8 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_core import EngineConfig
-from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_server.serving.engine_processes import EngineProcesses
 from llmstack_types import ModelRunnerConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmstack_engine_core.prediction import MAX_NUM_COUNTED, FirstToken, StepLimits
+from llmstack_engine_client.prediction import MAX_NUM_COUNTED, FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import FirstTokens, PendingRequest
 from llmstack_types import RequestProgress, SamplingParams, SchedulerStats, StepPhases

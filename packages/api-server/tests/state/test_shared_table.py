@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmstack_engine_core.prediction import FirstToken
+from llmstack_engine_client.prediction import FirstToken
 from llmstack_server.state import recent_requests
 from llmstack_server.state.first_tokens import PendingRequest
 from llmstack_server.state.recent_requests import RecentRequests

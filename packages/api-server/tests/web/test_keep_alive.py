@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from server_helpers.waiting import wait_until
 
-from llmstack_engine_core.explain import Explanation
+from llmstack_insight.explain import Explanation
 from llmstack_server.app import build_app
 from llmstack_server.app.explain_routes import add_reader
 from llmstack_server.state import slow_readers

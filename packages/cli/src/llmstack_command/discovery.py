@@ -27,14 +27,14 @@ BUILT_IN = {
 # to parse a line, and there are none where the packages are only on PYTHONPATH.
 OF_PACKAGES = {
     "bench": "llmstack_bench.commands:BenchCommand",
-    "cluster-key": "llmstack_engine_core.commands.cluster_key:ClusterKeyCommand",
-    "explain": "llmstack_engine_core.commands.explain:ExplainCommand",
+    "cluster-key": "llmstack_engine_client.commands.cluster_key:ClusterKeyCommand",
+    "explain": "llmstack_insight.commands.explain:ExplainCommand",
     "receipt-key": "llmstack_server.commands:ReceiptKeyCommand",
-    "replay": "llmstack_engine_core.commands.replay:ReplayCommand",
+    "replay": "llmstack_insight.commands.replay:ReplayCommand",
     "run-batch": "llmstack_server.commands:RunBatchCommand",
     "serve": "llmstack_server.commands:ServeCommand",
-    "simulate": "llmstack_engine_core.commands.simulate:SimulateCommand",
-    "tune": "llmstack_engine_core.commands.tune:TuneCommand",
+    "simulate": "llmstack_insight.commands.simulate:SimulateCommand",
+    "tune": "llmstack_insight.commands.tune:TuneCommand",
     "verify": "llmstack_server.commands:VerifyCommand",
 }
 

@@ -25,7 +25,6 @@ from llmstack_engine_core.build_observers import (
 )
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.contract import numeric_contract_id
-from llmstack_engine_core.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.connectors import make_transfer
@@ -33,10 +32,11 @@ from llmstack_engine_core.kv_transfer.request_transfers import NO_TRANSFERS, Req
 from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.protocols import ConstraintBackend, EventHook, ModelRunner
-from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.stages import Stages
-from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, make_marker
 from llmstack_engine_core.structured_output import GrammarGate, LazyBackend
+from llmstack_step_log import LoggedScheduler, LogHeader, make_marker
+from llmstack_step_log.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
+from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
 logger = logging.getLogger(__name__)

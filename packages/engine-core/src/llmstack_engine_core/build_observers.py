@@ -11,18 +11,18 @@ from typing import cast
 from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.events import EventBus, StepLogger
 from llmstack_engine_core.profiles import StepProfiles
 from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner, ShadowSource
-from llmstack_engine_core.step_log import DeferredLog, FileSink, LogHeader, RingSink, Sink, StepLog
 from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_step_log import DeferredLog, FileSink, LogHeader, RingSink, Sink, StepLog
+from llmstack_step_log.control_plane import CacheConfig
 from llmstack_types import EngineStartError
 
 logger = logging.getLogger(__name__)
 
 # Found by name: it is in a package above this one.
-SHADOW = "llmstack_engine_core.shadow.feed"
+SHADOW = "llmstack_insight.shadow.feed"
 
 
 def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResidency | None:

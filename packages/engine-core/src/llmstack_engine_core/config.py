@@ -8,8 +8,8 @@ from typing import Any
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.kv_events import KVEventsConfig
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferNetwork
-from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_types import ModelRunnerConfig
+from llmstack_types.plain_data import from_plain, to_plain
 from llmstack_types.vocabulary import LogFormat, LoggingLevel, words_of
 
 MIN_SNAPSHOT_STEPS = 64

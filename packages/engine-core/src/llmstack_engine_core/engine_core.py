@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from llmstack_engine_core.admission import check_request, error_output
 from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.protocols import ModelRunner
-from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.stages import Operations, Stages
 from llmstack_engine_core.steps import Steps
+from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import (
     Control,
     EngineCoreOutput,

@@ -10,7 +10,7 @@ from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.profiles import NOT_ENABLED, StepProfiles
 from llmstack_engine_core.protocols import ShadowSource
 from llmstack_engine_core.stages import Operations
-from llmstack_engine_core.step_log import DeferredLog
+from llmstack_step_log import DeferredLog
 from llmstack_types import (
     Control,
     EngineCoreOutput,

@@ -6,8 +6,8 @@ from collections import deque
 
 from llmstack_engine_core.events import EventBus
 from llmstack_engine_core.protocols import ModelRunner, PendingOutput
-from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.stages import Stages
+from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import EngineCoreOutputs, SchedulerOutput, StepPhases, StepRecord
 
 

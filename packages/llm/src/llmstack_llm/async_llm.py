@@ -35,7 +35,7 @@ from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.hosts.relay import RelayedMembers
+    from llmstack_engine_client.hosts.relay import RelayedMembers
     from llmstack_llm.outputs.collector import RequestOutputCollector
     from llmstack_llm.protocols import AsyncEngineCoreClient
 

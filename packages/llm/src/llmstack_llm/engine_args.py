@@ -337,7 +337,7 @@ class EngineArgs(
 
 def _exposed_events(kv_events: Mapping[str, Any]) -> Iterator[Problem]:
     from llmstack_engine_core.kv_events import KVEventsConfig
-    from llmstack_engine_core.plain_data import from_plain
+    from llmstack_types.plain_data import from_plain
 
     config = from_plain(KVEventsConfig, dict(kv_events))
     if config.is_on and (exposed := config.exposed_endpoint()):

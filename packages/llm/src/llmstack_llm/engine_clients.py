@@ -13,8 +13,8 @@ from llmstack_types import EngineReady, EngineStartError
 from llmstack_types.vocabulary import RoutingPolicyName
 
 if TYPE_CHECKING:
+    from llmstack_engine_client.hosts.relay import RelayedMembers
     from llmstack_engine_core import EngineConfig
-    from llmstack_engine_core.hosts.relay import RelayedMembers
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
 
@@ -36,13 +36,13 @@ def make_engine_client(
         EngineArgsError: Options contradict each other.
         EngineStartError: A process cannot be started, or an address is unusable.
     """
-    from llmstack_engine_core.client import (
+    from llmstack_engine_client import (
         attach_async_client,
         attach_hosts_client,
         attach_reloading_client,
         make_async_client,
     )
-    from llmstack_engine_core.routing import RoutingPolicy
+    from llmstack_engine_client.routing import RoutingPolicy
 
     policy = RoutingPolicy(routing)
     if members is not None:
@@ -66,7 +66,7 @@ def make_engine_client(
 
 def note_engine_end(client: AsyncEngineCoreClient, engine_index: int, reason: str) -> None:
     """One of several engine cores has ended, and the process that watches it starts no other one."""
-    from llmstack_engine_core.client import BalancedClient, ReloadingClient
+    from llmstack_engine_client import BalancedClient, ReloadingClient
 
     if isinstance(client, BalancedClient | ReloadingClient):
         client.note_end(engine_index, reason)
@@ -74,7 +74,7 @@ def note_engine_end(client: AsyncEngineCoreClient, engine_index: int, reason: st
 
 def note_engine_death(client: AsyncEngineCoreClient, pid: int, how: str, *, is_outside: bool) -> None:
     """The process of an engine core has ended, as the process that watches it says."""
-    from llmstack_engine_core.client import BalancedClient, RecoveringClient, ReloadingClient
+    from llmstack_engine_client import BalancedClient, RecoveringClient, ReloadingClient
 
     if isinstance(client, BalancedClient | RecoveringClient | ReloadingClient):
         client.note_death(pid, how, is_outside=is_outside)

@@ -20,8 +20,8 @@ from llmstack_model_files import ModelFilesError
 from llmstack_types import EngineReady, InvalidRequestError, LLMStackError, LoRAIdentity
 
 if TYPE_CHECKING:
+    from llmstack_engine_client import ReloadingClient
     from llmstack_engine_core import EngineConfig
-    from llmstack_engine_core.client import ReloadingClient
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def reloadable_client(client: AsyncEngineCoreClient) -> ReloadingClient:
     Raises:
         ReloadError: It cannot.
     """
-    from llmstack_engine_core.client import ReloadingClient
+    from llmstack_engine_client import ReloadingClient
 
     if not isinstance(client, ReloadingClient):
         raise ReloadError("the engine was not started with can_reload")

@@ -24,7 +24,7 @@ from llmstack_llm.requests import Adapter
 from llmstack_types import EngineReady, EngineStartError, LLMStackError
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.client import ReloadingClient
+    from llmstack_engine_client import ReloadingClient
 
 
 class SharedReload:

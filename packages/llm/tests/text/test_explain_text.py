@@ -11,7 +11,7 @@ from tokenizers import models
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
-from llmstack_engine_core.commands.explain import ExplainCommand
+from llmstack_insight.commands.explain import ExplainCommand
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 WORDS = ["zero", "you", "are", "a", "kind", "strict", "helper", "teacher", "now", "then"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmstack_engine_core.ipc.lifeline import receive_order, send_order
-from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_parallel.segments import RankSegments, segments_to_plain
 from llmstack_types import EngineStartError, ModelRunnerConfig
+from llmstack_types.plain_data import from_plain, to_plain
 
 
 @dataclass(frozen=True, slots=True)

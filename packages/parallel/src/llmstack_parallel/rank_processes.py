@@ -6,7 +6,7 @@ import socket
 import subprocess
 from dataclasses import dataclass
 
-from llmstack_engine_core.waiting_process import start_module
+from llmstack_engine_client.processes.waiting_process import start_module
 from llmstack_parallel.rank_order import RankOrder, send_rank_order
 from llmstack_parallel.topology import Topology
 

@@ -11,18 +11,18 @@ from urllib.parse import urlsplit
 
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 
+from llmstack_engine_client.hosts.joining import Joining
+from llmstack_engine_client.hosts.messages import Join
+from llmstack_engine_client.hosts.rendezvous import facts_of, first_machine
+from llmstack_engine_client.processes.launcher import launch_engine_process, relaunch_engine_process
+from llmstack_engine_client.processes.supervisor import EngineProcess
+from llmstack_engine_client.recovery.restarts import RestartLimits
 from llmstack_engine_core import EngineConfig
-from llmstack_engine_core.client.restarts import RestartLimits
-from llmstack_engine_core.hosts.joining import Joining
-from llmstack_engine_core.hosts.messages import Join
-from llmstack_engine_core.hosts.rendezvous import facts_of, first_machine
 from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_address, tcp_address
-from llmstack_engine_core.launcher import launch_engine_process, relaunch_engine_process
-from llmstack_engine_core.plain_data import from_plain, to_plain
-from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_parallel.hosts.agent import NodeAgent
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_types import LLMStackError, ModelRunnerConfig
+from llmstack_types.plain_data import from_plain, to_plain
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from llmstack_server.web.openapi import error_responses
 from llmstack_types import EngineReady, StepRecording
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.explain import Explanation
+    from llmstack_insight.explain import Explanation
 
 
 # Explanations at one time in an API process, running and waiting, and those of them with estimates.
@@ -102,7 +102,7 @@ class _Answer(NamedTuple):
 
 async def _find(request_id: str, tenant: str | None, state: ServerState) -> _Answer | None:
     """The requests of an answer; None where it is unknown, or of another tenant."""
-    from llmstack_engine_core.explain import last_part, parts_in  # late: few requests need it
+    from llmstack_insight.explain import last_part, parts_in  # late: few requests need it
 
     parts: list[str] = []
     found: list[tuple[float, str, StepRecording, EngineReady]] = []
@@ -138,13 +138,13 @@ async def _named_answer(state: ServerState, question: str) -> str | None:
 
 def add_parts_of(found: Explanation, answer: _Answer) -> None:
     """Says that one of several requests is explained."""
-    from llmstack_engine_core.explain import add_parts  # late: few requests need it
+    from llmstack_insight.explain import add_parts  # late: few requests need it
 
     add_parts(found, answer.parts)
 
 
 def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explanation:
-    from llmstack_engine_core.explain import Limits, explain  # late: few requests need it
+    from llmstack_insight.explain import Limits, explain  # late: few requests need it
 
     def is_shown(other: str) -> bool:
         return answer.log.tenants.get(other) == tenant
@@ -178,7 +178,7 @@ def _max_loras(state: ServerState) -> int:
 
 
 def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
-    from llmstack_engine_core.explain import add_estimates_of_engine  # late: few requests need it
+    from llmstack_insight.explain import add_estimates_of_engine  # late: few requests need it
 
     engine = state.config.engine
     settings = {

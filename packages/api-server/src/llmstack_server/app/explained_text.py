@@ -11,7 +11,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_types import EngineReady, InvalidRequestError, StepRecording
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.explain import Explanation
+    from llmstack_insight.explain import Explanation
 
 MAX_CHARACTERS = 80
 _NUMBER: Final = re.compile(r"^\d+_")
@@ -34,7 +34,7 @@ async def add_text(
 
     Nothing is added where the cache held all that it can hold, or where the first block differs from all earlier ones.
     """
-    from llmstack_engine_core.explain import add_lost_block, insert_on_prefix  # late: few requests need it
+    from llmstack_insight.explain import add_lost_block, insert_on_prefix  # late: few requests need it
 
     # A completion has a number before the id of its prompt.
     names = dict.fromkeys((found.request_id, _NUMBER.sub("", found.request_id)))

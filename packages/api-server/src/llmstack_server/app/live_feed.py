@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from llmstack_engine_core.timeline import timeline_of
+from llmstack_insight.timeline import timeline_of
 from llmstack_server.app.steps import FoundSteps, read_steps
 from llmstack_server.protocols import ReloadableEngine
 from llmstack_server.state.server_state import ServerState

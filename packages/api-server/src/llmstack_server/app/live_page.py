@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from llmstack_engine_core.timeline import timeline_page
+from llmstack_insight.timeline import timeline_page
 from llmstack_llm import request_errors
 from llmstack_server.app import live_feed
 from llmstack_server.app.chat_page import page_response

@@ -110,7 +110,7 @@ class RunBatchCommand:
 
 def _serve(config: ServeConfig) -> int:
     """Serves; an engine core's process imports its model runner while this one imports what answers HTTP."""
-    from llmstack_engine_core.waiting_process import early_process
+    from llmstack_engine_client.processes.waiting_process import early_process
     from llmstack_server.serving.garbage import start_without_collections
 
     runner = config.engine.runner_name if config.starts_engine_processes else None

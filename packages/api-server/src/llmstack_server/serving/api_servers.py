@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmstack_engine_client.processes.waiting_process import start_module
 from llmstack_engine_core.ipc.sockets import make_private_directory
-from llmstack_engine_core.waiting_process import start_module
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving import process_channel
@@ -29,7 +29,7 @@ from llmstack_server.serving.reload_supervisor import ReloadSupervisor
 from llmstack_server.serving.sockets import address_of, listening
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.supervisor import EngineProcess
+    from llmstack_engine_client.processes.supervisor import EngineProcess
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from llmstack_server.serving.ready_panel import ready_summary
 from llmstack_server.state.peers import Peers
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.hosts.relay import RelayedMembers
+    from llmstack_engine_client.hosts.relay import RelayedMembers
     from llmstack_llm import AsyncLLM
     from llmstack_server.serving.reload_follower import ReloadFollower
     from llmstack_server.state.lifecycle import Lifecycle
@@ -75,7 +75,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.signals = EarlySignals(stops_on_hangup=self.config.http.tls is None)
         if self.config.engine.has_other_hosts:
-            from llmstack_engine_core.hosts.relay import RelayedMembers
+            from llmstack_engine_client.hosts.relay import RelayedMembers
 
             self._members = RelayedMembers(self._send_event)
 

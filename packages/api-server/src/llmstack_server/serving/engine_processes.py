@@ -15,11 +15,11 @@ from llmstack_server.serving.launcher import StageTimer, resolve_engine_args, st
 from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
+    from llmstack_engine_client.hosts.relay import MembershipFeed
+    from llmstack_engine_client.processes.spare import Spares
+    from llmstack_engine_client.processes.supervisor import EngineProcess
+    from llmstack_engine_client.recovery.restarts import RestartLimits
     from llmstack_engine_core import EngineConfig
-    from llmstack_engine_core.client.restarts import RestartLimits
-    from llmstack_engine_core.hosts.relay import MembershipFeed
-    from llmstack_engine_core.spare import Spares
-    from llmstack_engine_core.supervisor import EngineProcess
     from llmstack_llm import EngineArgs
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class EngineProcesses:
 
     def _may_replace(self, index: int) -> bool:
         """Whether it is not too often within a minute; the clients' search for a request counts too."""
-        from llmstack_engine_core.client.restarts import MAX_SEARCH_RESTARTS, RestartLimits
+        from llmstack_engine_client.recovery.restarts import MAX_SEARCH_RESTARTS, RestartLimits
 
         max_restarts = self.configs[index].max_restarts
         limits = self._limits.setdefault(index, RestartLimits(max_restarts + MAX_SEARCH_RESTARTS))
@@ -126,7 +126,7 @@ class EngineProcesses:
             self.on_end(index, line)
 
     async def _replace(self, index: int, on_death: Callable[[str, bool], None]) -> None:
-        from llmstack_engine_core.launcher import relaunch_engine_process
+        from llmstack_engine_client.processes.launcher import relaunch_engine_process
 
         try:
             process = await asyncio.to_thread(
@@ -192,8 +192,8 @@ def _open_members(arguments: EngineArgs) -> MembershipFeed:
     Raises:
         LLMStackError, OSError: The options or the model are unusable, or the address cannot be listened on.
     """
-    from llmstack_engine_core.hosts.relay import MembershipFeed
-    from llmstack_engine_core.hosts.rendezvous import Rendezvous
+    from llmstack_engine_client.hosts.relay import MembershipFeed
+    from llmstack_engine_client.hosts.rendezvous import Rendezvous
     from llmstack_llm.model.preflight import check_model_runs
 
     _, config = arguments.create_engine_config()
@@ -207,8 +207,8 @@ def launch_engine_processes(arguments: EngineArgs, addresses: Sequence[str]) -> 
     Raises:
         LLMStackError, OSError: The options or the model are unusable, or a process cannot be started.
     """
-    from llmstack_engine_core.client.factory import engine_configs
-    from llmstack_engine_core.launcher import launch_engine_process, make_spares
+    from llmstack_engine_client.factory import engine_configs
+    from llmstack_engine_client.processes.launcher import launch_engine_process, make_spares
     from llmstack_llm.model.preflight import check_model_runs
 
     _, engine_config = arguments.create_engine_config()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from llmstack_engine_core.client.factory import attach_async_client
+from llmstack_engine_client.factory import attach_async_client
 from llmstack_engine_core.ipc.addresses import free_addresses, prepare_address
 from llmstack_engine_core.ipc.keys import keys_for, make_key_file
 from llmstack_server.options.config import ServeConfig

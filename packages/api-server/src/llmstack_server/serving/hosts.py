@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from llmstack_engine_core.hosts.machine import EnginesEndedError, Machine
-from llmstack_engine_core.hosts.messages import Start
+from llmstack_engine_client.hosts.machine import EnginesEndedError, Machine
+from llmstack_engine_client.hosts.messages import Start
 from llmstack_engine_core.ipc.addresses import free_addresses
 from llmstack_model_files import ModelFilesError
 from llmstack_server.options.config import ServeConfig

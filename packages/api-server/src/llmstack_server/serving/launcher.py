@@ -15,7 +15,7 @@ from llmstack_server.options.errors import ServeError
 from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.hosts.relay import RelayedMembers
+    from llmstack_engine_client.hosts.relay import RelayedMembers
     from llmstack_llm import AsyncLLM, EngineArgs
 
 logger = logging.getLogger(__name__)

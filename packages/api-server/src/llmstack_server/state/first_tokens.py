@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from llmstack_engine_core.prediction import MAX_NUM_COUNTED, EnginePredictor, FirstToken, QueuedTokens, StepLimits
+from llmstack_engine_client.prediction import MAX_NUM_COUNTED, EnginePredictor, FirstToken, QueuedTokens, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_types import EngineReady, RequestProgress, SamplingParams, SchedulerStats
 from llmstack_types.engine_core import IMPLIED_DEADLINE_S

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from llmstack_engine_core.prediction import FirstToken, StepLimits
+from llmstack_engine_client.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import FirstTokens, Lateness, PendingRequest
 from llmstack_server.state.queue_wait import QueueState, predict_wait

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from llmstack_engine_core.admission import BEAM_MARK, error_output
 from llmstack_engine_core.beams.beam_search import Beam, BeamSearch, CompleteBeam
-from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.stages import Stage
+from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,

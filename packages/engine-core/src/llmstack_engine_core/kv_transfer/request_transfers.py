@@ -12,8 +12,8 @@ from llmstack_core_scheduler.request import prefix_salt
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig
 from llmstack_engine_core.kv_transfer.tag import KVTransferError, TagMaker
 from llmstack_engine_core.protocols import KVTransfer, TransferRunner
-from llmstack_engine_core.scheduler_protocol import Scheduler
 from llmstack_engine_core.stages import AbsentStage, Ready, Stage
+from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,

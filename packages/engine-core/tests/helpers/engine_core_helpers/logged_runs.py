@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmstack_core_scheduler import SchedulerConfig
-from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
-from llmstack_engine_core.step_log import FileSink, LoggedScheduler, LogHeader, StepLog, make_marker
+from llmstack_step_log import FileSink, LoggedScheduler, LogHeader, StepLog, make_marker
+from llmstack_step_log.control_plane import CacheConfig, build_scheduler
 from llmstack_types import (
     EngineCoreRequest,
     InvalidRequestError,

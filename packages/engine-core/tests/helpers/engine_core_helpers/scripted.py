@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_client.clients.async_client import AsyncClient
 from llmstack_engine_core.ipc.frames import ClientMessage, ControlCall, ControlResult
 from llmstack_types import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason
 

@@ -14,7 +14,7 @@ from llmstack_types.vocabulary import SchedulingPolicyName
 def check_profiler_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a `ProfilerConfig`, with an absolute folder: the engine core's process may stand in another one."""
     from llmstack_engine_core.config import ProfilerConfig  # late: `--help` needs none
-    from llmstack_engine_core.plain_data import from_plain, to_plain
+    from llmstack_types.plain_data import from_plain, to_plain
 
     config = from_plain(ProfilerConfig, value)
     return to_plain(config) | {"torch_profiler_dir": os.path.abspath(config.torch_profiler_dir)}

@@ -36,7 +36,7 @@ def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(method, str) and (method in _DRAFT_METHODS or method.endswith("mtp")):
         raise ValueError(f"draft models are not supported yet (method '{method[:64]}'); the method 'ngram' needs none")
     from llmstack_engine_core import SpeculativeConfig
-    from llmstack_engine_core.plain_data import from_plain, to_plain
+    from llmstack_types.plain_data import from_plain, to_plain
 
     checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
     return checked

@@ -124,7 +124,7 @@ class LLMEngine:
         Raises:
             EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError, EngineStartError: It cannot be built.
         """
-        from llmstack_engine_core.client import InprocClient, SyncMPClient
+        from llmstack_engine_client import InprocClient, SyncMPClient
 
         if args.data_parallel_size > 1:
             raise EngineArgsError("data_parallel_size: plain code steps one engine core; AsyncLLM balances several")

@@ -9,8 +9,8 @@ import asyncio
 import logging
 from typing import Final
 
-from llmstack_engine_core.hosts.joining import Joining
-from llmstack_engine_core.hosts.messages import Failed, Join, Start, own_name
+from llmstack_engine_client.hosts.joining import Joining
+from llmstack_engine_client.hosts.messages import Failed, Join, Start, own_name
 from llmstack_engine_core.ipc.addresses import interface_address
 from llmstack_parallel.hosts.facts import facts_of
 from llmstack_parallel.hosts.local_ranks import LocalRanks

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from llmstack_engine_core.hosts.messages import MAX_TEXT_LENGTH, Facts, own_version
+from llmstack_engine_client.hosts.messages import MAX_TEXT_LENGTH, Facts, own_version
 from llmstack_kernels.dispatch import backends, torch_build
 from llmstack_model_files import ModelFilesError, weights_digest
 from llmstack_model_runner.device.start_checks import resolve_device

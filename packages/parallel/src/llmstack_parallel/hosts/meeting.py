@@ -10,7 +10,7 @@ import torch.distributed as dist
 import zmq
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # what torch.distributed offers without types
 
-from llmstack_engine_core.hosts.network import FirstMachine, Network
+from llmstack_engine_client.hosts.network import FirstMachine, Network
 from llmstack_engine_core.ipc.addresses import interface_address, tcp_address
 from llmstack_kernels.collective import SharedGroup
 from llmstack_model_runner.device.start_checks import resolve_device

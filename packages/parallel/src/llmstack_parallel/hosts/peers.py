@@ -13,9 +13,9 @@ from typing import Final
 
 import zmq
 
-from llmstack_engine_core.hosts.members import Members, describe
-from llmstack_engine_core.hosts.messages import Answer, Failed, Join, Leave, Message, Start, own_name
-from llmstack_engine_core.hosts.network import Network, free_address
+from llmstack_engine_client.hosts.members import Members, describe
+from llmstack_engine_client.hosts.messages import Answer, Failed, Join, Leave, Message, Start, own_name
+from llmstack_engine_client.hosts.network import Network, free_address
 from llmstack_engine_core.ipc.addresses import interface_address
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.errors import LostRankError

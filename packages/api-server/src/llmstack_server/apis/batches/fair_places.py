@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from llmstack_engine_core.fair_turns import FairTurns
+from llmstack_engine_client.fair_turns import FairTurns
 
 # Tokens of one key before the next one has its turn. Fewer than the scheduler's: places are few, and taken for long.
 QUANTUM = 256

@@ -1,0 +1,4 @@
+"""The subcommand `llmstack cluster-key`.
+
+`llmstack --help` imports it, so it imports little.
+"""

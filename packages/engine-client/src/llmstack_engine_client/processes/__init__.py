@@ -1,0 +1,1 @@
+"""Processes of engine cores: start, supervision, one in reserve."""

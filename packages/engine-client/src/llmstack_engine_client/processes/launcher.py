@@ -1,0 +1,72 @@
+"""Start of an engine core in a process of its own.
+
+A private directory, a socket pair, and no pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from llmstack_engine_client.processes.spare import Spares
+from llmstack_engine_client.processes.supervisor import EngineProcess
+from llmstack_engine_client.processes.waiting_process import start_waiting_process
+from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.ipc.sockets import check_private_directory, make_private_directory, private_address
+from llmstack_engine_core.plugins import read_ahead
+from llmstack_engine_core.progress import HangWatch
+from llmstack_engine_core.start_order import StartOrder, send_start_order
+from llmstack_types import EngineStartError
+
+
+def relaunch_engine_process(config: EngineConfig, ended: EngineProcess, spares: Spares | None = None) -> EngineProcess:
+    """Starts another process where one that has ended listened: its clients find it there.
+
+    `spares`: May have one that has loaded the model already.
+
+    Raises:
+        EngineStartError: No process can be started, or its directory belongs to another program by now.
+    """
+    ended.stop()
+    try:
+        ended.directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise EngineStartError(f"{ended.directory} cannot be made again: {error.strerror}") from error
+    check_private_directory(ended.directory)
+    return _launch(config, ended.directory, ended.address, spares)
+
+
+def launch_engine_process(
+    config: EngineConfig, address: str | None = None, spares: Spares | None = None
+) -> EngineProcess:
+    """Starts the process and returns at once; it then loads the model and answers its clients.
+
+    `address`: Where it listens, checked before (`prepare_address`); None is a socket in a private directory.
+    `spares`: May have one that has loaded the model already.
+
+    Raises:
+        EngineStartError: No process or no directory could be made.
+    """
+    directory = make_private_directory()
+    return _launch(config, directory, address or private_address(directory), spares)
+
+
+def make_spares(config: EngineConfig) -> Spares | None:
+    """Engine cores in reserve, where the configuration asks for one."""
+    return Spares(config, start_waiting_process) if config.warm_spare else None
+
+
+def _launch(config: EngineConfig, directory: Path, address: str, spares: Spares | None) -> EngineProcess:
+    spare = None if spares is None else spares.take(directory, address)
+    if spare is not None:
+        return spare
+    try:
+        started = start_waiting_process()
+    except EngineStartError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    read_ahead(config.runner, config.model)
+    send_start_order(started.lifeline, StartOrder(config, directory, os.getpid(), address))
+    watch = HangWatch(started.progress, config.hang_timeout_s)
+    return EngineProcess(started.popen, started.lifeline, directory, config.shutdown_grace_s, address, watch)

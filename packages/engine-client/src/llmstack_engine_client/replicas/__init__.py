@@ -1,0 +1,1 @@
+"""Several engine cores as one: balanced, exchanged, or on other machines."""

@@ -1,0 +1,229 @@
+"""One simulated engine core: the real scheduler and cache on a clock of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_engine_client.prediction.cost_model import CostModel, step_work
+from llmstack_engine_client.prediction.errors import SimulationError
+from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_insight.simulate.predictions import TracePredictor
+from llmstack_insight.simulate.report import Report
+from llmstack_insight.simulate.runner import TraceRunner
+from llmstack_insight.simulate.traces import TraceRequest
+from llmstack_kv_cache import CachedSegments, KVCacheManager
+from llmstack_kv_cache.segments import pack_keys
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, InvalidRequestError, SamplingParams, SchedulerOutput
+
+MAX_IDLE_STEPS = 1000
+MAX_EVENTS_PER_STEP = 1 << 20
+
+
+class PromptCacheManager(KVCacheManager):
+    """Caches prompts only: a trace does not say what a later prompt repeats of an answer."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+        super().__init__(num_blocks, block_size, enable_prefix_caching)
+        self.num_prompt_tokens: dict[str, int] = {}
+
+    def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Makes the full blocks of the prompt findable."""
+        super().cache_blocks(request_id, token_ids, min(num_computed_tokens, self.num_prompt_tokens[request_id]))
+
+
+@dataclass(slots=True)
+class _Progress:
+    arrival_s: float
+    num_prompt_tokens: int
+    last_token_s: float = -1.0
+    num_output_tokens: int = 0
+
+
+class Replica:
+    """Takes requests, and computes them step by step.
+
+    Attributes:
+        now_s: Its time: the end of its last step.
+        num_computed_tokens: Counter of the tokens of prompts that it did not find in its cache.
+        begun_ids: Requests that have got their first token since the list was emptied.
+        ended_ids: Requests that have ended since then.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        cache: PromptCacheManager,
+        cost_model: CostModel,
+        make_prompt: Callable[[TraceRequest], list[int]],
+        max_made: int,
+        report: Report,
+        predictor: TracePredictor | None = None,
+    ) -> None:
+        """`max_made`: Prompts that may wait inside the scheduler; the others are not made before they are due.
+
+        `predictor`: Predicts each request; None predicts nothing.
+
+        `make_prompt`: Makes the token ids.
+        """
+        self.now_s = 0.0
+        self.num_computed_tokens = 0
+        self.begun_ids: list[str] = []
+        self.ended_ids: list[str] = []
+        self._cache = cache
+        self._scheduler = Scheduler(limits, cache)
+        self._cost_model = cost_model
+        self._make_prompt = make_prompt
+        self._max_made = max_made
+        self._report = report
+        self._predictor = predictor
+        self._runner = TraceRunner()
+        self._queue: deque[tuple[str, TraceRequest, float]] = deque()
+        self._not_begun: dict[str, None] = {}
+        self._progress: dict[str, _Progress] = {}
+        self._num_idle_steps = 0
+        self._segments: CachedSegments | None = None
+        self._update_number = 0
+        if predictor is not None:
+            predictor.note_update(self.follow_cache())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._progress) + len(self._queue)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not begun."""
+        return len(self._not_begun) + len(self._queue)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Counter of the scheduler's preemptions."""
+        return self._scheduler.stats().num_preemptions
+
+    @property
+    def num_evictions(self) -> int:
+        """Counter of the cache's evictions."""
+        return self._cache.stats().num_evictions
+
+    def follow_cache(self) -> CacheUpdate:
+        """Begins to record changes of the cache, which is empty now, for `take_update`."""
+        self._cache.start_events(MAX_EVENTS_PER_STEP)
+        self._segments = CachedSegments(self._cache.block_size)
+        return CacheUpdate(self._update_number, is_whole=True)
+
+    def take_update(self) -> CacheUpdate | None:
+        """The changes of the cache since the last call."""
+        if self._segments is None:
+            return None
+        for event in self._cache.fetch_events()[0]:
+            self._segments.apply(event)
+        if not self._segments.has_changes:
+            return None
+        _, added, removed = self._segments.take()
+        self._update_number += 1
+        return CacheUpdate(self._update_number, False, pack_keys(added), pack_keys(removed))
+
+    def submit(self, request_id: str, request: TraceRequest, arrival_s: float) -> None:
+        """Takes a request; where it has nothing else to do, its time goes on to the arrival."""
+        if not self.num_requests:
+            self.now_s = max(self.now_s, arrival_s)
+        self._queue.append((request_id, request, arrival_s))
+        if self._predictor is not None:
+            self._predictor.submit(request_id, self._make_prompt(request), arrival_s)
+
+    def step(self) -> None:
+        """One step, before which due requests are made.
+
+        Raises:
+            SimulationError: The scheduler makes no progress.
+        """
+        if self._predictor is not None:
+            self._predictor.publish()
+        while self._queue and len(self._not_begun) < self._max_made:
+            self._add(*self._queue.popleft())
+        if not self._scheduler.has_unfinished_requests():
+            return
+        began_s = self.now_s
+        scheduled = self._scheduler.schedule(began_s)
+        self._note_begun(scheduled)
+        output = self._runner.execute(scheduled)
+        if output.request_ids:
+            self.now_s += self._cost_model.step_s(step_work(scheduled.scheduled_requests))
+        outputs = self._scheduler.update_from_output(scheduled, output, self.now_s)
+        self._take(outputs)
+        if self._predictor is not None:
+            self._report_step(self._predictor, outputs, began_s)
+        report = self._report
+        report.num_steps += 1
+        report.max_running = max(report.max_running, len(output.request_ids))
+        self._num_idle_steps = 0 if output.request_ids else self._num_idle_steps + 1
+        if self._num_idle_steps > MAX_IDLE_STEPS:
+            raise SimulationError(f"the scheduler makes no progress at {self.now_s:.3f} s")
+
+    def _report_step(self, predictor: TracePredictor, outputs: EngineCoreOutputs, began_s: float) -> None:
+        """Reports what the API process would learn of the step."""
+        update = self.take_update()
+        if update is not None:
+            predictor.note_update(update)
+        if outputs.scheduler_stats is not None:
+            predictor.report(outputs.scheduler_stats, began_s, self.now_s)
+        if not self.has_work():
+            predictor.publish()
+
+    def has_work(self) -> bool:
+        """Whether another step would compute something, or end what has been computed."""
+        return bool(self._queue) or self._scheduler.has_unfinished_requests()
+
+    def _add(self, request_id: str, request: TraceRequest, arrival_s: float) -> None:
+        params = SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, temperature=0.0, seed=0)
+        arrival = EngineCoreRequest(request_id, self._make_prompt(request), params, arrival_time_s=arrival_s)
+        try:
+            self._scheduler.add_request(arrival)
+        except InvalidRequestError:
+            self._report.num_refused += 1
+            self.ended_ids.append(request_id)
+            if self._predictor is not None:
+                self._predictor.note_refusal(request_id)
+            return
+        self._cache.num_prompt_tokens[request_id] = request.num_prompt_tokens
+        self._progress[request_id] = _Progress(arrival_s, request.num_prompt_tokens)
+        self._not_begun[request_id] = None
+
+    def _note_begun(self, scheduled: SchedulerOutput) -> None:
+        for request in scheduled.new_requests:
+            request_id = request.request_id
+            if request_id in self._not_begun:  # not one that was preempted
+                del self._not_begun[request_id]
+                self._report.queue_s.append(self.now_s - self._progress[request_id].arrival_s)
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        now_s, report = self.now_s, self._report
+        for output in outputs.outputs:
+            progress = self._progress[output.request_id]
+            if progress.last_token_s >= 0:
+                report.itl_s.append(now_s - progress.last_token_s)
+            else:
+                num_hit_tokens = max(output.num_cached_tokens, 0)
+                report.ttft_s.append(now_s - progress.arrival_s)
+                report.num_hit_tokens += num_hit_tokens
+                self.num_computed_tokens += progress.num_prompt_tokens - num_hit_tokens
+                self.begun_ids.append(output.request_id)
+                if self._predictor is not None:
+                    self._predictor.note_first(output.request_id, now_s)
+            progress.last_token_s = now_s
+            progress.num_output_tokens += len(output.new_token_ids)
+            report.num_output_tokens += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                report.num_requests += 1
+                report.num_prompt_tokens += progress.num_prompt_tokens
+                self.ended_ids.append(output.request_id)
+                if self._predictor is not None:
+                    self._predictor.note_end(output.request_id, progress.num_output_tokens)
+                del self._progress[output.request_id]
+                del self._cache.num_prompt_tokens[output.request_id]
+        if self._predictor is not None:
+            self._predictor.note_tokens(outputs.outputs)

@@ -1,0 +1,184 @@
+"""Decisions of a scheduler that is fed with the events of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from llmstack_step_log.decisions import (
+    DecisionHash,
+    pack_forked,
+    pack_imported,
+    pack_refused,
+    pack_reset,
+    pack_scheduled,
+    pack_updated,
+)
+from llmstack_step_log.errors import StepLogError
+from llmstack_step_log.primitives import MICROSECONDS
+from llmstack_step_log.records import (
+    Checkpoint,
+    Event,
+    Gap,
+    Marked,
+    PrefixCacheReset,
+    PrefixImported,
+    RequestAdded,
+    RequestForked,
+    RequestsAborted,
+    Snapshotted,
+    StepScheduled,
+    StepUpdated,
+)
+from llmstack_step_log.scheduler_protocol import Scheduler
+from llmstack_step_log.snapshots import Snapshot, state_digest, take_state
+from llmstack_types import EngineCoreRequest, InvalidRequestError, ModelRunnerOutput, SchedulerOutput
+
+
+class DecisionsDifferError(StepLogError):
+    """The scheduler decides something else than it did in the recorded run; the text says from where on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision.
+
+    Attributes:
+        step: The last step scheduled.
+        now_us: The time of the run.
+        packed: The decision in canonical form.
+    """
+
+    step: int
+    now_us: int
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PassedMark:
+    """The moment of a snapshot.
+
+    Attributes:
+        recorded: The hash of the state in the recorded run, where the log has it.
+        derived: Computes that of the scheduler.
+    """
+
+    num_steps: int
+    recorded: bytes | None
+    derived: Callable[[], bytes]
+
+
+def derive_decisions(
+    events: Iterable[Event], scheduler: Scheduler, start: Snapshot | None = None
+) -> Iterator[Decision | Checkpoint | PassedMark]:
+    """The decisions of `scheduler` for the events of the log, with the log's checkpoints and marks between them.
+
+    `start`: The snapshot that scheduler and events begin with; None for the beginning.
+
+    Raises:
+        StepLogError: The beginning of the log is missing, or a record cannot be read.
+        DecisionsDifferError: A step has other rows than the results that were recorded for it.
+    """
+    deriver = _Deriver(scheduler, start)
+    for event in events:
+        if isinstance(event, Checkpoint):
+            yield event
+        elif isinstance(event, Marked):
+            yield PassedMark(event.num_steps, event.state_digest, deriver.state_digest)
+        elif isinstance(event, Gap):
+            raise StepLogError(
+                f"lacks its first {event.num_steps} steps, which were no longer kept in memory: --from-step begins at "
+                "a snapshot after them, and a log of --record-steps has all"
+            )
+        elif not isinstance(event, Snapshotted):
+            packed = deriver.apply(event)
+            if packed is not None:
+                yield Decision(deriver.step, deriver.now_us, packed)
+
+
+def proven(items: Iterable[Decision | Checkpoint | PassedMark], start: Snapshot | None = None) -> Iterator[Decision]:
+    """The decisions, whose running hash has to be that of each checkpoint, and the state that of each snapshot.
+
+    Raises:
+        DecisionsDifferError: Something was decided differently; the text says between which steps.
+    """
+    decided = DecisionHash()
+    proven_steps = 0
+    if start is not None:
+        decided, proven_steps = DecisionHash(start.place.digest), start.place.num_steps
+    for item in items:
+        if isinstance(item, Decision):
+            decided.add(item.packed)
+            yield item
+        elif isinstance(item, PassedMark):
+            if start is not None and item.num_steps == start.place.num_steps:
+                continue  # it begins here
+            decided.restart()
+            if item.recorded is not None and item.derived() != item.recorded:
+                raise DecisionsDifferError(f"the state at step {item.num_steps} is not that of the recorded snapshot")
+        elif item.digest != decided.digest():
+            raise DecisionsDifferError(
+                f"a decision between steps {proven_steps} and {item.num_steps} is not the recorded one"
+            )
+        else:
+            proven_steps = item.num_steps
+
+
+class _Deriver:
+    def __init__(self, scheduler: Scheduler, start: Snapshot | None) -> None:
+        self.step = 0 if start is None else start.place.num_steps
+        self.now_us = 0 if start is None else start.place.last_us
+        self._scheduler = scheduler
+        self._under_way: dict[int, SchedulerOutput] = {} if start is None else start.steps_under_way()
+
+    def state_digest(self) -> bytes:
+        return state_digest(take_state(self._scheduler, self._under_way))
+
+    def apply(self, event: Event) -> bytes | None:
+        """The decision that follows from the event, if any."""
+        match event:
+            case RequestAdded(request):
+                return self._add(request)
+            case RequestForked(parent_id, request):
+                return self._fork(parent_id, request)
+            case RequestsAborted(request_ids):
+                self._scheduler.abort_requests(request_ids)
+            case StepScheduled(now_us):
+                return self._schedule(now_us)
+            case StepUpdated():
+                return self._update(event)
+            case PrefixCacheReset():
+                return pack_reset(self._scheduler.reset_prefix_cache())
+            case PrefixImported(token_ids, salt):
+                return pack_imported(self._scheduler.import_prefix(token_ids, salt))
+        return None
+
+    def _add(self, request: EngineCoreRequest) -> bytes | None:
+        try:
+            self._scheduler.add_request(request)
+        except InvalidRequestError:
+            return pack_refused(request.request_id)
+        return None
+
+    def _fork(self, parent_id: str, child: EngineCoreRequest) -> bytes:
+        try:
+            num_tokens = self._scheduler.fork_request(parent_id, child)
+        except InvalidRequestError:
+            return pack_refused(child.request_id)
+        return pack_forked(child.request_id, num_tokens)
+
+    def _schedule(self, now_us: int) -> bytes:
+        self.now_us = now_us
+        scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
+        self.step = scheduled.step
+        self._under_way[scheduled.step] = scheduled
+        return pack_scheduled(scheduled)
+
+    def _update(self, event: StepUpdated) -> bytes:
+        self.now_us = event.now_us
+        scheduled = self._under_way.pop(self.step - event.lag, None)
+        if scheduled is None or len(scheduled.scheduled_requests) != len(event.sampled_token_ids):
+            raise DecisionsDifferError(f"step {self.step - event.lag} has other rows than in the recorded run")
+        request_ids = [row.request_id for row in scheduled.scheduled_requests]
+        output = ModelRunnerOutput(request_ids, event.sampled_token_ids, errors=event.errors)
+        return pack_updated(self._scheduler.update_from_output(scheduled, output, event.now_us / MICROSECONDS))

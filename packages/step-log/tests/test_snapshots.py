@@ -1,0 +1,393 @@
+"""A replay can begin with any snapshot of a log, and decides the same as from the beginning."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_core_helpers.logged_runs import LoggedRun
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
+from llmstack_insight.commands import replay
+from llmstack_insight.commands.explain import ExplainCommand
+from llmstack_insight.commands.replay import ReplayCommand
+from llmstack_step_log import RecordedRun, StepLogError, read_step_log, seek, snapshot_writer, snapshots
+from llmstack_step_log.control_plane import CacheConfig, build_scheduler
+from llmstack_step_log.decisions import UPDATED, unpack_decision, updated_rows
+from llmstack_step_log.encoding import MAGIC
+from llmstack_step_log.records import RequestAdded, StepScheduled, Tag
+from llmstack_step_log.replay import (
+    Decision,
+    DecisionsDifferError,
+    derive_decisions,
+    installation,
+    steps_of_log,
+    verify,
+)
+from llmstack_step_log.replay.against import decisions_against, decisions_as_recorded
+from llmstack_step_log.replay.derive import proven
+from llmstack_step_log.seek import LogFile, RunPart
+
+LIMITS = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64, fair_quantum=16, max_loras=1)
+CACHE = CacheConfig(24, block_size=4)
+
+
+def decisions_from(part: RunPart | RecordedRun) -> list[Decision]:
+    start = part.start
+    scheduler = part.header.build_scheduler() if start is None else start.build_scheduler(part.header)
+    return list(proven(derive_decisions(part.events(), scheduler, start), start))
+
+
+def check_all_snapshots(path: Path) -> int:
+    run = read_step_log(path)
+    assert verify(run).digest == run.last.digest.hex()
+    whole = decisions_from(run)
+    file = LogFile(path)
+    for num_steps in file.snapshot_steps:
+        part = decisions_from(file.part_at(num_steps))
+        assert part
+        assert part == whole[-len(part) :]
+        assert len(part) < len(whole)
+    file.close()
+    return len(file.snapshot_steps)
+
+
+def check_scenario(
+    seed: int, policy: str, num_blocks: int, finds_prefixes: bool, windows: tuple[int, ...], num_host_blocks: int,
+    speculative: SpeculativeConfig | None, num_under_way: int,
+) -> None:  # fmt: skip
+    num_under_way = 1 if speculative else num_under_way
+    num_stages = 3 if num_under_way == 3 else 1
+    scheduler = replace(LIMITS, policy=policy, speculative=speculative, pipeline_parallel_size=num_stages)
+    cache = CacheConfig(num_blocks * max(1, len(windows)), 4, finds_prefixes, num_host_blocks, windows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.steps"
+        run = LoggedRun(path, scheduler, cache, seed, snapshot_steps=8)
+        for _ in range(50):
+            run.do_something(num_under_way)
+        run.finish()
+        assert check_all_snapshots(path) == 6
+
+
+SCENARIOS = given(
+    seed=st.integers(0, 10_000),
+    policy=st.sampled_from(["fcfs", "priority", "fair", "deadline"]),
+    num_blocks=st.integers(12, 40),
+    finds_prefixes=st.booleans(),
+    windows=st.sampled_from([(), (), (0, 8), (6,), (5, 0, 9)]),
+    num_host_blocks=st.sampled_from([0, 0, 30]),
+    speculative=st.sampled_from([None, None, SpeculativeConfig("ngram", 3, 3, 1)]),
+    num_under_way=st.sampled_from([1, 1, 2, 3]),
+)
+
+test_a_replay_from_any_snapshot_decides_as_one_from_the_beginning = settings(max_examples=12)(SCENARIOS(check_scenario))
+test_a_replay_from_any_snapshot_of_many_runs = pytest.mark.full(settings(max_examples=200)(SCENARIOS(check_scenario)))
+
+
+def recorded(path: Path, num_calls: int = 60, cache: CacheConfig = CACHE, **settings: object) -> LoggedRun:
+    run = LoggedRun(path, replace(LIMITS, policy="fair"), cache, 3, **settings)
+    for _ in range(num_calls):
+        run.do_something(1)
+    run.finish()
+    return run
+
+
+@pytest.fixture(scope="module")
+def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "run.steps"
+    recorded(path)
+    return path
+
+
+def test_a_log_without_its_snapshots_is_one_that_older_packages_read(log_path: Path) -> None:
+    run = read_step_log(log_path)
+    older = run.without_snapshots()
+    assert older[len(MAGIC)] == 1
+    assert run.header.marker not in older
+    assert list(decisions_as_recorded(RecordedRun(older))) == list(decisions_as_recorded(run))
+    assert RecordedRun(older).last == run.last
+
+
+def test_a_comparison_with_another_installation_leaves_snapshots_out(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def run_child(path: Path, found: list[str]) -> Iterator[Decision]:
+        seen.append(path.read_bytes())
+        yield from ()
+
+    monkeypatch.setattr(installation, "_run_child", run_child)
+    checkout = Path(__file__).parents[3]
+    assert not list(decisions_against(read_step_log(log_path), log_path, str(checkout)))
+    assert seen[0][len(MAGIC)] == 1
+
+
+def test_a_log_without_snapshots_has_the_format_from_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.steps"
+    recorded(path, 20, snapshot_steps=0)
+    assert path.read_bytes()[len(MAGIC)] == 1
+    assert LogFile(path).snapshot_steps == []
+    assert verify(read_step_log(path)).num_steps == 20
+
+
+def test_a_replay_proves_the_state_of_each_snapshot(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = read_step_log(log_path)
+    verify(run)
+    monkeypatch.setattr(RecordedRun, "_with_digest", lambda run, event: replace(event, state_digest=bytes(16)))
+    with pytest.raises(DecisionsDifferError, match="the state at step 8 is not that of the recorded snapshot"):
+        verify(run)
+
+
+def test_a_state_that_is_too_large_has_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(snapshots, "MAX_REQUESTS", 0)
+    path = tmp_path / "run.steps"
+    recorded(path)
+    assert LogFile(path).snapshot_steps == []
+    assert verify(read_step_log(path)).num_steps == 60
+    assert [record.message for record in caplog.records if "lacks a snapshot" in record.message] != []
+
+
+def test_a_snapshot_that_comes_too_soon_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_writer, "ThreadPoolExecutor", SlowThread)
+    path = tmp_path / "run.steps"
+    run = recorded(path, is_waited_for=False)
+    assert run.log._snapshots is not None
+    assert run.log._snapshots.num_left_out == 6
+    assert LogFile(path).snapshot_steps == [8]
+    check_all_snapshots(path)
+
+
+class SlowThread:
+    """Encodes only once the log is closed."""
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        self.left: list[tuple[Future[bytes], Callable[..., bytes], tuple[object, ...]]] = []
+
+    def submit(self, call: Callable[..., bytes], *arguments: object) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        self.left.append((future, call, arguments))
+        return future
+
+    def shutdown(self, wait: bool) -> None:
+        for future, call, arguments in self.left:
+            future.set_result(call(*arguments))
+
+
+def explained(path: Path, request_id: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    parser, command = argparse.ArgumentParser(), ExplainCommand()
+    command.add_arguments(parser)
+    code = command.run(parser.parse_args([request_id, "--log", str(path), "--json"]))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    found: dict[str, Any] = json.loads(captured.out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Requests that come and end in a log of some 60 snapshots, the steps of 16 before each of which are wanted."""
+    path = tmp_path_factory.mktemp("log") / "run.steps"
+    run = LoggedRun(path, replace(LIMITS, policy="fair"), CACHE, 5, snapshot_steps=16)
+    for _ in range(1000):
+        run.do_something(1)
+    run.finish()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def few_steps_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_of_log, "STEPS_BEFORE", 16)
+
+
+def test_an_explanation_from_a_snapshot_is_the_one_from_the_beginning(
+    long_log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Estimates apart: a snapshot has more of the tokens from before the first step that is kept."""
+    names = ended_requests(long_log)[40::80]
+    assert len(names) > 1
+    for name in names:
+        found = explained(long_log, name, capsys)["facts"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LogFile, "_find_snapshots", lambda file: [])
+            expected = explained(long_log, name, capsys)["facts"]
+        for facts in (found, expected):
+            facts.pop("replayed", None)
+            facts.pop("no_estimate", None)
+        assert found == expected
+
+
+def ended_requests(path: Path) -> list[str]:
+    """Those with a row that came to their ends."""
+    seen: dict[str, None] = {}
+    for decision in decisions_as_recorded(read_step_log(path)):
+        kind, decided = unpack_decision(decision.packed)
+        if kind == UPDATED:
+            rows = updated_rows(decided)
+            seen.update((name, None) for name, row in rows.items() if row.get("finish_reason") == "length")
+    return list(seen)
+
+
+def read_positions(path: Path, request_id: str) -> tuple[int, RunPart]:
+    """Where the request came, and the part that explains it."""
+    part = LogFile(path).part_with([request_id], 16)
+    assert part is not None
+    return path.read_bytes().index(request_id.encode()), part
+
+
+def test_an_explanation_begins_with_the_snapshot_before_the_request(long_log: Path) -> None:
+    name = ended_requests(long_log)[-1]
+    _, part = read_positions(long_log, name)
+    assert part.start is not None
+    before = list(part.events())
+    came = next(i for i, one in enumerate(before) if isinstance(one, RequestAdded) and one.request.request_id == name)
+    num_steps = sum(isinstance(one, StepScheduled) for one in before[:came])
+    assert 16 <= num_steps < 32 + 1
+    assert part.start.place.num_steps > 500
+
+
+def test_a_damaged_snapshot_is_left_out_for_the_one_before(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = ended_requests(long_log)[-1]
+    _, part = read_positions(long_log, name)
+    assert part.start is not None
+    num_steps = part.start.place.num_steps
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    found = next(one for one in LogFile(long_log)._found if one.place.num_steps == num_steps)
+    data[found.record_at + 200] ^= 1
+    path.write_bytes(data)
+    _, other = read_positions(path, name)
+    assert other.start is not None
+    assert other.start.place.num_steps == num_steps - 16
+    sentence = f"The snapshot at step {num_steps} is damaged: an earlier one is used."
+    assert sentence in explained(path, name, capsys)["sentences"]
+
+
+def test_a_log_without_any_whole_snapshot_is_explained_from_its_beginning(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = ended_requests(long_log)[20]
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    for found in LogFile(long_log)._found:
+        data[found.record_at + 200] ^= 1
+    path.write_bytes(data)
+    _, part = read_positions(path, name)
+    assert part.start is None
+    assert part.notes != []
+    assert explained(path, name, capsys)["facts"] == explained(long_log, name, capsys)["facts"]
+
+
+def test_what_is_damaged_before_a_snapshot_does_no_harm_after_it(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = ended_requests(long_log)[-1]
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    expected = explained(long_log, name, capsys)
+    data[LogFile(long_log).start + 2000] ^= 1
+    path.write_bytes(data)
+    assert explained(path, name, capsys)["facts"] == expected["facts"]
+
+
+def test_what_lies_across_two_reads_is_found(long_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, name = LogFile(long_log), ended_requests(long_log)[-1]
+    monkeypatch.setattr(seek, "_CHUNK_BYTES", 61)
+    parts = LogFile(long_log)
+    assert parts._found == whole._found
+    assert parts._find_request([name, "none"]) == parts._find_request(["none", name]) == whole._find_request([name])
+
+
+def test_bytes_that_look_like_a_snapshot_are_none(long_log: Path, tmp_path: Path) -> None:
+    marker = LogFile(long_log).header.marker
+    path = tmp_path / "more.steps"
+    false = bytes([Tag.SNAPSHOT, 20]) + marker + bytes(3) + bytes([Tag.MARK, 16]) + marker
+    path.write_bytes(long_log.read_bytes() + false)
+    assert LogFile(path).snapshot_steps == LogFile(long_log).snapshot_steps
+
+
+def test_a_log_that_was_cut_anywhere_is_used_up_to_there(long_log: Path, tmp_path: Path) -> None:
+    data, path = long_log.read_bytes(), tmp_path / "cut.steps"
+    steps = LogFile(long_log).snapshot_steps
+    for end in range(len(data) // 2, len(data), len(data) // 31):
+        path.write_bytes(data[:end])
+        found = LogFile(path).snapshot_steps
+        assert found == steps[: len(found)]
+        assert len(decisions_from(LogFile(path).part_at(found[-2]))) > 10
+
+
+def test_a_state_that_these_packages_do_not_know_is_no_snapshot(long_log: Path) -> None:
+    part = LogFile(long_log).part_at(160)
+    assert part.start is not None
+    state = part.start.state
+    made_by = "the snapshot at step 160 cannot be restored: .*; it was made by packages that it does not name"
+    for changed in (
+        state._replace(cache={**state.cache, "blocks": [1, 1, 1]}),
+        state._replace(cache={}),
+        state._replace(cache={**state.cache, "tables": [("r1", [None])]}),
+        state._replace(scheduler={**state.scheduler, "queue": 7}),
+        state._replace(under_way=[(1, 2)]),
+    ):
+        with pytest.raises(StepLogError, match=made_by):
+            replace(part.start, state=changed).build_scheduler(part.header)
+    other = replace(part.start, state=state._replace(scheduler={**state.scheduler, "num_forks": 77}))
+    with pytest.raises(StepLogError, match="the snapshot at step 160 is not what was recorded"):
+        other.build_scheduler(part.header)
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:60], lambda data: data[:-1], lambda data: data[:-9] + bytes(9)])
+def test_a_snapshot_that_is_not_whole_cannot_be_read(change: Callable[[bytes], bytes]) -> None:
+    run = build_scheduler(LIMITS, CACHE)
+    payload = snapshots.encode_snapshot(bytes(16), 8, 9, bytes(16), snapshots.take_state(run, {}))
+    assert snapshots.read_snapshot(payload).place.num_steps == 8
+    with pytest.raises(StepLogError):
+        snapshots.read_snapshot(change(payload))
+
+
+def replayed(path: Path, *arguments: object) -> int:
+    parser, command = argparse.ArgumentParser(), ReplayCommand()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(path), *map(str, arguments)]))
+
+
+def test_what_follows_a_snapshot_is_proved_without_the_rest(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = read_step_log(long_log).last.digest.hex()
+    assert replayed(long_log, "--from-step", 980) == 0
+    assert f": every decision is as recorded, hash {digest}\n" in capsys.readouterr().out
+    assert replayed(long_log, "--from-step", 15) == 0
+    assert f"{long_log}: steps 0 to 1000, " in capsys.readouterr().out
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    found = LogFile(long_log)._found
+    data[found[30].record_at + 200] ^= 1
+    path.write_bytes(data)
+    assert replayed(path, "--from-step", 496) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "llmstack replay: The snapshot at step 496 is damaged: an earlier one is used.\n"
+    assert f"{path}: steps 480 to 1000, " in captured.out
+    path.write_bytes(data[: found[35].record_at - 20])
+    assert replayed(path, "--from-step", 500) == 1
+    assert "is truncated or damaged after byte" in capsys.readouterr().err
+
+
+def test_a_page_of_the_last_steps_begins_with_a_snapshot(
+    long_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "MAX_PAGE_STEPS", 30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogFile, "_find_snapshots", lambda file: [])
+        assert replayed(long_log, "--page", tmp_path / "whole.html") == 0
+    assert replayed(long_log, "--page", tmp_path / "part.html") == 0
+    assert capsys.readouterr().out.count(": 30 steps are drawn in ") == 2
+    assert (tmp_path / "part.html").read_text() == (tmp_path / "whole.html").read_text()
