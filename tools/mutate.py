@@ -70,8 +70,8 @@ class Sample:
 
 TARGETS = {
     "journal": Target(
-        ("engine-core",),
-        ("client/journal.py", "client/suspects.py"),
+        ("engine-client",),
+        ("recovery/journal.py", "recovery/suspects.py"),
         ("engine-client/tests/test_journal.py", "engine-client/tests/test_suspects.py"),
     ),
     "admission": Target(

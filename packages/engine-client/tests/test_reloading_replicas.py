@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from engine_core_helpers.scripted import OTHER, READY, Engine
+from engine_client_helpers.scripted import OTHER, READY, Engine
 
 from llmstack_engine_client import RecoveringClient, ReloadingClient
 from llmstack_engine_client.replicas.exchangeable import ReplicasClient

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_core_helpers.scripted import OTHER, READY, Engine
+from engine_client_helpers.scripted import OTHER, READY, Engine
 
 from llmstack_engine_client import BalancedClient, RecoveringClient
 from llmstack_engine_core.contract import numeric_contract_id

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from engine_client_helpers.scripted import READY, Engine
 from engine_core_helpers.processes import wait_until
-from engine_core_helpers.scripted import READY, Engine
 
-from llmstack_engine_client import BalancedClient, RecoveringClient, recovering
+from llmstack_engine_client import BalancedClient, RecoveringClient
+from llmstack_engine_client.recovery import recovering
 from llmstack_engine_core.ipc.frames import ENGINE_STOPPED
 from llmstack_types import (
     EngineCoreRequest,

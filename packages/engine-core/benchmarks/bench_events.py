@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from llmstack_core_scheduler import SchedulerConfig
-from llmstack_engine_client import InprocClient
-from llmstack_engine_core import EngineConfig, EventHook
+from llmstack_engine_core import EngineConfig, EventHook, build_engine_core
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 NUM_ROWS = 256
@@ -36,9 +35,9 @@ def test_step(benchmark: Any, hooks: list[EventHook], options: dict[str, Any]) -
     config = EngineConfig(
         model, runner="echo", scheduler=SchedulerConfig(**LIMITS), num_blocks=140_000, step_log_bytes=0, **options
     )
-    client = InprocClient(config, hooks)
+    core = build_engine_core(config, hooks)
     for index in range(NUM_ROWS):
         params = SamplingParams(max_tokens=8000, seed=0, ignore_eos=True)
-        client.add_request(EngineCoreRequest(f"cmpl-{index:032d}-0", [1, 2, 3], params))
-    client.get_outputs()
-    benchmark.pedantic(client.get_outputs, rounds=1000, warmup_rounds=50)
+        core.add_request(EngineCoreRequest(f"cmpl-{index:032d}-0", [1, 2, 3], params))
+    core.step()
+    benchmark.pedantic(core.step, rounds=1000, warmup_rounds=50)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmstack_engine_client import InprocClient
-from llmstack_engine_core import EngineConfig
+from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.block_residency import MAX_REUSE_GAPS, BlockResidency
 from llmstack_types import (
     BlockEviction,
@@ -90,12 +89,12 @@ def test_the_engine_core_tells_of_evictions_where_they_are_measured() -> None:
             block_metrics_sample=sample,
             enable_prefix_caching=False,
         )
-        engine, evictions = InprocClient(config), []
+        engine, evictions = build_engine_core(config), []
         for number in range(3):
             engine.add_request(EngineCoreRequest(f"r{number}", [1] * 40, SamplingParams(max_tokens=1, seed=0)))
-            outputs = engine.get_outputs()
+            outputs = engine.step()
             while not outputs.outputs:
-                outputs = engine.get_outputs()
+                outputs = engine.step()
             evictions += outputs.evictions
         reported[sample] = evictions
     assert reported[0.0] == []

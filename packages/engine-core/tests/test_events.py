@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from llmstack_engine_client import InprocClient
-from llmstack_engine_core import EngineConfig, EventHook
+from llmstack_engine_core import EngineConfig, EngineCore, EventHook, build_engine_core
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_types import (
     Control,
@@ -53,16 +52,16 @@ class Broken(EventHook):
         raise RuntimeError("a bug of the user's")
 
 
-def client(*hooks: EventHook, **options: object) -> InprocClient:
+def client(*hooks: EventHook, **options: object) -> EngineCore:
     config = EngineConfig(ModelRunnerConfig("echo"), runner="echo", num_blocks=64, **options)  # type: ignore[arg-type]
-    return InprocClient(config, hooks)
+    return build_engine_core(config, hooks)
 
 
-def run(engine: InprocClient, request_id: str = "r", num_tokens: int = 2) -> list[EngineCoreOutputs]:
+def run(engine: EngineCore, request_id: str = "r", num_tokens: int = 2) -> list[EngineCoreOutputs]:
     engine.add_request(EngineCoreRequest(request_id, [1, 2, 3], SamplingParams(max_tokens=num_tokens, seed=0)))
     steps = []
     while not any(output.finish_reason for step in steps for output in step.outputs):
-        steps.append(engine.get_outputs())
+        steps.append(engine.step())
     return steps
 
 
@@ -212,10 +211,9 @@ def test_without_a_trace_nothing_is_printed_and_its_module_is_not_loaded(capsys:
     run(client())
     assert "[TRACE]" not in capsys.readouterr().err
     script = (
-        "import sys\nfrom llmstack_engine_core import EngineConfig\n"
-        "from llmstack_engine_client import InprocClient\n"
+        "import sys\nfrom llmstack_engine_core import EngineConfig, build_engine_core\n"
         "from llmstack_types import ModelRunnerConfig\n"
-        "InprocClient(EngineConfig(ModelRunnerConfig('echo'), runner='echo', num_blocks=8)).wait_until_ready()\n"
+        "build_engine_core(EngineConfig(ModelRunnerConfig('echo'), runner='echo', num_blocks=8))\n"
         "print('llmstack_engine_core.trace' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

@@ -15,7 +15,6 @@ from engine_core_helpers.ports import free_address
 from zmq.utils.monitor import parse_monitor_message
 
 from llmstack_core_scheduler.request import prefix_salt
-from llmstack_engine_client import engine_configs
 from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.ipc.keys import make_key_file, read_keys
@@ -277,17 +276,6 @@ def test_an_address_that_other_machines_reach_needs_keys_and_one_in_use_is_refus
 def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         KVEventsConfig(True, **fields)
-
-
-def test_each_engine_core_publishes_at_its_own_endpoint() -> None:
-    events = KVEventsConfig(True, replay_endpoint="ipc:///run/replay")
-    config = EngineConfig(ModelRunnerConfig("echo", num_engines=2), runner="echo", kv_events=events)
-    found = [one.kv_events.endpoints for one in engine_configs(config) if one.kv_events]
-    assert found == [
-        ("tcp://127.0.0.1:5557", "ipc:///run/replay"),
-        ("tcp://127.0.0.1:5558", "ipc:///run/replay_dp1"),
-    ]
-    assert EngineConfig.from_plain(config.to_plain()) == config
 
 
 def test_nothing_is_published_unless_that_is_asked_for() -> None:

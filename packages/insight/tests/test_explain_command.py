@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_core_helpers.logged_runs import LoggedRun
 from engine_core_helpers.small_cores import add, added_during_a_step, logged_core, run
+from step_log_helpers.logged_runs import LoggedRun
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps

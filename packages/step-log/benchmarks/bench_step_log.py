@@ -16,14 +16,14 @@ from statistics import mean, median
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from llmstack_engine_core import SchedulerConfig
-from llmstack_engine_core.process import MAX_YOUNG_OBJECTS
+from llmstack_core_scheduler import SchedulerConfig
 from llmstack_step_log import DeferredLog, LoggedScheduler, LogHeader, RingSink, StepLog
 from llmstack_step_log.control_plane import CacheConfig, build_scheduler
 from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 MAX_TOKENS = 100_000
+MAX_YOUNG_OBJECTS = 20_000  # as in the process of an engine core
 
 
 def running(num_requests: int, is_recorded: bool) -> tuple[Scheduler, RingSink]:

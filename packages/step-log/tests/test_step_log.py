@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmstack_engine_core import SchedulerConfig
+from llmstack_core_scheduler import SchedulerConfig
 from llmstack_step_log import FileSink, LogHeader, RecordedRun, RingSink, StepLog, StepLogError
 from llmstack_step_log.control_plane import CacheConfig
 from llmstack_step_log.encoding import MAGIC
@@ -26,6 +26,7 @@ from llmstack_step_log.records import (
     StepScheduled,
     StepUpdated,
 )
+from llmstack_step_log.replay import verify
 from llmstack_step_log.request_fields import pack_request, unpack_request
 from llmstack_step_log.step_log import MAX_SEGMENT_BYTES, STEPS_PER_CHECKPOINT
 from llmstack_types import EngineCoreRequest, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
@@ -309,3 +310,11 @@ def test_of_vectors_the_log_has_that_there_were_some():
     packed = pack_request(request)
     assert b"private" not in packed
     assert unpack_request(packed) == replace(request, prompt_embeds=b"")
+
+
+def test_a_log_that_version_0_1_0_wrote_is_derived_bit_for_bit() -> None:
+    """Its run has preemptions, prefix hits, aborts, a failed row, beams and a reset of the prefix cache."""
+    log = (Path(__file__).parent / "data" / "step_log_0_1_0.bin").read_bytes()
+    report = verify(RecordedRun(log))
+    assert (report.num_steps, report.num_requests, report.num_tokens) == (48, 18, 134)
+    assert report.digest == "091306ea970e5ec4d55c2b7f45cde9b4"

@@ -375,3 +375,12 @@ def test_a_signal_during_an_import_ends_the_process_after_it(monkeypatch: pytest
         process_module._import_parts(["echo"])
     assert imported == ["echo"]
     assert gc.isenabled()
+
+
+def test_the_process_collects_young_garbage_seldom() -> None:
+    """What waits for the thread would be looked at again and again."""
+    program = (
+        "import gc; from llmstack_engine_core import process as p; p._import_parts([]); print(gc.get_threshold()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 20_000

@@ -9,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmstack_core_scheduler import SchedulerConfig
-from llmstack_step_log import FileSink, LoggedScheduler, LogHeader, StepLog, make_marker
+from llmstack_step_log import FileSink, LoggedScheduler, LogHeader, StepLog, make_marker, read_step_log
 from llmstack_step_log.control_plane import CacheConfig, build_scheduler
+from llmstack_step_log.decisions import UPDATED, unpack_decision, updated_rows
+from llmstack_step_log.replay.against import decisions_as_recorded
 from llmstack_types import (
     EngineCoreRequest,
     InvalidRequestError,
@@ -120,3 +122,22 @@ class LoggedRun:
     def _try(self, call: Callable[[], object]) -> None:
         with suppress(InvalidRequestError):
             call()
+
+
+def write_long_log(path: Path, scheduler: SchedulerConfig, cache: CacheConfig) -> None:
+    """Requests that come and end in a log of some 60 snapshots."""
+    run = LoggedRun(path, scheduler, cache, 5, snapshot_steps=16)
+    for _ in range(1000):
+        run.do_something(1)
+    run.finish()
+
+
+def ended_requests(path: Path) -> list[str]:
+    """Those with a row that came to their ends."""
+    seen: dict[str, None] = {}
+    for decision in decisions_as_recorded(read_step_log(path)):
+        kind, decided = unpack_decision(decision.packed)
+        if kind == UPDATED:
+            rows = updated_rows(decided)
+            seen.update((name, None) for name, row in rows.items() if row.get("finish_reason") == "length")
+    return list(seen)
