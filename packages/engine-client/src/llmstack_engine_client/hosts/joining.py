@@ -22,7 +22,13 @@ from llmstack_engine_client.hosts.messages import (
     pack,
     unpack,
 )
-from llmstack_engine_client.hosts.network import FAILED_HANDSHAKES, FirstMachine, Network, is_failed_handshake
+from llmstack_engine_client.hosts.network import (
+    FAILED_HANDSHAKES,
+    LINGER_MS,
+    FirstMachine,
+    Network,
+    is_failed_handshake,
+)
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_types import EngineStartError
 
@@ -118,6 +124,7 @@ class Joining:
         self._socket = socket
         monitor = socket.get_monitor_socket(FAILED_HANDSHAKES | int(zmq.EVENT_DISCONNECTED))
         was_answered = False
+        linger_ms = 0  # a `Join` that still arrived would be of a connection that has ended
         gone = asyncio.ensure_future(monitor.recv_multipart())
         try:
             await socket.send(pack(join))
@@ -138,13 +145,14 @@ class Joining:
             return False, False
         except asyncio.CancelledError:  # this machine ends
             self.tell(Leave())
+            linger_ms = LINGER_MS
             raise
         finally:
             self._socket = None
             gone.cancel()
             socket.disable_monitor()
             monitor.close(0)
-            socket.close()
+            socket.close(linger_ms)
 
     def _note_end(self, gone: asyncio.Future[list[bytes]]) -> None:
         """Counts handshakes that fail one after the other: the keys do not fit."""
