@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
+from llmstack_server.state import queue_monitor
 from llmstack_server.state.queue_monitor import REPORT_TIMEOUT_S, DrainRate, QueueMonitor
 from llmstack_server.state.queue_wait import MAX_WAIT_S, QueueState, predict_wait
 from llmstack_types import RequestProgress, SchedulerStats, StepPhases
@@ -50,6 +53,32 @@ def test_nothing_is_predicted_before_a_rate_was_measured():
     assert rig.monitor.predict_wait(10, "") is None
     rig.calibrate()
     assert rig.monitor.predict_wait(10, "") == pytest.approx(5.0, rel=0.3)
+
+
+async def test_a_waiter_wakes_with_the_report_that_nothing_waits_any_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(queue_monitor, "REPORT_TIMEOUT_S", 3600.0)
+    rig = Rig()
+    rig.calibrate()
+    assert rig.monitor.is_busy
+    waiters = [asyncio.ensure_future(rig.monitor.wait_until_drained()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiters[0].cancel()  # the other one waits on
+    rig.report(100, rate=1000)
+    await asyncio.sleep(0)
+    assert not waiters[1].done()
+    rig.report(0, rate=1000)
+    await waiters[1]
+    assert not rig.monitor.is_busy
+    assert rig.monitor.is_idle
+    rig.report(0)  # nothing waits for this one
+
+
+async def test_a_waiter_does_not_wait_for_a_report_that_never_comes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(queue_monitor, "REPORT_TIMEOUT_S", 0.01)
+    rig = Rig()
+    rig.calibrate()
+    await rig.monitor.wait_until_drained()
+    assert rig.monitor.is_busy
 
 
 def test_time_without_waiting_requests_says_nothing_about_the_rate():

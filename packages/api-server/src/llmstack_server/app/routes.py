@@ -79,7 +79,7 @@ def build_router(state: ServerState) -> APIRouter:
         if state.config.adapters.root is not None:
             add_adapter_routes(control, state, state.config.adapters.root)
         add_reload_routes(control, state)
-        router.include_router(control)
+        router.routes.extend(control.routes)  # an included router would be one route without a path
     return router
 
 

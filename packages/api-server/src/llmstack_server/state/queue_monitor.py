@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -103,6 +104,7 @@ class QueueMonitor:
         self._clock = clock
         self._engines: dict[int, DrainRate] = {}
         self._pending: dict[int, PendingRequest] = {}
+        self._drained: asyncio.Future[None] | None = None  # there is one while something waits for it
         self._service_s = 0.0
         self._num_bytes, self._num_byte_tokens = _FIRST_BYTES, _FIRST_TOKENS
         self._num_output_tokens = _FIRST_OUTPUT_TOKENS
@@ -128,6 +130,25 @@ class QueueMonitor:
         if self._pending:
             phases = iteration_stats.phases
             self._forget_reported(iteration_stats.timestamp_s - (0.0 if phases is None else sum(phases)))
+        if self._drained is not None and not scheduler_stats.num_waiting_tokens:
+            self._drained.set_result(None)
+            self._drained = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests wait for the engine."""
+        return self.state().num_waiting_tokens > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for the engine or runs in it."""
+        return not (self.is_busy or self.first_tokens.num_running)
+
+    async def wait_until_drained(self) -> None:
+        """Waits until an engine core reports that no request waits for it, or until what is on its way is forgotten."""
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._drained], timeout=REPORT_TIMEOUT_S)
 
     def state(self) -> QueueState:
         """The state of all queues together, with the requests that are on their way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -72,7 +72,7 @@ class RequestContextMiddleware:
     def __init__(self, app: ASGIApp, state: ServerState, routes: Sequence[BaseRoute] = ()) -> None:
         self._app = app
         self._state = state
-        self._routes = list(_flat(routes))
+        self._routes = routes
         self._patterns: dict[tuple[str, str], str] = {}  # of refused requests, by method and path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +110,7 @@ class RequestContextMiddleware:
         self._state.metrics.count_http(method, route, status, time.monotonic() - start_s)
 
     def _pattern(self, scope: Scope) -> str:
-        """The pattern of the route that a request refused before its route was for."""
+        """The pattern of the route that a refused request was for; `unknown` of routers that a custom one includes."""
         asked = scope["method"], route_path(scope)
         if asked in self._patterns:
             return self._patterns[asked]
@@ -121,13 +121,6 @@ class RequestContextMiddleware:
                     self._patterns[asked] = pattern
                 return pattern
         return "unknown"
-
-
-def _flat(routes: Sequence[BaseRoute]) -> Iterator[BaseRoute]:
-    """The routes, with those of included routers, which newer versions of FastAPI keep in one entry."""
-    for route in routes:
-        included = getattr(route, "original_router", None)
-        yield from (route,) if included is None else _flat(included.routes)
 
 
 class MarkingSender:

@@ -31,8 +31,32 @@ class Script:
         return answer  # type: ignore[no-any-return]
 
 
+class Traffic:
+    """Requests that wait until `num_waits` times something has come to its end."""
+
+    def __init__(self, num_waits: int = 0, *, is_idle: bool = True) -> None:
+        self.num_waits = num_waits
+        self.is_idle = is_idle
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_waits > 0
+
+    async def wait_until_drained(self) -> None:
+        self.num_waits -= 1
+
+
+async def test_a_turn_comes_when_no_request_waits_any_more_or_the_batch_has_ended():
+    traffic = Traffic(num_waits=3)
+    sender = Sender(Script(), FairPlaces(1, 1), traffic, 100)
+    await sender.wait_for_turn(lambda: traffic.num_waits == 1)
+    assert traffic.num_waits == 1
+    await sender.wait_for_turn(lambda: False)
+    assert traffic.num_waits == 0
+
+
 async def sent(*answers: Any, idle: bool = True) -> list[int | None]:
-    sender = Sender(Script(*answers), FairPlaces(1, 1), lambda: False, lambda: idle, 100)
+    sender = Sender(Script(*answers), FairPlaces(1, 1), Traffic(is_idle=idle), 100)
     found = [await sender.send(REQUEST, Place()) for _ in answers]
     return [None if answer is None else answer.status for answer in found]
 
@@ -65,6 +89,6 @@ async def test_what_the_state_of_the_server_refuses_is_sent_again(code: str | No
 )
 async def test_an_answer_costs_what_it_says(body: Any, num_tokens: int):
     place = Place()
-    sender = Sender(Script(BatchAnswer(200, "r", body)), FairPlaces(1, 1), lambda: False, lambda: True, 100)
+    sender = Sender(Script(BatchAnswer(200, "r", body)), FairPlaces(1, 1), Traffic(), 100)
     await sender.send(REQUEST, place)
     assert place.num_tokens == num_tokens

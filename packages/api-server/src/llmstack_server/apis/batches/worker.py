@@ -134,15 +134,7 @@ class BatchWorker:
         if state.application is None:
             raise BatchError("the application is not complete")
         transport = AppTransport(state.application, state.engine.check_health, client)
-        return Sender(transport, self._places, self._has_queue, self._is_idle, state.config.http.max_body_bytes)
-
-    def _is_idle(self) -> bool:
-        """Whether no request waits for the engine or runs in it."""
-        return not (self._has_queue() or self._state.queue.first_tokens.num_running)
-
-    def _has_queue(self) -> bool:
-        """Whether requests wait for the engine, which come before those of a batch."""
-        return self._state.queue.state().num_waiting_tokens > 0
+        return Sender(transport, self._places, state.queue, state.config.http.max_body_bytes)
 
     async def _fail(self, batch: dict[str, Any], code: str, message: str) -> None:
         errors = error_list([{"code": code, "message": message, "param": None, "line": None}])
