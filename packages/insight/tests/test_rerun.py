@@ -15,6 +15,7 @@ from llmstack_engine_core import EngineConfig, EngineCore, SpeculativeConfig, bu
 from llmstack_insight.rerun import (
     Outcome,
     PlaneError,
+    RecordedRequest,
     RecordedRequests,
     changed_plane,
     fit_to_steps,
@@ -23,7 +24,8 @@ from llmstack_insight.rerun import (
     rerun,
 )
 from llmstack_step_log import RecordedRun, RingSink
-from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
+from llmstack_step_log.control_plane import CacheConfig, build_scheduler
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, ModelRunnerConfig, SamplingParams, SchedulerOutput
 
 LIMITS: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 STEP_S = 0.01
@@ -266,3 +268,12 @@ def test_what_names_no_control_plane_is_said_in_one_line(text: str, words: str) 
     with pytest.raises(PlaneError, match=words) as raised:
         changed_plane(recorded_plane(*log_of(core).header.configs()), text)
     assert "\n" not in str(raised.value)
+
+
+def test_requests_end_with_a_sentence_where_a_scheduler_schedules_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "schedule", lambda scheduler, now_s: SchedulerOutput(1, [], [], [], 0))
+    monkeypatch.setattr(Scheduler, "update_from_output", lambda scheduler, *results: EngineCoreOutputs([]))
+    scheduler = build_scheduler(SchedulerConfig(**LIMITS), CacheConfig(8, 4))
+    request = EngineCoreRequest("r", [1, 2, 3], SamplingParams(max_tokens=1))
+    with pytest.raises(SimulationError, match=r"the scheduler makes no progress at 3\.000 s"):
+        rerun([RecordedRequest(request, 3.0)], scheduler, LinearCostModel())

@@ -9,10 +9,10 @@ from typing import Final
 from llmstack_engine_client.prediction.cost_model import CostModel, LinearCostModel, StepWork, fit_cost_model, step_work
 from llmstack_engine_client.prediction.errors import SimulationError
 from llmstack_insight.rerun.recorded import Outcome, RecordedRequest
+from llmstack_step_log.replay.driver import NoProgressError, SchedulerDriver
 from llmstack_step_log.scheduler_protocol import Scheduler
-from llmstack_types import EngineCoreOutputs, InvalidRequestError, ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from llmstack_types import EngineCoreOutputs, ScheduledRequest, SchedulerOutput
 
-MAX_IDLE_STEPS: Final = 1000
 # A fit of fewer steps is a guess.
 MIN_NUM_STEPS: Final = 16
 
@@ -76,7 +76,6 @@ class Rerun:
     left later leaves with as many tokens.
 
     Attributes:
-        now_s: The end of the last step.
         num_steps: Steps with rows.
         num_rows: Rows of these.
         num_refused: Requests that the scheduler refused.
@@ -84,14 +83,17 @@ class Rerun:
 
     def __init__(self, scheduler: Scheduler, cost_model: CostModel, now_s: float = 0.0) -> None:
         self.cost_model = cost_model
-        self.now_s = now_s
         self.num_steps = self.num_rows = self.num_refused = 0
-        self._scheduler = scheduler
+        self._driver, self._scheduler = SchedulerDriver(scheduler, now_s), scheduler
         self._arrivals: list[tuple[float, int, RecordedRequest]] = []  # a heap
         self._departures: list[tuple[float, str]] = []  # a heap
         self._running: dict[str, _Running] = {}
         self._ended: list[tuple[RecordedRequest, Outcome | None]] = []
-        self._num_idle_steps = 0
+
+    @property
+    def now_s(self) -> float:
+        """The end of the last step."""
+        return self._driver.now_s
 
     @property
     def num_unfinished(self) -> int:
@@ -116,7 +118,7 @@ class Rerun:
         if not self._scheduler.has_unfinished_requests():
             if not self._arrivals:
                 return False
-            self.now_s = max(self.now_s, self._arrivals[0][0])
+            self._driver.now_s = max(self.now_s, self._arrivals[0][0])
         if self.now_s >= until_s:
             return False
         self._admit()
@@ -129,9 +131,7 @@ class Rerun:
         while self._arrivals and self._arrivals[0][0] <= self.now_s:
             recorded = heapq.heappop(self._arrivals)[2]
             request_id = recorded.request.request_id
-            try:
-                self._scheduler.add_request(recorded.request)
-            except InvalidRequestError:
+            if not self._driver.add(recorded.request):
                 self.num_refused += 1
                 self._ended.append((recorded, None))
                 continue
@@ -150,31 +150,31 @@ class Rerun:
         self._end(request_id)
 
     def _step(self) -> None:
-        scheduled = self._scheduler.schedule(self.now_s)
-        self._note_scheduled(scheduled)
+        began_s = self.now_s
+        try:
+            scheduled, outputs = self._driver.step(self._sample, self._step_s)
+        except NoProgressError as error:
+            raise SimulationError(str(error)) from error
         rows = scheduled.scheduled_requests
-        sampled = [self._running[row.request_id].sample(row) for row in rows]
-        if rows:
-            self.now_s += self.cost_model.step_s(step_work(rows))
-            self.num_steps += 1
-            self.num_rows += len(rows)
-        output = ModelRunnerOutput([row.request_id for row in rows], sampled)
-        self._take(self._scheduler.update_from_output(scheduled, output, self.now_s))
-        self._note_idle(bool(rows))
+        self.num_steps += bool(rows)
+        self.num_rows += len(rows)
+        self._note_scheduled(scheduled, began_s)
+        self._take(outputs)
 
-    def _note_idle(self, has_rows: bool) -> None:
-        self._num_idle_steps = 0 if has_rows else self._num_idle_steps + 1
-        if self._num_idle_steps > MAX_IDLE_STEPS:
-            raise SimulationError(f"the scheduler makes no progress at {self.now_s:.3f} s")
+    def _sample(self, rows: Sequence[ScheduledRequest]) -> list[list[int]]:
+        return [self._running[row.request_id].sample(row) for row in rows]
 
-    def _note_scheduled(self, scheduled: SchedulerOutput) -> None:
+    def _step_s(self, rows: Sequence[ScheduledRequest]) -> float:
+        return self.cost_model.step_s(step_work(rows))
+
+    def _note_scheduled(self, scheduled: SchedulerOutput, began_s: float) -> None:
         for request_id in scheduled.removed_request_ids:
             if request_id in self._running:
                 self._running[request_id].outcome.num_preemptions += 1
         for request in scheduled.new_requests:
             running = self._running[request.request_id]
             if running.outcome.queue_s is None:
-                running.outcome.queue_s = self.now_s - running.recorded.arrival_s
+                running.outcome.queue_s = began_s - running.recorded.arrival_s
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
         for output in outputs.outputs:

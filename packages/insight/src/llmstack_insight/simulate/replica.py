@@ -12,13 +12,13 @@ from llmstack_engine_client.prediction.errors import SimulationError
 from llmstack_engine_core.ipc.frames import CacheUpdate
 from llmstack_insight.simulate.predictions import TracePredictor
 from llmstack_insight.simulate.report import Report
-from llmstack_insight.simulate.runner import TraceRunner
 from llmstack_insight.simulate.traces import TraceRequest
 from llmstack_kv_cache import CachedSegments, KVCacheManager
 from llmstack_kv_cache.segments import pack_keys
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, InvalidRequestError, SamplingParams, SchedulerOutput
+from llmstack_step_log.replay.driver import NoProgressError, SchedulerDriver
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SamplingParams, ScheduledRequest, SchedulerOutput
 
-MAX_IDLE_STEPS = 1000
+OUTPUT_TOKEN_ID = 0
 MAX_EVENTS_PER_STEP = 1 << 20
 
 
@@ -46,7 +46,6 @@ class Replica:
     """Takes requests, and computes them step by step.
 
     Attributes:
-        now_s: Its time: the end of its last step.
         num_computed_tokens: Counter of the tokens of prompts that it did not find in its cache.
         begun_ids: Requests that have got their first token since the list was emptied.
         ended_ids: Requests that have ended since then.
@@ -68,26 +67,28 @@ class Replica:
 
         `make_prompt`: Makes the token ids.
         """
-        self.now_s = 0.0
         self.num_computed_tokens = 0
         self.begun_ids: list[str] = []
         self.ended_ids: list[str] = []
         self._cache = cache
-        self._scheduler = Scheduler(limits, cache)
+        self._driver = SchedulerDriver(Scheduler(limits, cache))
         self._cost_model = cost_model
         self._make_prompt = make_prompt
         self._max_made = max_made
         self._report = report
         self._predictor = predictor
-        self._runner = TraceRunner()
         self._queue: deque[tuple[str, TraceRequest, float]] = deque()
         self._not_begun: dict[str, None] = {}
         self._progress: dict[str, _Progress] = {}
-        self._num_idle_steps = 0
         self._segments: CachedSegments | None = None
         self._update_number = 0
         if predictor is not None:
             predictor.note_update(self.follow_cache())
+
+    @property
+    def now_s(self) -> float:
+        """Its time: the end of its last step."""
+        return self._driver.now_s
 
     @property
     def num_requests(self) -> int:
@@ -102,7 +103,7 @@ class Replica:
     @property
     def num_preemptions(self) -> int:
         """Counter of the scheduler's preemptions."""
-        return self._scheduler.stats().num_preemptions
+        return self._driver.scheduler.stats().num_preemptions
 
     @property
     def num_evictions(self) -> int:
@@ -130,7 +131,7 @@ class Replica:
     def submit(self, request_id: str, request: TraceRequest, arrival_s: float) -> None:
         """Takes a request; where it has nothing else to do, its time goes on to the arrival."""
         if not self.num_requests:
-            self.now_s = max(self.now_s, arrival_s)
+            self._driver.now_s = max(self.now_s, arrival_s)
         self._queue.append((request_id, request, arrival_s))
         if self._predictor is not None:
             self._predictor.submit(request_id, self._make_prompt(request), arrival_s)
@@ -145,24 +146,33 @@ class Replica:
             self._predictor.publish()
         while self._queue and len(self._not_begun) < self._max_made:
             self._add(*self._queue.popleft())
-        if not self._scheduler.has_unfinished_requests():
+        if not self._driver.scheduler.has_unfinished_requests():
             return
         began_s = self.now_s
-        scheduled = self._scheduler.schedule(began_s)
-        self._note_begun(scheduled)
-        output = self._runner.execute(scheduled)
-        if output.request_ids:
-            self.now_s += self._cost_model.step_s(step_work(scheduled.scheduled_requests))
-        outputs = self._scheduler.update_from_output(scheduled, output, self.now_s)
+        try:
+            scheduled, outputs = self._driver.step(self._sample, self._step_s)
+        except NoProgressError as error:
+            raise SimulationError(str(error)) from error
+        self._note_begun(scheduled, began_s)
         self._take(outputs)
         if self._predictor is not None:
             self._report_step(self._predictor, outputs, began_s)
         report = self._report
         report.num_steps += 1
-        report.max_running = max(report.max_running, len(output.request_ids))
-        self._num_idle_steps = 0 if output.request_ids else self._num_idle_steps + 1
-        if self._num_idle_steps > MAX_IDLE_STEPS:
-            raise SimulationError(f"the scheduler makes no progress at {self.now_s:.3f} s")
+        report.max_running = max(report.max_running, len(scheduled.scheduled_requests))
+
+    def _sample(self, rows: Sequence[ScheduledRequest]) -> list[list[int]]:
+        """A token for each row that reaches the end of what is known, and none for a chunk of a prompt."""
+        progress = self._progress
+        sampled = []
+        for row in rows:
+            one = progress[row[0]]  # a named tuple; by index it is faster
+            is_chunk = row[1] + row[2] < one.num_prompt_tokens + one.num_output_tokens
+            sampled.append([] if is_chunk else [OUTPUT_TOKEN_ID])
+        return sampled
+
+    def _step_s(self, rows: Sequence[ScheduledRequest]) -> float:
+        return self._cost_model.step_s(step_work(rows))
 
     def _report_step(self, predictor: TracePredictor, outputs: EngineCoreOutputs, began_s: float) -> None:
         """Reports what the API process would learn of the step."""
@@ -176,14 +186,12 @@ class Replica:
 
     def has_work(self) -> bool:
         """Whether another step would compute something, or end what has been computed."""
-        return bool(self._queue) or self._scheduler.has_unfinished_requests()
+        return bool(self._queue) or self._driver.scheduler.has_unfinished_requests()
 
     def _add(self, request_id: str, request: TraceRequest, arrival_s: float) -> None:
         params = SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, temperature=0.0, seed=0)
         arrival = EngineCoreRequest(request_id, self._make_prompt(request), params, arrival_time_s=arrival_s)
-        try:
-            self._scheduler.add_request(arrival)
-        except InvalidRequestError:
+        if not self._driver.add(arrival):
             self._report.num_refused += 1
             self.ended_ids.append(request_id)
             if self._predictor is not None:
@@ -193,12 +201,12 @@ class Replica:
         self._progress[request_id] = _Progress(arrival_s, request.num_prompt_tokens)
         self._not_begun[request_id] = None
 
-    def _note_begun(self, scheduled: SchedulerOutput) -> None:
+    def _note_begun(self, scheduled: SchedulerOutput, began_s: float) -> None:
         for request in scheduled.new_requests:
             request_id = request.request_id
             if request_id in self._not_begun:  # not one that was preempted
                 del self._not_begun[request_id]
-                self._report.queue_s.append(self.now_s - self._progress[request_id].arrival_s)
+                self._report.queue_s.append(began_s - self._progress[request_id].arrival_s)
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
         now_s, report = self.now_s, self._report

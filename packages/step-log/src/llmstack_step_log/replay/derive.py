@@ -30,9 +30,9 @@ from llmstack_step_log.records import (
     StepScheduled,
     StepUpdated,
 )
+from llmstack_step_log.replay.driver import SchedulerDriver
 from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_step_log.snapshots import Snapshot, state_digest, take_state
-from llmstack_types import EngineCoreRequest, InvalidRequestError, ModelRunnerOutput, SchedulerOutput
 
 
 class DecisionsDifferError(StepLogError):
@@ -126,59 +126,48 @@ def proven(items: Iterable[Decision | Checkpoint | PassedMark], start: Snapshot 
 
 class _Deriver:
     def __init__(self, scheduler: Scheduler, start: Snapshot | None) -> None:
-        self.step = 0 if start is None else start.place.num_steps
-        self.now_us = 0 if start is None else start.place.last_us
-        self._scheduler = scheduler
-        self._under_way: dict[int, SchedulerOutput] = {} if start is None else start.steps_under_way()
+        if start is None:
+            self._driver, self.now_us = SchedulerDriver(scheduler), 0
+        else:
+            place = start.place
+            self._driver = SchedulerDriver(scheduler, start.now_s, place.num_steps, start.steps_under_way())
+            self.now_us = place.last_us
+
+    @property
+    def step(self) -> int:
+        """The number of the last step scheduled."""
+        return self._driver.num_steps
 
     def state_digest(self) -> bytes:
-        return state_digest(take_state(self._scheduler, self._under_way))
+        return state_digest(take_state(self._driver.scheduler, self._driver.under_way))
 
     def apply(self, event: Event) -> bytes | None:
         """The decision that follows from the event, if any."""
+        driver = self._driver
         match event:
             case RequestAdded(request):
-                return self._add(request)
+                return None if driver.add(request) else pack_refused(request.request_id)
             case RequestForked(parent_id, request):
-                return self._fork(parent_id, request)
+                if (num_tokens := driver.fork(parent_id, request)) is None:
+                    return pack_refused(request.request_id)
+                return pack_forked(request.request_id, num_tokens)
             case RequestsAborted(request_ids):
-                self._scheduler.abort_requests(request_ids)
+                driver.scheduler.abort_requests(request_ids)
             case StepScheduled(now_us):
-                return self._schedule(now_us)
+                self.now_us = now_us
+                return pack_scheduled(driver.schedule(now_us / MICROSECONDS))
             case StepUpdated():
                 return self._update(event)
             case PrefixCacheReset():
-                return pack_reset(self._scheduler.reset_prefix_cache())
+                return pack_reset(driver.scheduler.reset_prefix_cache())
             case PrefixImported(token_ids, salt):
-                return pack_imported(self._scheduler.import_prefix(token_ids, salt))
+                return pack_imported(driver.scheduler.import_prefix(token_ids, salt))
         return None
-
-    def _add(self, request: EngineCoreRequest) -> bytes | None:
-        try:
-            self._scheduler.add_request(request)
-        except InvalidRequestError:
-            return pack_refused(request.request_id)
-        return None
-
-    def _fork(self, parent_id: str, child: EngineCoreRequest) -> bytes:
-        try:
-            num_tokens = self._scheduler.fork_request(parent_id, child)
-        except InvalidRequestError:
-            return pack_refused(child.request_id)
-        return pack_forked(child.request_id, num_tokens)
-
-    def _schedule(self, now_us: int) -> bytes:
-        self.now_us = now_us
-        scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
-        self.step = scheduled.step
-        self._under_way[scheduled.step] = scheduled
-        return pack_scheduled(scheduled)
 
     def _update(self, event: StepUpdated) -> bytes:
         self.now_us = event.now_us
-        scheduled = self._under_way.pop(self.step - event.lag, None)
-        if scheduled is None or len(scheduled.scheduled_requests) != len(event.sampled_token_ids):
-            raise DecisionsDifferError(f"step {self.step - event.lag} has other rows than in the recorded run")
-        request_ids = [row.request_id for row in scheduled.scheduled_requests]
-        output = ModelRunnerOutput(request_ids, event.sampled_token_ids, errors=event.errors)
-        return pack_updated(self._scheduler.update_from_output(scheduled, output, event.now_us / MICROSECONDS))
+        step, sampled = self.step - event.lag, event.sampled_token_ids
+        scheduled = self._driver.under_way.get(step)
+        if scheduled is None or len(scheduled.scheduled_requests) != len(sampled):
+            raise DecisionsDifferError(f"step {step} has other rows than in the recorded run")
+        return pack_updated(self._driver.update(step, sampled, event.now_us / MICROSECONDS, event.errors))
