@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmstack_model_files import ModelFilesError, TensorInfo, check_safetensors
+from llmstack_model_files import ModelFilesError, TensorInfo, check_safetensors, may_have_tensor
 from llmstack_model_files.safetensors_header import MAX_TENSORS
 
 GOOD = {
@@ -102,6 +102,17 @@ def test_truncated_and_lengthened_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(text)
         with pytest.raises(ModelFilesError):
             check_safetensors(path)
+
+
+def test_a_name_is_found_in_the_text_of_a_header(tmp_path: Path) -> None:
+    entry = {"dtype": "U8", "shape": [26], "data_offsets": [0, 26]}
+    path = write(tmp_path / "m.safetensors", {"model.lm_head.weight": entry})
+    assert may_have_tensor(path, ("wte.weight", "lm_head.weight"))
+    assert not may_have_tensor(path, ("wte.weight", "lm_head", "head.weigh"))
+    escaped = write(tmp_path / "e.safetensors", {"lm_h\u00e9ad.weight": entry})
+    assert may_have_tensor(escaped, ("lm_head.weight",))
+    with pytest.raises(ModelFilesError, match="its header of"):
+        may_have_tensor(write(tmp_path / "l.safetensors", {"a": entry}, length=1 << 40), ("a",))
 
 
 def test_a_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:

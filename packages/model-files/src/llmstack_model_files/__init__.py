@@ -16,7 +16,12 @@ from llmstack_model_files.page_cache import read_ahead
 from llmstack_model_files.positions import extended_positions
 from llmstack_model_files.registered import PACKAGED, RegisteredModel, is_packaged_model_installed
 from llmstack_model_files.resolve import is_local_name, resolve_model
-from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors, check_safetensors_content
+from llmstack_model_files.safetensors_header import (
+    TensorInfo,
+    check_safetensors,
+    check_safetensors_content,
+    may_have_tensor,
+)
 from llmstack_model_files.text_config import TEXT_PART_OF, text_config_of
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
@@ -36,6 +41,7 @@ __all__ = [
     "gguf_weights",
     "is_local_name",
     "is_packaged_model_installed",
+    "may_have_tensor",
     "open_artifact",
     "overridden",
     "parse_json_object",

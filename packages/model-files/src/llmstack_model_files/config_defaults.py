@@ -1,4 +1,9 @@
-"""Values that a configuration leaves out, as in transformers."""
+"""Values that a configuration leaves out, as in transformers.
+
+Here is what API processes need, which have no model code (vocabulary, positions), and what differs between types that
+share the code of a model. The other defaults stand in that code, beside the checks of their fields, and hold for null
+too. `test_config_defaults.py` of the model runner compares both with transformers, field by field.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llmstack_kernels.linear import bits_per_weight
-from llmstack_model_files import check_safetensors, gguf_weights, read_model_config, safetensors_files
+from llmstack_model_files import (
+    check_safetensors,
+    gguf_weights,
+    may_have_tensor,
+    read_model_config,
+    safetensors_files,
+)
 from llmstack_model_runner.architectures import ARCHITECTURES
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat, choose_quantization
 from llmstack_types import ModelRunnerConfig
@@ -55,7 +61,13 @@ def untied_if_different(config: Mapping[str, Any], folder: Path) -> Mapping[str,
     """
     if config.get("tie_word_embeddings") is False:
         return config
-    places = {name: path for path in safetensors_files(folder) for name in check_safetensors(path)}
+    # Most have no head, and of the others two files matter: decoding each header twice would cost a second per 100,000
+    # tensors.
+    files = safetensors_files(folder)
+    if not any(may_have_tensor(path, _HEADS) for path in files):
+        return config
+    files = [path for path in files if may_have_tensor(path, (*_HEADS, *_TABLES))]
+    places = {name: path for path in files for name in check_safetensors(path)}
     head, table = (next((name for name in places if name.endswith(names)), None) for names in (_HEADS, _TABLES))
     if head is None or table is None or _are_equal(places[head], head, places[table], table):
         return config
