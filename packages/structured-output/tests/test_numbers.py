@@ -62,6 +62,45 @@ def test_bounds_hold_exactly(
         assert least + (lower != "minimum") <= value <= most - (upper != "maximum")
 
 
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"minimum": MAX_EXACT + 1, "maximum": MAX_EXACT + 3}, MAX_EXACT + 2),
+        ({"exclusiveMinimum": MAX_EXACT, "exclusiveMaximum": MAX_EXACT + 3}, MAX_EXACT + 2),
+        ({"minimum": -MAX_EXACT - 3, "maximum": -MAX_EXACT - 1}, -MAX_EXACT - 2),
+        ({"minimum": (1 << 63) - 1, "maximum": 1 << 70}, (1 << 63) - 1),
+        ({"minimum": (1 << 60) - 100, "maximum": (1 << 60) + 100}, 1 << 60),
+    ],
+)
+def test_bounds_are_moved_inwards_to_what_can_be_written(
+    compiler: GrammarCompiler, writer: Writer, schema: dict[str, int], written: int
+) -> None:
+    assert write(compiler, writer, {"type": "integer", **schema}) == written
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            {"minimum": MAX_EXACT + 1, "maximum": MAX_EXACT + 1},
+            "every integer from 9007199254740993 to 9007199254740993",
+        ),
+        ({"exclusiveMinimum": MAX_EXACT, "exclusiveMaximum": MAX_EXACT + 2}, "every integer from 9007199254740993 to"),
+        ({"minimum": (1 << 60) + 1, "maximum": (1 << 60) + 5}, "beyond 2\\^53 and would be rounded"),
+        ({"minimum": MAX_EXACT + 5, "maximum": MAX_EXACT + 3}, "is greater than maximum"),
+        ({"minimum": 5, "maximum": 4}, "minimum .5. is greater than maximum .4."),
+        ({"minimum": 1 << 63}, "the bound 9223372036854775808 is beyond 64 bits"),
+        ({"maximum": -(1 << 63) - 1}, "the bound -9223372036854775809 is beyond 64 bits"),
+    ],
+)
+def test_bounds_without_an_integer_between_them_are_refused_by_their_reason(
+    compiler: GrammarCompiler, schema: dict[str, int], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        compiler.compile(StructuredOutputsParams(json={"type": "integer", **schema}))
+    assert caught.value.code == "invalid_json_schema"
+
+
 def test_the_bounds_of_64_bits_are_bounds(compiler: GrammarCompiler, writer: Writer) -> None:
     assert write(compiler, writer, {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}) is not None
     assert write(compiler, writer, {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}) is not None

@@ -24,10 +24,12 @@ class NotExactError(ValueError):
 def with_exact_numbers(node: dict[str, Any]) -> dict[str, Any]:
     """A schema under which no rounded integer is written.
 
-    Bounds beyond 2^53 are moved inwards to the next double, as the library counts in these.
+    The library counts in doubles of 64 bits. A bound beyond 2^53 is moved inwards to the next one: what is written
+    satisfies the schema, and up to 1,023 integers beside the bound are never written. A constant has no neighbour that
+    would do, so it is refused; so are bounds without a double between them, and those that all 64 bits are outside of.
 
     Raises:
-        NotExactError: A constant is no double, or a bound has none within.
+        NotExactError: A constant is no double, or bounds have none within.
     """
     values = [node[key] for key in ("const", "enum") if key in node]
     for number in _integers(values):
@@ -42,7 +44,23 @@ def with_exact_numbers(node: dict[str, Any]) -> dict[str, Any]:
         bound = _inwards(node[key] + step, direction)
         other = result.get(name, bound)
         result[name] = max(bound, other) if direction > 0 else min(bound, other)
+    least, most = (_integer_bound(node, name) for name in ("minimum", "maximum"))
+    if least <= most and result.get("minimum", least) > result.get("maximum", most):
+        raise NotExactError(f"every integer from {least} to {most} is beyond 2^53 and would be rounded")
     return result
+
+
+def _integer_bound(node: dict[str, Any], name: str) -> float:
+    """The bound on one side that integers have under a schema; infinite where it has none."""
+    direction = _BOUNDS[name][2]
+    bounds = [
+        node[key] + step for key, (side, step, _) in _BOUNDS.items() if side == name and _is_number(node.get(key))
+    ]
+    return -direction if not bounds else max(bounds) if direction > 0 else min(bounds)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or type(value) is float
 
 
 def _is_exact(number: int) -> bool:
