@@ -18,7 +18,10 @@ from llmstack_types.log_lines import LogFormatter
 # The `x-request-id` of the request that the running task answers.
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 
-OUR_LOGGERS = ("llmstack_server", "llmstack_llm", "llmstack_engine_core", "llmstack_model_files", "llmstack_parallel")
+OUR_LOGGERS = (
+    "llmstack_server", "llmstack_llm", "llmstack_engine_client", "llmstack_engine_core", "llmstack_insight",
+    "llmstack_model_files", "llmstack_parallel", "llmstack_step_log",
+)  # fmt: skip
 _LEVELS = {"trace": logging.DEBUG}
 
 
