@@ -3,7 +3,7 @@
     python benchmarks/fuzz_parsers.py TARGET -runs=200000     # atheris, with libFuzzer's options
     python benchmarks/fuzz_parsers.py TARGET --random 10000    # without atheris
 
-Targets: json, client_frame, engine_frame, host_message, safetensors, gguf, step_log, model_json, tool_parsers,
+Targets: json, frames (every declared set of messages), safetensors, gguf, step_log, model_json, tool_parsers,
 tool_outputs (calls in every format, cut anywhere). A parser may refuse
 bytes by its own error; anything else that it raises is a finding. `make fuzz` runs every target.
 """
@@ -11,6 +11,7 @@ bytes by its own error; anything else that it raises is a finding. `make fuzz` r
 from __future__ import annotations
 
 import collections
+import importlib
 import json
 import random
 import struct
@@ -19,11 +20,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from llmstack_engine_client.hosts import messages as host_messages
 from llmstack_engine_core import SchedulerConfig
-from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, Hello
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.message_set import MessageSet
 from llmstack_gguf import GGUFError, read_header
 from llmstack_model_files import ModelFilesError
 from llmstack_model_files.folder import parse_json_object
@@ -36,14 +35,14 @@ from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_body import decode_object
 from llmstack_step_log import LogHeader, RingSink, StepLog, StepLogError, read_step_log
 from llmstack_step_log.control_plane import CacheConfig
-from llmstack_types import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    EngineReady,
-    FinishReason,
-    SamplingParams,
-)
+from llmstack_types import EngineCoreRequest, SamplingParams
+
+Target = Callable[[bytes], None]
+DECLARING = (
+    "llmstack_engine_core.messages.protocol", "llmstack_engine_client.hosts.messages", "llmstack_parallel.messages",
+)  # fmt: skip
+for _module in DECLARING:
+    importlib.import_module(_module)
 
 TOOLS = {"now": {}, "look": {"type": "object", "properties": {"at": {"type": "string"}}}}
 
@@ -56,26 +55,11 @@ def parse_json(data: bytes) -> None:
         return
 
 
-def parse_client_frame(data: bytes) -> None:
-    """Decodes what a client sends to an engine core."""
+def parse_frame(data: bytes) -> None:
+    """Decodes a message of one of the declared sets, which the first byte chooses."""
+    sets = list(MessageSet.declared.values())
     try:
-        decode_client_message(data)
-    except CodecError:
-        return
-
-
-def parse_engine_frame(data: bytes) -> None:
-    """Decodes what an engine core sends to a client."""
-    try:
-        decode_engine_message(data)
-    except CodecError:
-        return
-
-
-def parse_host_message(data: bytes) -> None:
-    """Decodes what machines send to each other."""
-    try:
-        host_messages.unpack(data)
+        sets[data[0] % len(sets) if data else 0].decode(data[1:])
     except CodecError:
         return
 
@@ -166,13 +150,9 @@ def _tool_parser(form: str) -> ToolParser:
     return parser
 
 
-Target = Callable[[bytes], None]
-
 TARGETS: dict[str, Target] = {
     "json": parse_json,
-    "client_frame": parse_client_frame,
-    "engine_frame": parse_engine_frame,
-    "host_message": parse_host_message,
+    "frames": parse_frame,
     "safetensors": parse_safetensors,
     "gguf": parse_gguf,
     "step_log": parse_step_log,
@@ -184,20 +164,12 @@ TARGETS: dict[str, Target] = {
 
 def seeds(target: str) -> list[bytes]:
     """Valid inputs of a target, to begin with."""
-    if target == "client_frame":
-        request = EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=3, seed=1))
-        return [encode(message) for message in (Hello(), request, AbortRequests(["a"]))]
-    if target == "engine_frame":
-        output = EngineCoreOutput("a", [5], finish_reason=FinishReason.LENGTH, num_cached_tokens=3)
-        ready = EngineReady(num_blocks=8, block_size=16, max_model_len=64, vocab_size=97, dtype="float32", device="cpu")
-        messages = (ready, EngineCoreOutputs([output], 1.5), EngineFailed("a"))
-        return [encode(message, 7) for message in messages]
-    if target == "host_message":
-        facts, key = (("version", "1"), ("dtype", "float32")), b"k" * 40
-        join = host_messages.Join("a", 2, facts, ("tcp://127.0.0.1:1",), key, "b:1")
-        starts = host_messages.Start("b:1", "next"), host_messages.Start("7", "", ((1, "tcp://127.0.0.1:2"),))
-        others = host_messages.Answer("no", False), host_messages.Failed("7", "it ended"), host_messages.Leave()
-        return [host_messages.pack(message) for message in (join, *starts, *others)]
+    if target == "frames":
+        pick, sets = random.Random(0), list(enumerate(MessageSet.declared.values()))
+        rows = [(number, messages, row) for number, messages in sets for row in messages.rows.values()]
+        return [
+            bytes([number]) + messages.encode(row.draw(pick), 7) for number, messages, row in rows for _ in range(4)
+        ]
     if target == "step_log":
         return [_step_log()]
     if target == "safetensors":

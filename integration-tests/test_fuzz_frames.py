@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tool_modules import load_tool
 
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.parts import encode_in_parts
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.protocol import encode_in_parts
 from llmstack_model_runner.testing import write_gpt2_checkpoint
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save
 
 from llmstack_demo_model import model_path
-from llmstack_engine_core.ipc.codec import decode_client_message, encode
+from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES
 from llmstack_llm import LLM, SamplingParams
 from llmstack_step_log import read_step_log
 from llmstack_step_log.replay.verify import verify
@@ -58,7 +58,8 @@ def generate_rest(llm: LLM, prompt: dict[str, bytes], output_token_ids: list[int
     """What an engine core computes that takes the place of one that died after these tokens."""
     processor, client = llm.llm_engine.input_processor, llm.llm_engine.client
     (request,) = processor.process_inputs("again", processor.admit(prompt, processor.check_params(GREEDY)))
-    client.add_request(decode_client_message(encode(replace(request, output_token_ids=tuple(output_token_ids)))))
+    frame = CLIENT_MESSAGES.encode(replace(request, output_token_ids=tuple(output_token_ids)))
+    client.add_request(CLIENT_MESSAGES.decode(frame)[1])
     found: list[int] = []
     while len(output_token_ids) + len(found) < 12:
         for output in client.get_outputs().outputs:

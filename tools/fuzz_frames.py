@@ -24,9 +24,9 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.engine_core_proc import EngineCoreProc
 from llmstack_engine_core.engine_loop import EngineLoop
-from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import AbortRequests, ControlCall, Goodbye, Hello
+from llmstack_engine_core.messages.control import ControlCall
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ENGINE_MESSAGES, AbortRequests, Goodbye, Hello
 from llmstack_types import (
     Control,
     EngineCoreOutputs,
@@ -104,10 +104,10 @@ class Frames:
         self._num_requests = 0
         self._kinds: tuple[Callable[[], list[bytes]], ...] = (
             self._random_bytes, self._cut, self._flipped, *[self._replaced] * 5, *[self._odd_request] * 6,
-            self._control, self._abort, self._several, self._greeting,
+            *[self._declared] * 3, self._control, self._abort, self._several, self._greeting,
         )  # fmt: skip
         nested = msgpack.packb([[[]] * 60_000] * 60)
-        self._large = (b"\x00" * (MAX_CLIENT_FRAME_BYTES + 1), nested, b"\xdd\xff\xff\xff\xff", b"\x91" * 100_000)
+        self._large = (b"\x00" * (CLIENT_MESSAGES.max_bytes + 1), nested, b"\xdd\xff\xff\xff\xff", b"\x91" * 100_000)
 
     def __iter__(self) -> Iterator[tuple[bytes, list[bytes]]]:
         number = 0
@@ -115,7 +115,7 @@ class Frames:
             number += 1
             client = b"known" if self._random.random() < 0.95 else self._random.randbytes(5)
             if number % FRAMES_PER_VISIT == 1:
-                yield b"known", [encode(Hello())]
+                yield b"known", [CLIENT_MESSAGES.encode(Hello())]
             elif self._random.random() < 0.0005:
                 yield client, [self._random.choice(self._large)]
             else:
@@ -173,14 +173,18 @@ class Frames:
         return self._random.choice(others)
 
     def _valid(self) -> bytes:
-        if self._random.random() < 0.1:
-            return encode(ControlCall(self._random.randrange(100), Control.RECENT_STEPS, (0,)))
-        return encode(self._request())
+        if self._random.random() < 0.3:
+            return CLIENT_MESSAGES.encode(CLIENT_MESSAGES.draw(self._random))
+        return CLIENT_MESSAGES.encode(self._request())
+
+    def _declared(self) -> list[bytes]:
+        """Any message that a client may send, as it is declared, often with values at their bounds."""
+        return [CLIENT_MESSAGES.encode(CLIENT_MESSAGES.draw(self._random))]
 
     def _odd_request(self) -> list[bytes]:
         """A request that can be encoded, whose fields can be outside of what the model accepts."""
         try:
-            return [encode(self._request(oddness=0.3))]
+            return [CLIENT_MESSAGES.encode(self._request(oddness=0.3))]
         except CodecError:
             return [b""]
 
@@ -241,17 +245,17 @@ class Frames:
             (Control.RECENT_STEPS, (0,)), (Control.WAKE_UP, ()), (Control.SLEEP_LEVEL, ()), (Control.SLEEP, (2,)),
         )  # fmt: skip
         operation, arguments = self._random.choice(calls)
-        return [encode(ControlCall(self._random.randrange(2**40), operation, arguments))]
+        return [CLIENT_MESSAGES.encode(ControlCall(self._random.randrange(2**40), operation, arguments))]
 
     def _abort(self) -> list[bytes]:
         names = ("good-0", "good-1", f"bad-{self._num_requests}", "bad-1/beam-1", "no such", "x" * 512)
-        return [encode(AbortRequests(tuple(self._random.choices(names, k=self._random.randrange(6)))))]
+        return [CLIENT_MESSAGES.encode(AbortRequests(tuple(self._random.choices(names, k=self._random.randrange(6)))))]
 
     def _several(self) -> list[bytes]:
         return [self._valid() for _ in range(self._random.choice((0, 2, 3)))]
 
     def _greeting(self) -> list[bytes]:
-        return [encode(self._random.choice((Hello(), Goodbye())))]
+        return [CLIENT_MESSAGES.encode(self._random.choice((Hello(), Goodbye())))]
 
 
 class FuzzedLoop(EngineCoreProc):
@@ -267,7 +271,7 @@ class FuzzedLoop(EngineCoreProc):
         self.ended: dict[str, str] = {}
         self._next = 0
         self._receiver = b""
-        self._receive_frames(GOOD, [encode(Hello())])
+        self._receive_frames(GOOD, [CLIENT_MESSAGES.encode(Hello())])
 
     def send(self, frame: bytes, flags: int = 0) -> None:
         """Notes what the good client receives; every message must be one that a client accepts."""
@@ -275,7 +279,7 @@ class FuzzedLoop(EngineCoreProc):
             self._receiver = frame
             return
         client = self._receiver
-        message = decode_engine_message(frame)
+        message = ENGINE_MESSAGES.decode(frame)[1]
         if client != GOOD or not isinstance(message, EngineCoreOutputs):
             return
         for output in message.outputs:
@@ -286,9 +290,9 @@ class FuzzedLoop(EngineCoreProc):
     def step(self) -> None:
         """One step, beside which the good client always has two requests; it ends a sleep first."""
         if self._core.sleep_level:
-            self._receive_frames(GOOD, [encode(ControlCall(0, Control.WAKE_UP, ()))])
+            self._receive_frames(GOOD, [CLIENT_MESSAGES.encode(ControlCall(0, Control.WAKE_UP, ()))])
         while self._next - len(self.ended) < 2:
-            self._receive_frames(GOOD, [encode(good_request(self._next))])
+            self._receive_frames(GOOD, [CLIENT_MESSAGES.encode(good_request(self._next))])
             self._next += 1
         self._send_outputs(self._core.step())
 
@@ -350,7 +354,7 @@ def run(config: EngineConfig, num_frames: int, seed: int, vocab_size: int) -> li
 
 def _leave(loop: FuzzedLoop, clients: dict[bytes, None]) -> None:
     for client in clients:
-        loop._receive_frames(client, [encode(Goodbye())])
+        loop._receive_frames(client, [CLIENT_MESSAGES.encode(Goodbye())])
     clients.clear()
     clients[b"known"] = None
 

@@ -230,14 +230,13 @@ def trace_step(*, is_eager: bool = False) -> Trace:
     from llmstack_demo_model import model_path
     from llmstack_engine_core.build import build_engine_core
     from llmstack_engine_core.engine_core_proc import EngineCoreProc
-    from llmstack_engine_core.ipc.codec import encode
-    from llmstack_engine_core.ipc.frames import Hello
     from llmstack_engine_core.ipc.sockets import (
         bind_engine_socket,
         connect_client_socket,
         make_private_directory,
         private_address,
     )
+    from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, Hello
     from llmstack_llm import EngineArgs
     from llmstack_types import EngineCoreRequest, SamplingParams
 
@@ -250,8 +249,8 @@ def trace_step(*, is_eager: bool = False) -> Trace:
     params = SamplingParams(**{**model_config.default_sampling, **length})
     try:
         loop = EngineCoreProc(core, bound)
-        client.send(encode(Hello()))
-        client.send(encode(EngineCoreRequest("traced", [1, 2, 3, 4, 5], params)))
+        client.send(CLIENT_MESSAGES.encode(Hello()))
+        client.send(CLIENT_MESSAGES.encode(EngineCoreRequest("traced", [1, 2, 3, 4, 5], params)))
         return _trace_steps(loop.run_once, client.recv)
     finally:
         core.shutdown()

@@ -15,9 +15,8 @@ import zmq.asyncio
 from llmstack_engine_client import AsyncMPClient, InprocClient, SyncMPClient
 from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_core import EngineConfig
-from llmstack_engine_core.ipc.codec import decode_engine_message, encode
-from llmstack_engine_core.ipc.frames import Hello
 from llmstack_engine_core.ipc.sockets import connect_client_socket
+from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ENGINE_MESSAGES, Hello
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 CONFIG = EngineConfig(ModelRunnerConfig("echo"), runner="echo", log_stats=False, log_level="WARNING")
@@ -74,19 +73,19 @@ def test_zmq_asyncio_round_trip(benchmark: Any, loop_factory: Any) -> None:
     plain = connect_client_socket(context, process.directory, client_index=0)
 
     async def receive(socket: Any, kind: type) -> Any:
-        while not isinstance(message := decode_engine_message(await socket.recv()), kind):
+        while not isinstance(message := ENGINE_MESSAGES.decode(await socket.recv())[1], kind):
             pass
         return message
 
     async def round_trips(socket: Any) -> None:
         for _ in range(20):
-            await socket.send(encode(next(each)))
+            await socket.send(CLIENT_MESSAGES.encode(next(each)))
             while not (await receive(socket, EngineCoreOutputs)).outputs:
                 pass
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         socket = zmq.asyncio.Socket.from_socket(plain)
-        plain.send(encode(Hello()))
+        plain.send(CLIENT_MESSAGES.encode(Hello()))
         plain.poll(30_000)
         plain.recv()
         benchmark.pedantic(lambda: runner.run(round_trips(socket)), rounds=100, warmup_rounds=5)

@@ -10,8 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from llmstack_engine_client.routing import Router, RoutingIndex, RoutingPolicy
 from llmstack_engine_client.routing.index import MAX_SEGMENTS
-from llmstack_engine_core.ipc.codec import decode_engine_message, encode
-from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.messages.protocol import ENGINE_MESSAGES, CacheUpdate
 from llmstack_kv_cache import CachedSegments, KVCacheManager, segment_keys
 from llmstack_kv_cache.segments import pack_keys
 
@@ -45,7 +44,9 @@ def test_update(benchmark: BenchmarkFixture) -> None:
     def apply() -> None:
         nonlocal number
         number += 1
-        assert index.apply(0, decode_engine_message(encode(CacheUpdate(number, False, random_keys(16)))))  # type: ignore[arg-type]
+        assert index.apply(
+            0, ENGINE_MESSAGES.decode(ENGINE_MESSAGES.encode(CacheUpdate(number, False, random_keys(16))))[1]
+        )  # type: ignore[arg-type]
 
     benchmark(apply)
 

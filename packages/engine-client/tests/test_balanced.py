@@ -16,15 +16,8 @@ from llmstack_engine_client import AsyncMPClient, BalancedClient, engine_configs
 from llmstack_engine_client.clients.async_client import AsyncClient
 from llmstack_engine_client.routing import RoutingPolicy
 from llmstack_engine_core import EngineConfig
-from llmstack_engine_core.ipc.frames import (
-    AbortRequests,
-    CacheUpdate,
-    ClientMessage,
-    ControlCall,
-    ControlResult,
-    FollowCache,
-    SleepChanged,
-)
+from llmstack_engine_core.messages.control import ControlCall, ControlResult
+from llmstack_engine_core.messages.protocol import AbortRequests, CacheUpdate, ClientMessage, FollowCache, SleepChanged
 from llmstack_kv_cache import segment_keys
 from llmstack_kv_cache.segments import pack_keys
 from llmstack_types import (

@@ -13,7 +13,8 @@ from llmstack_engine_client.routing import RoutingIndex
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.engine_loop import EngineLoop
-from llmstack_engine_core.ipc.frames import CacheUpdate, ControlCall, EngineMessage, FollowCache, Hello
+from llmstack_engine_core.messages.control import ControlCall
+from llmstack_engine_core.messages.protocol import CacheUpdate, EngineMessage, FollowCache, Hello
 from llmstack_kv_cache import KVCacheManager, segment_keys
 from llmstack_types import Control, EngineCoreRequest, ModelRunnerConfig, SamplingParams
 

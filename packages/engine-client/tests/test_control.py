@@ -11,8 +11,7 @@ from llmstack_engine_client.clients.mailbox import Mailbox
 from llmstack_engine_client.replicas.balanced import COMBINE
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.build import build_engine_core
-from llmstack_engine_core.ipc.control_codec import SIGNATURES
-from llmstack_engine_core.ipc.frames import ControlResult
+from llmstack_engine_core.messages.control import SIGNATURES, ControlResult
 from llmstack_engine_core.testing import EchoModelRunner
 from llmstack_types import Control, EngineDeadError, ModelRunnerConfig, SchedulerStats, StepRecording
 

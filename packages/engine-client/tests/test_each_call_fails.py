@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 import zmq
+from engine_core_helpers.messages import decode_engine_message, encode
 
 from llmstack_core_scheduler import CheapestPreemption
 from llmstack_engine_client.recovery.journal import Journal
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core, engine_core_proc
 from llmstack_engine_core.engine_core_proc import EngineCoreProc
 from llmstack_engine_core.engine_loop import EngineLoop
-from llmstack_engine_core.ipc.codec import decode_engine_message, encode
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, Hello
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.protocol import AbortRequests, EngineFailed, Hello
 from llmstack_engine_core.testing import EchoModelRunner, EchoOutput
 from llmstack_kv_cache import KVCacheManager
 from llmstack_step_log import sinks

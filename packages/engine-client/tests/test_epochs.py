@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgpack
 import pytest
+from engine_core_helpers.messages import encode
 
 from llmstack_engine_client.clients.mailbox import Mailbox
-from llmstack_engine_core.ipc.codec import decode_engine_frame, encode
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import EngineFailed, SleepChanged
-from llmstack_engine_core.ipc.parts import encode_in_parts
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.protocol import ENGINE_MESSAGES, EngineFailed, SleepChanged, encode_in_parts
 from llmstack_types import EngineCoreOutput, EngineCoreOutputs, EngineReady
 
 READY = EngineReady(64, 16, 128, 257, "float32", "cpu")
@@ -27,7 +26,7 @@ def test_frames_of_an_engine_core_that_was_given_up_are_not_taken() -> None:
 
 
 def test_every_frame_of_a_message_in_parts_has_the_epoch() -> None:
-    assert [decode_engine_frame(frame)[0] for frame in encode_in_parts(OUTPUTS, 5)] == [5]
+    assert [ENGINE_MESSAGES.decode(frame)[0] for frame in encode_in_parts(OUTPUTS, 5)] == [5]
 
 
 @pytest.mark.parametrize("epoch", [-1, 2**32, "7", None, 1.0])
@@ -35,4 +34,4 @@ def test_an_epoch_is_a_number_of_32_bits(epoch: object) -> None:
     values = msgpack.unpackb(encode(SleepChanged(0)))
     values[2] = epoch
     with pytest.raises(CodecError, match="epoch"):
-        decode_engine_frame(msgpack.packb(values))
+        ENGINE_MESSAGES.decode(msgpack.packb(values))

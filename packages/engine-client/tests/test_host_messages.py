@@ -11,19 +11,18 @@ import pytest
 from llmstack_engine_client.hosts.messages import (
     MAX_MESSAGE_BYTES,
     MAX_TEXT_LENGTH,
+    MESSAGES,
     Answer,
     Failed,
     Join,
     Leave,
     Message,
     Start,
-    pack,
-    unpack,
 )
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.messages.kinds import CodecError
 
 ADDRESS = "tcp://127.0.0.1:1"
-MESSAGES: list[Message] = [
+EXAMPLES: list[Message] = [
     Join("a", 2, (("version", "1"), ("dtype", "")), (ADDRESS, ADDRESS), b"k" * 40, "b:1"),
     Join("a", 0, ()),
     Leave(),
@@ -36,13 +35,13 @@ MESSAGES: list[Message] = [
 JOIN = ["llmstack-hosts", 1, "a", 2, [["version", "1"]], [ADDRESS], b"k" * 40, ""]
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=str)
+@pytest.mark.parametrize("message", EXAMPLES, ids=str)
 def test_each_message_is_unpacked_as_it_was_packed(message: Message) -> None:
-    assert unpack(pack(message)) == message
+    assert MESSAGES.decode(MESSAGES.encode(message))[1] == message
 
 
 def test_long_texts_are_cut_to_what_the_other_side_takes() -> None:
-    assert unpack(pack(Failed("7", "x" * 9999))) == Failed("7", "x" * MAX_TEXT_LENGTH)
+    assert MESSAGES.decode(MESSAGES.encode(Failed("7", "x" * 9999)))[1] == Failed("7", "x" * MAX_TEXT_LENGTH)
 
 
 def changed(place: int, value: object) -> list[Any]:
@@ -84,32 +83,39 @@ def changed(place: int, value: object) -> list[Any]:
     ids=str,
 )
 def test_what_is_no_message_is_refused(values: object) -> None:
-    assert isinstance(unpack(msgpack.packb(JOIN)), Join)
+    assert isinstance(MESSAGES.decode(msgpack.packb(JOIN))[1], Join)
     with pytest.raises(CodecError):
-        unpack(msgpack.packb(values))
+        MESSAGES.decode(msgpack.packb(values))[1]
 
 
 @pytest.mark.parametrize(
     "frame",
-    [b"", b"\xc1", b"\x91" * 60_000, bytes(MAX_MESSAGE_BYTES + 1), b"\xdd\xff\xff\xff\xff", pack(Leave()) + b"x"],
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 60_000,
+        bytes(MAX_MESSAGE_BYTES + 1),
+        b"\xdd\xff\xff\xff\xff",
+        MESSAGES.encode(Leave()) + b"x",
+    ],
     ids=["empty", "unused", "deep", "large", "long list", "more than one"],
 )
 def test_bytes_that_are_no_message_are_refused(frame: bytes) -> None:
     with pytest.raises(CodecError):
-        unpack(frame)
+        MESSAGES.decode(frame)[1]
 
 
 def test_cut_and_changed_bytes_are_a_message_or_refused() -> None:
     draw, num_refused = random.Random(7), 0
     for _ in range(5_000):
-        frame = bytearray(pack(draw.choice(MESSAGES)))
+        frame = bytearray(MESSAGES.encode(draw.choice(EXAMPLES)))
         for _ in range(draw.randint(1, 4)):
             place = draw.randrange(len(frame) + 1)
             frame[place : place + draw.randrange(4)] = draw.randbytes(draw.randrange(4))
         try:
-            message = unpack(bytes(frame))
+            message = MESSAGES.decode(bytes(frame))[1]
         except CodecError:
             num_refused += 1
             continue
-        assert unpack(pack(message)) == message
+        assert MESSAGES.decode(MESSAGES.encode(message))[1] == message
     assert 0 < num_refused < 5_000

@@ -15,20 +15,21 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
+from engine_core_helpers.messages import decode_engine_message, encode
 from engine_core_helpers.processes import is_running
 
 from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_client.processes.supervisor import EngineProcess
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core import process as process_module
-from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
-from llmstack_engine_core.ipc.frames import AbortRequests, ControlCall, ControlResult, Hello
 from llmstack_engine_core.ipc.sockets import (
     connect_client_socket,
     make_private_directory,
     private_address,
     remove_places,
 )
+from llmstack_engine_core.messages.control import ControlCall, ControlResult
+from llmstack_engine_core.messages.protocol import MAX_CLIENT_FRAME_BYTES, AbortRequests, Hello
 from llmstack_types import (
     Control,
     EngineCoreOutput,

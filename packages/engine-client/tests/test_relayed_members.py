@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from llmstack_engine_client.factory import attach_hosts_client
-from llmstack_engine_client.hosts.messages import Answer, Join, pack, unpack
+from llmstack_engine_client.hosts.messages import MESSAGES, Answer, Join
 from llmstack_engine_client.hosts.relay import MembershipFeed, Message, RelayedMembers
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.config import HostsConfig
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 JOIN = Join("other", 2, (("a", "1"),), ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), b"k" * 40)
@@ -105,13 +105,13 @@ def test_a_machine_that_one_process_refuses_leaves_all_of_them_and_one_that_rejo
     feed.refuse(stale[0])
     assert listening.refused == [(2, "other bits")]
     ((number, frame),) = feed.state["members"]
-    assert (number, unpack(bytes.fromhex(frame))) == (2, again)
+    assert (number, MESSAGES.decode(bytes.fromhex(frame))[1]) == (2, again)
     assert one.there[-1] == again
 
 
 def test_what_is_no_message_about_a_machine_is_refused() -> None:
     members = RelayedMembers(lambda message: None)
-    frame, other = pack(JOIN).hex(), pack(Answer()).hex()
+    frame, other = MESSAGES.encode(JOIN).hex(), MESSAGES.encode(Answer()).hex()
     for entries in (None, [1], [[1]], [["1", frame]], [[1, other]], [[1, ""]], [[1, "no hex"]], [[1, frame], [2]]):
         message = {} if entries is None else {"members": entries}
         with pytest.raises(CodecError):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from llmstack_engine_client.routing import ReplicaLoad, Router, RoutingIndex, RoutingPolicy, choose_replica
-from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.messages.protocol import CacheUpdate
 from llmstack_kv_cache import segment_keys
 from llmstack_kv_cache.segments import pack_keys
 

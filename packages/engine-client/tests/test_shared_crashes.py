@@ -13,7 +13,7 @@ from engine_core_helpers.processes import wait_until
 
 from llmstack_engine_client import BalancedClient, RecoveringClient
 from llmstack_engine_client.recovery import recovering
-from llmstack_engine_core.ipc.frames import ENGINE_STOPPED
+from llmstack_engine_core.messages.protocol import ENGINE_STOPPED
 from llmstack_types import (
     EngineCoreRequest,
     EngineDeadError,

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 
-from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
-from llmstack_types import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SamplingParams, SchedulerStats
+from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ENGINE_MESSAGES
+from llmstack_engine_core.messages.steps import STEP
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+    SchedulerStats,
+)
 
 REQUEST = EngineCoreRequest(
     "cmpl-0123456789abcdef0123456789abcdef-0",
@@ -15,9 +25,16 @@ REQUEST = EngineCoreRequest(
     SamplingParams(temperature=0.7, seed=1, max_tokens=128),
     eos_token_ids=(50_256,),
 )
-OUTPUTS = EngineCoreOutputs(
-    [EngineCoreOutput(f"cmpl-{index:032x}-0", [index * 31]) for index in range(256)], 1.5, SchedulerStats(1, 256)
-)
+
+
+def outputs(num_rows: int) -> EngineCoreOutputs:
+    rows = [EngineCoreOutput(f"cmpl-{index:032x}-0", [index * 31]) for index in range(num_rows)]
+    return EngineCoreOutputs(rows, 1.5, SchedulerStats(1, num_rows))
+
+
+def step(num_rows: int) -> SchedulerOutput:
+    rows = [ScheduledRequest(f"cmpl-{index:032x}-0", 100 + index, 1, [], []) for index in range(num_rows)]
+    return SchedulerOutput(7, [], rows, [], num_rows)
 
 
 def report(benchmark: Any, peer_us: float) -> None:
@@ -27,23 +44,37 @@ def report(benchmark: Any, peer_us: float) -> None:
 
 @pytest.mark.benchmark(group="codec")
 def test_encode_a_request_of_1024_tokens(benchmark: Any) -> None:
-    benchmark(encode, REQUEST)
+    benchmark(CLIENT_MESSAGES.encode, REQUEST)
     report(benchmark, 2.9)
 
 
 @pytest.mark.benchmark(group="codec")
 def test_decode_a_request_of_1024_tokens(benchmark: Any) -> None:
-    assert benchmark(decode_client_message, encode(REQUEST)) == REQUEST
+    assert benchmark(CLIENT_MESSAGES.decode, CLIENT_MESSAGES.encode(REQUEST))[1] == REQUEST
     report(benchmark, 19.2)
 
 
 @pytest.mark.benchmark(group="codec")
 def test_encode_256_outputs(benchmark: Any) -> None:
-    benchmark(encode, OUTPUTS)
+    benchmark(ENGINE_MESSAGES.encode, outputs(256))
     report(benchmark, 19.1)
 
 
 @pytest.mark.benchmark(group="codec")
 def test_decode_256_outputs(benchmark: Any) -> None:
-    assert benchmark(decode_engine_message, encode(OUTPUTS)) == OUTPUTS
+    assert benchmark(ENGINE_MESSAGES.decode, ENGINE_MESSAGES.encode(outputs(256)))[1] == outputs(256)
     report(benchmark, 39.1)
+
+
+@pytest.mark.benchmark(group="there and back")
+@pytest.mark.parametrize("num_rows", [1, 8, 64, 256])
+def test_outputs_there_and_back(benchmark: Any, num_rows: int) -> None:
+    sent = outputs(num_rows)
+    assert benchmark(lambda: ENGINE_MESSAGES.decode(ENGINE_MESSAGES.encode(sent)))[1] == sent
+
+
+@pytest.mark.benchmark(group="there and back")
+@pytest.mark.parametrize("num_rows", [1, 8, 64, 256])
+def test_a_step_for_ranks_there_and_back(benchmark: Any, num_rows: int) -> None:
+    sent, pack = step(num_rows), msgpack.Packer(autoreset=True).pack
+    assert benchmark(lambda: STEP.unpack(msgpack.unpackb(pack(STEP.pack(sent, "step"))), "step")) == sent

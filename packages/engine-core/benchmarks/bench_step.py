@@ -16,7 +16,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from llmstack_engine_core import EngineConfig, SchedulerConfig
 from llmstack_engine_core.build import build_engine_core
-from llmstack_engine_core.ipc.codec import encode
+from llmstack_engine_core.messages.protocol import ENGINE_MESSAGES
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 NUM_STEPS = 400
@@ -45,7 +45,7 @@ def stepping(runner: str, num_rows: int, num_tokens: int = 480) -> Callable[[], 
     def step() -> bytes:
         if not core.has_unfinished_requests():
             raise RuntimeError("the requests have ended")
-        return encode(core.step())
+        return ENGINE_MESSAGES.encode(core.step())
 
     for _ in range(NUM_WARM_UPS):
         step()

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from engine_core_helpers.messages import decode_client_message
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
@@ -17,8 +18,7 @@ from llmstack_engine_core.beams import BeamSearches
 from llmstack_engine_core.build import make_stages
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus
-from llmstack_engine_core.ipc.codec import decode_client_message
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_engine_core.testing import EchoModelRunner
 from llmstack_kv_cache import KVCacheManager

@@ -12,24 +12,23 @@ from engine_core_helpers.messages import (
     ENGINE_MESSAGES,
     JUNK,
     REQUEST,
+    decode_client_message,
+    decode_engine_message,
+    encode,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmstack_engine_core.ipc import codec
-from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
-from llmstack_engine_core.ipc.control_codec import SIGNATURES
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import (
-    PROTOCOL_VERSION,
-    ControlCall,
-    Tag,
-)
+from llmstack_engine_core.messages import protocol
+from llmstack_engine_core.messages.control import SIGNATURES, ControlCall, ControlResult
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.protocol import PROTOCOL_VERSION, AbortRequests, Hello
 from llmstack_types import (
     Control,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineReady,
     FinishReason,
     Operation,
     SamplingParams,
@@ -37,6 +36,8 @@ from llmstack_types import (
     StructuredOutputsParams,
     TokenLogprobs,
 )
+
+TAGS = {row.cls: tag for one in (protocol.CLIENT_MESSAGES, protocol.ENGINE_MESSAGES) for tag, row in one.rows.items()}
 
 
 @given(CLIENT_MESSAGES)
@@ -62,7 +63,7 @@ def test_what_an_engine_core_sends_arrives_unchanged(message: Any) -> None:
 )
 def test_a_control_result_of_another_type_is_refused(fields: list[Any]) -> None:
     with pytest.raises(CodecError):
-        decode_engine_message(msgpack.packb([PROTOCOL_VERSION, Tag.CONTROL_RESULT, 0, *fields]))
+        decode_engine_message(msgpack.packb([PROTOCOL_VERSION, TAGS[ControlResult], 0, *fields]))
 
 
 @pytest.mark.parametrize("change", [{"lag_s": -1.0}, {"cpu_s": float("nan")}, {"num_shed": True}, {"real": [1.0]}])
@@ -150,24 +151,24 @@ def test_a_field_too_many_or_too_few_is_refused(message: Any, extra: Any) -> Non
     [
         [],
         [PROTOCOL_VERSION],
-        [PROTOCOL_VERSION + 1, Tag.HELLO],
-        [True, Tag.HELLO],
+        [PROTOCOL_VERSION + 1, TAGS[Hello]],
+        [True, TAGS[Hello]],
         [PROTOCOL_VERSION, 99],
         [PROTOCOL_VERSION, "hello"],
-        [PROTOCOL_VERSION, Tag.READY],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, 99],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, 99, []],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, "reset_prefix_cache", []],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.WAKE_UP.number, [1]],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.WAKE_UP.number, None],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, []],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, [0]],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, [3]],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, [True]],
-        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.RECENT_STEPS.number, [-1]],
-        [PROTOCOL_VERSION, Tag.ABORT_REQUESTS, [""]],
-        [PROTOCOL_VERSION, Tag.ABORT_REQUESTS, ["a", 1]],
-        [PROTOCOL_VERSION, Tag.ABORT_REQUESTS, "abc"],
+        [PROTOCOL_VERSION, TAGS[EngineReady]],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, 99],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, 99, []],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, "reset_prefix_cache", []],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, Control.WAKE_UP.number, [1]],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, Control.WAKE_UP.number, None],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, Control.SLEEP.number, []],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, Control.SLEEP.number, [0]],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, Control.SLEEP.number, [3]],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, Control.SLEEP.number, [True]],
+        [PROTOCOL_VERSION, TAGS[ControlCall], 1, Control.RECENT_STEPS.number, [-1]],
+        [PROTOCOL_VERSION, TAGS[AbortRequests], [""]],
+        [PROTOCOL_VERSION, TAGS[AbortRequests], ["a", 1]],
+        [PROTOCOL_VERSION, TAGS[AbortRequests], "abc"],
         {"version": PROTOCOL_VERSION},
     ],
 )
@@ -240,7 +241,7 @@ def test_integers_above_64_bits_and_lone_surrogates_cannot_be_sent() -> None:
 
 def test_oversized_messages_are_refused_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = encode(REQUEST)
-    monkeypatch.setattr(codec, "MAX_CLIENT_FRAME_BYTES", len(frame) - 1)
+    monkeypatch.setattr(protocol.CLIENT_MESSAGES, "max_bytes", len(frame) - 1)
     with pytest.raises(CodecError, match="too large"):
         decode_client_message(frame)
     with pytest.raises(CodecError, match="too large"):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import zmq
+from engine_core_helpers.messages import encode
 
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.engine_core_proc import EngineCoreProc
-from llmstack_engine_core.ipc.codec import encode
-from llmstack_engine_core.ipc.frames import ClientMessage, Goodbye, Hello
 from llmstack_engine_core.ipc.sockets import bind_engine_socket
+from llmstack_engine_core.messages.protocol import ClientMessage, Goodbye, Hello
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 REQUEST = EngineCoreRequest("r", [5, 6, 7], SamplingParams(max_tokens=100, seed=0))

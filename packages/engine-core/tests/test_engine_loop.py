@@ -6,8 +6,15 @@ import pytest
 
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.engine_loop import MAX_CLIENTS, EngineLoop
-from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, EngineMessage, Goodbye, Hello, StartFailed
 from llmstack_engine_core.ipc.link import Link
+from llmstack_engine_core.messages.protocol import (
+    AbortRequests,
+    EngineFailed,
+    EngineMessage,
+    Goodbye,
+    Hello,
+    StartFailed,
+)
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, ModelRunnerConfig, SamplingParams
 
 

@@ -6,13 +6,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from engine_core_helpers.messages import decode_client_message, decode_engine_message, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
 from llmstack_engine_core.build import with_whole_prompts
-from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_engine_core.testing import echo_vector
 from llmstack_step_log import RecordedRun, read_step_log
 from llmstack_step_log.replay import verify

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_engine_core.events import StepRecorder
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.recent_steps import RECENT_STEPS
 from llmstack_engine_core.row_columns import RowColumns
 from llmstack_types import EngineCoreOutputs, ScheduledRequest, SchedulerStats, StepPhases, StepRecord
 
@@ -38,8 +38,8 @@ def test_the_rows_of_kept_steps_are_not_made_on_their_way_to_a_page(monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(RowColumns, "__iter__", None)
         patched.setattr(RowColumns, "__getitem__", None)
-        sent = encode_recent_steps(recorder.read(2.0))
-    decoded = decode_recent_steps(_as_received(sent))
+        sent = RECENT_STEPS.pack(recorder.read(2.0), "recording")
+    decoded = RECENT_STEPS.unpack(_as_received(sent), "recording")
     assert [(row.request_id, row.new_block_ids, list(row.draft_token_ids)) for row in decoded.steps[0].rows] == [
         ("r", [5], [6, 7]), ("s", [], []),
     ]  # fmt: skip
@@ -48,14 +48,14 @@ def test_the_rows_of_kept_steps_are_not_made_on_their_way_to_a_page(monkeypatch:
 @pytest.mark.parametrize("indexes", [None, False, 0, [], "", {}])
 def test_only_bytes_are_indexes_of_request_ids(indexes: object) -> None:
     def received(indexes: object) -> object:
-        return _as_received([now_s, names, [[*times, [indexes, b"", b"", [], []]]], *others])
+        return _as_received([now_s, [names, [[*times, [indexes, b"", b"", None, None]]]], *others])
 
     recorder, rows = StepRecorder(), [ScheduledRequest("r", 3, 4, [5])]
     recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), rows), EngineCoreOutputs([]))
-    now_s, names, ((*times, _),), *others = encode_recent_steps(recorder.read(2.0))
-    assert not decode_recent_steps(received(b"")).steps[0].rows
+    now_s, (names, ((*times, _),)), *others = RECENT_STEPS.pack(recorder.read(2.0), "recording")
+    assert not RECENT_STEPS.unpack(received(b""), "recording").steps[0].rows
     with pytest.raises(CodecError, match="request_ids"):
-        decode_recent_steps(received(indexes))
+        RECENT_STEPS.unpack(received(indexes), "recording")
 
 
 def _as_received(value: object) -> object:

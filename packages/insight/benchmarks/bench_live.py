@@ -9,7 +9,7 @@ import msgpack  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
 from llmstack_engine_core.events import StepRecorder
-from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
+from llmstack_engine_core.messages.recent_steps import RECENT_STEPS
 from llmstack_insight.timeline import timeline_of
 from llmstack_types import EngineCoreOutputs, ScheduledRequest, SchedulerStats, StepPhases, StepRecord, StepRecording
 
@@ -34,13 +34,13 @@ def recorder() -> StepRecorder:
 
 def sent(recorder: StepRecorder) -> bytes:
     """What the engine core's thread does for the reader."""
-    frame: bytes = msgpack.packb(encode_recent_steps(recorder.read(2.0)))
+    frame: bytes = msgpack.packb(RECENT_STEPS.pack(recorder.read(2.0), "recording"))
     return frame
 
 
 def shown(frame: bytes) -> dict[str, Any]:
     """What the API process does for it, without the encoding as JSON."""
-    log: StepRecording = decode_recent_steps(msgpack.unpackb(frame))
+    log: StepRecording = RECENT_STEPS.unpack(msgpack.unpackb(frame), "recording")
     return timeline_of(log)
 
 

@@ -13,7 +13,7 @@ from engine_core_helpers.small_cores import add, added_during_a_step, logged_cor
 from step_log_helpers.logged_runs import LoggedRun
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
-from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
+from llmstack_engine_core.messages.recent_steps import RECENT_STEPS
 from llmstack_insight.commands.explain import ExplainCommand
 from llmstack_insight.explain import explain
 from llmstack_step_log import RecordedRun
@@ -73,7 +73,7 @@ def test_what_another_engine_core_had_generated_is_no_prompt(
     add(core, "r", 8, max_tokens=9, output_token_ids=(5, 6, 7))
     add(core, "other", 8, first=99)
     run(core)
-    decoded = decode_recent_steps(unpack(pack(encode_recent_steps(core.recent_steps(0))), list))
+    decoded = RECENT_STEPS.unpack(unpack(pack(RECENT_STEPS.pack(core.recent_steps(0), "recording")), list), "recording")
     assert decoded.notes == {"r": RequestNote(num_resumed_tokens=3)}
     found = explain(decoded, "r")
     assert (found.facts["prompt_tokens"], found.facts["resumed_tokens"]) == (8, 3)

@@ -10,7 +10,7 @@ from engine_core_helpers.small_cores import LIMITS, add, build, run
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.events import note_of
-from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
+from llmstack_engine_core.messages.recent_steps import RECENT_STEPS
 from llmstack_insight.explain import Explanation, Limits, add_estimates_of_engine, explain, workload_of_steps
 from llmstack_insight.explain.what_if import changes_to_try
 from llmstack_insight.steps_of_log import steps_of_log
@@ -200,6 +200,6 @@ def test_a_log_tells_how_long_a_request_was_held(
 
 def test_a_message_may_have_two_rows_of_one_request_in_a_step() -> None:
     log = log_of([[row("r", 0, 4), row("r", 4)], [row("other", 0)]], [("r", CAME, 10.0)])
-    decoded = decode_recent_steps(unpack(pack(encode_recent_steps(log)), list))
+    decoded = RECENT_STEPS.unpack(unpack(pack(RECENT_STEPS.pack(log, "recording")), list), "recording")
     named = [[one.request_id for one in step.rows] for step in decoded.steps]
     assert named == [["r", "r"], ["other"]]

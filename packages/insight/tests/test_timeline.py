@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
-from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
+from llmstack_engine_core.messages.recent_steps import RECENT_STEPS
 from llmstack_engine_core.row_columns import RowColumns
 from llmstack_insight.commands.replay import ReplayCommand
 from llmstack_insight.steps_of_log import steps_of_log
@@ -48,7 +48,7 @@ def runs(*steps: StepRecord) -> list[list[object]]:
 
 def as_read(log: StepRecording) -> StepRecording:
     """What a server gets of it from its engine core."""
-    return decode_recent_steps(msgpack.unpackb(msgpack.packb(encode_recent_steps(log))))
+    return RECENT_STEPS.unpack(msgpack.unpackb(msgpack.packb(RECENT_STEPS.pack(log, "recording"))), "recording")
 
 
 def test_consecutive_steps_of_a_kind_are_one_run() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from llmstack_kernels.collective import SharedGroup
-from llmstack_parallel.messages import Answer, StepMessage, decode, encode
+from llmstack_parallel.messages import MESSAGES, Answer, StepMessage
 from llmstack_parallel.socket_channel import SocketChannel
 from llmstack_types import ScheduledRequest, SchedulerOutput
 
@@ -45,16 +45,16 @@ def measure_control() -> float:
     def answer() -> None:
         channel = SocketChannel(theirs)
         for _ in range(NUM_REPEATS):
-            decode(1, channel.receive() or b"")
-            channel.send(encode(1, Answer()))
+            MESSAGES.decode(channel.receive() or b"", 1)
+            channel.send(MESSAGES.encode(Answer(), 1))
 
     pid = in_child(answer)
     channel = SocketChannel(ours)
     times = []
     for number in range(NUM_REPEATS):
         start = time.perf_counter()
-        channel.send(encode(1, StepMessage(number, step)))
-        decode(1, channel.receive() or b"")
+        channel.send(MESSAGES.encode(StepMessage(number, step), 1))
+        MESSAGES.decode(channel.receive() or b"", 1)
         times.append(time.perf_counter() - start)
     os.waitpid(pid, 0)
     return statistics.median(times) * 1e6

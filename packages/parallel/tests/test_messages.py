@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_parallel.messages import (
+    MESSAGES,
     AdapterCall,
     AdapterMessage,
     Answer,
@@ -16,8 +17,6 @@ from llmstack_parallel.messages import (
     MasksMessage,
     Message,
     StepMessage,
-    decode,
-    encode,
 )
 from llmstack_types import (
     NewRequest,
@@ -69,11 +68,11 @@ STEP = SchedulerOutput(
     ],
 )
 def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
-    assert decode(5, encode(5, message)) == message
+    assert MESSAGES.decode(MESSAGES.encode(message, 5), 5)[1] == message
 
 
 def test_a_step_arrives_with_all_its_fields() -> None:
-    message = decode(5, encode(5, StepMessage(3, STEP, True, [[[1], [], [2, 3]], []])))
+    _, message = MESSAGES.decode(MESSAGES.encode(StepMessage(3, STEP, True, [[[1], [], [2, 3]], []]), 5), 5)
     assert isinstance(message, StepMessage)
     assert (message.number, message.has_masks, message.sampled) == (3, True, [[[1], [], [2, 3]], []])
     arrived, sent = message.scheduled, STEP
@@ -94,17 +93,17 @@ def test_a_step_arrives_with_all_its_fields() -> None:
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (encode(6, Answer()), "another epoch"),
+        (MESSAGES.encode(Answer(), 6), "another epoch"),
         (b"\xc1", "not a message"),
-        (msgpack.packb([2, 5, 16, []]), "version"),
-        (msgpack.packb([1, 5, 99]), "unknown tag"),
-        (msgpack.packb([1, 5, 16]), "1 fields"),
-        (msgpack.packb([1, 5, 16, ["x"]]), "integers"),
-        (msgpack.packb([1, 5, 1, 77, []]), "unknown method"),
-        (msgpack.packb([1, 5, 2, 0, False, [], [1]]), "step must be a list of 10"),
-        (msgpack.packb([1, 5, 3, 0, ["a"], "x"]), "bits"),
+        (msgpack.packb([1, 16, 5, []]), "version"),
+        (msgpack.packb([2, 99, 5]), "unknown tag"),
+        (msgpack.packb([2, 16, 5]), "list of 1 items"),
+        (msgpack.packb([2, 16, 5, ["x"]]), "integers"),
+        (msgpack.packb([2, 1, 5, 77, []]), "call must be one of"),
+        (msgpack.packb([2, 2, 5, 0, [1], False, []]), "scheduled must be a list of 8"),
+        (msgpack.packb([2, 3, 5, 0, [["a"], "x"]]), "bits"),
     ],
 )
 def test_a_frame_that_is_no_message_of_this_start_is_refused(frame: bytes, words: str) -> None:
     with pytest.raises(CodecError, match=words):
-        decode(5, frame)
+        MESSAGES.decode(frame, 5)

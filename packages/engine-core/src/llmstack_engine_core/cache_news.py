@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.messages.protocol import CacheUpdate
 from llmstack_kv_cache import CachedSegments, KVCacheEvent
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.segments import pack_keys

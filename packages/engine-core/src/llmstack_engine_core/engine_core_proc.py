@@ -11,11 +11,18 @@ import zmq
 from llmstack_engine_core.admission import error_output
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_loop import EngineLoop
-from llmstack_engine_core.ipc.codec import decode_client_message, encode
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import ControlCall, ControlResult, EngineMessage, Goodbye, Hello, StartFailed
-from llmstack_engine_core.ipc.parts import encode_in_parts
 from llmstack_engine_core.ipc.sockets import has_message
+from llmstack_engine_core.messages.control import ControlCall, ControlResult
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.protocol import (
+    CLIENT_MESSAGES,
+    ENGINE_MESSAGES,
+    EngineMessage,
+    Goodbye,
+    Hello,
+    StartFailed,
+    encode_in_parts,
+)
 from llmstack_engine_core.progress import SharedProgress
 from llmstack_types import Control, EngineCoreOutputs
 
@@ -69,7 +76,7 @@ class EngineCoreProc(EngineLoop):
         try:
             if len(frames) != 1:
                 raise CodecError(f"a message must have one frame, but has {len(frames)}")
-            message = decode_client_message(frames[0])
+            message = CLIENT_MESSAGES.decode(frames[0])[1]
         except CodecError as error:
             self._num_refused += 1
             if self._num_refused & (self._num_refused - 1) == 0:  # the first, then ever fewer
@@ -130,10 +137,10 @@ def refuse_clients(socket: zmq.Socket[bytes], reason: str, wait_ms: int) -> None
     while socket.poll(wait_ms):
         client, *frames = socket.recv_multipart()
         try:
-            message = decode_client_message(frames[0]) if len(frames) == 1 else None
+            message = CLIENT_MESSAGES.decode(frames[0])[1] if len(frames) == 1 else None
         except CodecError:
             continue
         if isinstance(message, Hello):
             with contextlib.suppress(zmq.ZMQError):  # it has left meanwhile
-                socket.send_multipart([client, encode(StartFailed(reason))])
+                socket.send_multipart([client, ENGINE_MESSAGES.encode(StartFailed(reason))])
             wait_ms = FURTHER_REFUSALS_WAIT_MS

@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 
 from llmstack_engine_core.admission import error_output
 from llmstack_engine_core.engine_core import EngineCore
-from llmstack_engine_core.ipc.frames import (
+from llmstack_engine_core.ipc.link import client_of
+from llmstack_engine_core.messages.control import ControlCall, ControlResult
+from llmstack_engine_core.messages.protocol import (
     ENGINE_STOPPED,
     AbortRequests,
     ClientMessage,
-    ControlCall,
-    ControlResult,
     EngineFailed,
     EngineMessage,
     FollowCache,
@@ -26,7 +26,6 @@ from llmstack_engine_core.ipc.frames import (
     SleepChanged,
     StartFailed,
 )
-from llmstack_engine_core.ipc.link import client_of
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,

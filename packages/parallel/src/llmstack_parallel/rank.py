@@ -24,7 +24,7 @@ from llmstack_kernels.collective import CollectiveError
 from llmstack_model_runner.device.start_checks import resolve_device, use_own_gpu
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.exchange import make_exchange
-from llmstack_parallel.messages import MAX_FRAME_BYTES, MeetMessage, decode, encode
+from llmstack_parallel.messages import MAX_FRAME_BYTES, MESSAGES, MeetMessage
 from llmstack_parallel.protocols import Exchange
 from llmstack_parallel.rank_loop import RankLoop
 from llmstack_parallel.rank_order import RankOrder, receive_rank_order
@@ -100,8 +100,8 @@ def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
     network = Network(placement_of(order.config).key_file, MAX_FRAME_BYTES)
     channel = ZmqChannel(network.connect(zmq.PAIR, order.address))
     meeting = Meeting(network, order.config, order.rank, order.epoch, free_address(order.address))
-    channel.send(encode(order.epoch, MeetMessage(meeting.link)))
-    meet = decode(order.epoch, channel.receive() or b"")
+    channel.send(MESSAGES.encode(MeetMessage(meeting.link), order.epoch))
+    meet = MESSAGES.decode(channel.receive() or b"", order.epoch)[1]
     if not isinstance(meet, MeetMessage):
         raise TypeError(f"the engine core's rank sent a {type(meet).__name__}")
     return channel, meeting.join(meet, order.segments)

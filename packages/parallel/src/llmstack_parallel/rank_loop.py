@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_parallel.messages import (
+    MESSAGES,
     AdapterCall,
     AdapterMessage,
     Answer,
@@ -20,8 +21,6 @@ from llmstack_parallel.messages import (
     MasksMessage,
     Message,
     StepMessage,
-    decode,
-    encode,
 )
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_blocks import reads
@@ -68,7 +67,7 @@ class RankLoop:
         frame = self._channel.receive()
         if frame is None:
             raise CodecError("the channel has no message")
-        return decode(self._epoch, frame)
+        return MESSAGES.decode(frame, self._epoch)[1]
 
     def _handle(self, message: Message) -> bool:
         """Handles one message; False if it was the last."""
@@ -77,7 +76,7 @@ class RankLoop:
         elif isinstance(message, CallMessage):
             if message.call is Call.END:
                 return False
-            self._channel.send(encode(self._epoch, self._answer(message)))
+            self._channel.send(MESSAGES.encode(self._answer(message), self._epoch))
         elif isinstance(message, AdapterMessage):
             self._handle_adapter(message)
         elif isinstance(message, BlocksMessage):
@@ -92,7 +91,7 @@ class RankLoop:
             found = bytearray(num_bytes)
             self._runner.read_kv_blocks(message.block_ids, memoryview(found))
             for answer in reads(found):
-                self._channel.send(encode(self._epoch, answer))
+                self._channel.send(MESSAGES.encode(answer, self._epoch))
             return
         self._blocks += message.data
         if message.is_whole:
@@ -107,7 +106,7 @@ class RankLoop:
         elif message.call is AdapterCall.REMOVE:
             self._runner.remove_adapter(identity)
         else:
-            self._channel.send(encode(self._epoch, self._add_adapter(identity)))
+            self._channel.send(MESSAGES.encode(self._add_adapter(identity), self._epoch))
 
     def _add_adapter(self, identity: str) -> Answer | Failure:
         """An error of an adapter is no error of the rank."""

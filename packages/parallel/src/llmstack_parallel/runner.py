@@ -12,6 +12,7 @@ from llmstack_kernels.collective import CollectiveError
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.messages import (
+    MESSAGES,
     AdapterCall,
     AdapterMessage,
     Answer,
@@ -22,8 +23,6 @@ from llmstack_parallel.messages import (
     MasksMessage,
     Message,
     StepMessage,
-    decode,
-    encode,
 )
 from llmstack_parallel.peers import start_peers
 from llmstack_parallel.protocols import Peers
@@ -124,7 +123,7 @@ class ParallelRunner:
         self._check_peers()
         sampled, self._unsent = self._unsent, []
         number, self._num_steps = self._num_steps, self._num_steps + 1
-        frame = encode(peers.epoch, StepMessage(number, scheduled, token_masks is not None, sampled))
+        frame = MESSAGES.encode(StepMessage(number, scheduled, token_masks is not None, sampled), peers.epoch)
         self._send(peers.channels, frame)
         masks = None if token_masks is None else self._share_masks(number, token_masks)
         pending = _PendingStep(self, scheduled, masks)
@@ -138,7 +137,7 @@ class ParallelRunner:
         def make() -> TokenMasks:
             masks = token_masks()
             peers, _ = self._started
-            frame = encode(peers.epoch, MasksMessage(number, masks))
+            frame = MESSAGES.encode(MasksMessage(number, masks), peers.epoch)
             self._send([rank for rank in peers.channels if self._topology.is_sampling(rank)], frame)
             return masks
 
@@ -208,7 +207,7 @@ class ParallelRunner:
         if self._pending:
             self._compute_until(self._pending[-1])
         with RankParts(self._topology, self._bytes_per_block).split(out, len(block_ids)) as parts:
-            self._send(peers.channels, encode(peers.epoch, BlocksMessage(tuple(block_ids))))
+            self._send(peers.channels, MESSAGES.encode(BlocksMessage(tuple(block_ids)), peers.epoch))
             runner.read_kv_blocks(block_ids, parts[0])
             deadline_s = monotonic() + self._config.rank_timeout_s
             for rank in peers.channels:
@@ -227,12 +226,12 @@ class ParallelRunner:
         with RankParts(self._topology, self._bytes_per_block).split(data, first + len(block_ids)) as parts:
             for rank in peers.channels:
                 for message in writes(block_ids, first, parts[rank]):
-                    self._send([rank], encode(peers.epoch, message))
+                    self._send([rank], MESSAGES.encode(message, peers.epoch))
             runner.write_kv_blocks(block_ids, parts[0], first)
 
     def _send_adapter(self, message: AdapterMessage) -> None:
         peers, _ = self._started
-        self._send(peers.channels, encode(peers.epoch, message))
+        self._send(peers.channels, MESSAGES.encode(message, peers.epoch))
 
     def backends(self) -> Mapping[str, str]:
         """Operation to implementation, of rank 0, and how the ranks exchange data."""
@@ -274,7 +273,7 @@ class ParallelRunner:
         """Calls a method in all ranks at once; the answers of the others."""
         peers, _ = self._started
         self._check_peers()
-        frame = encode(peers.epoch, CallMessage(call, arguments))
+        frame = MESSAGES.encode(CallMessage(call, arguments), peers.epoch)
         self._send(peers.channels, frame)
         try:
             own()
@@ -316,7 +315,7 @@ class ParallelRunner:
                 self._fence = f"{self._topology.describe(rank)} has not answered a call{limit}"
                 peers.exchange.abort()
                 raise LostRankError(self._fence)
-        return decode(peers.epoch, frame)
+        return MESSAGES.decode(frame, peers.epoch)[1]
 
     def _poll(self, rank: int) -> bytes | None:
         try:

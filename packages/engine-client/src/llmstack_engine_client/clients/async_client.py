@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from llmstack_engine_client.clients.mailbox import Mailbox
-from llmstack_engine_core.ipc.frames import (
+from llmstack_engine_core.messages.control import ControlCall
+from llmstack_engine_core.messages.protocol import (
     ENGINE_STOPPED,
     AbortRequests,
     CacheUpdate,
     ClientMessage,
-    ControlCall,
     FollowCache,
 )
 from llmstack_types import (

@@ -18,13 +18,8 @@ from llmstack_engine_core.build import build_engine_core
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_loop import EngineLoop
-from llmstack_engine_core.ipc.frames import (
-    ClientMessage,
-    ControlCall,
-    EngineMessage,
-    Hello,
-    StartFailed,
-)
+from llmstack_engine_core.messages.control import ControlCall
+from llmstack_engine_core.messages.protocol import ClientMessage, EngineMessage, Hello, StartFailed
 from llmstack_types import Control, LLMStackError
 
 logger = logging.getLogger(__name__)

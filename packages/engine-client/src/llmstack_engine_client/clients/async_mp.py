@@ -16,11 +16,10 @@ from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_client.processes.spare import Spares
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.addresses import check_address
-from llmstack_engine_core.ipc.codec import encode
-from llmstack_engine_core.ipc.frames import ClientMessage, Goodbye, Hello
 from llmstack_engine_core.ipc.keys import keys_for
 from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
+from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ClientMessage, Goodbye, Hello
 from llmstack_types import EngineCoreRequest
 
 # A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
@@ -42,7 +41,7 @@ class AsyncSocketClient(AsyncClient):
         super().__init__(start_timeout_s)
         self._context = zmq.Context()
         self._socket = connect_client_socket(self._context, address, client_index, link)
-        self._socket.send(encode(Hello()), zmq.NOBLOCK)
+        self._socket.send(CLIENT_MESSAGES.encode(Hello()), zmq.NOBLOCK)
         self._socket_fd = int(self._socket.getsockopt(zmq.FD))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._undeclared_death: str | None = None  # it may have left last words
@@ -62,7 +61,7 @@ class AsyncSocketClient(AsyncClient):
         if self._undeclared_death is not None and isinstance(message, EngineCoreRequest):  # no process would receive it
             self._declare_dead(self._undeclared_death)
             self._mailbox.check_alive()
-        frame = encode(message)
+        frame = CLIENT_MESSAGES.encode(message)
         while True:
             try:
                 self._socket.send(frame, zmq.NOBLOCK)
@@ -218,7 +217,7 @@ class AsyncAttachedClient(AsyncSocketClient):
         if self._socket.closed:
             return
         with contextlib.suppress(zmq.Again):  # the engine core reads nothing; it will notice
-            self._socket.send(encode(Goodbye()), zmq.NOBLOCK)
+            self._socket.send(CLIENT_MESSAGES.encode(Goodbye()), zmq.NOBLOCK)
         self._mailbox.set_dead("the client has been shut down")
         self._detach()
         self._socket.disable_monitor()

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from llmstack_engine_core.ipc.codec import decode_engine_frame
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import (
+from llmstack_engine_core.messages.control import ControlResult
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.protocol import (
+    ENGINE_MESSAGES,
     CacheUpdate,
-    ControlResult,
     EngineFailed,
     EngineMessage,
     SleepChanged,
@@ -62,7 +62,7 @@ class Mailbox:
     def put(self, frame: bytes) -> None:
         """Takes one frame; one that is no message counts as the engine core's end, since nothing can be relied on."""
         try:
-            epoch, message = decode_engine_frame(frame)
+            epoch, message = ENGINE_MESSAGES.decode(frame)
         except CodecError as error:
             self.set_dead(f"the engine core sent what is no message: {error}")
             return

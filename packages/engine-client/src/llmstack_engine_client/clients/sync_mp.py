@@ -11,9 +11,9 @@ import zmq
 from llmstack_engine_client.clients.mailbox import Mailbox
 from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.ipc.codec import encode
-from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, ControlCall, Hello
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
+from llmstack_engine_core.messages.control import ControlCall
+from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, AbortRequests, ClientMessage, Hello
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -135,7 +135,7 @@ class SyncMPClient:
             raise EngineDeadError("this process is a fork of the one that started the engine core; start one here")
 
     def _send(self, message: ClientMessage) -> None:
-        frame = encode(message)
+        frame = CLIENT_MESSAGES.encode(message)
         while True:
             try:
                 self._socket.send(frame, zmq.NOBLOCK)

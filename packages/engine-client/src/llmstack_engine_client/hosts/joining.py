@@ -14,13 +14,12 @@ import zmq.asyncio
 
 from llmstack_engine_client.hosts.messages import (
     MAX_MESSAGE_BYTES,
+    MESSAGES,
     Answer,
     Join,
     Leave,
     Message,
     Start,
-    pack,
-    unpack,
 )
 from llmstack_engine_client.hosts.network import (
     FAILED_HANDSHAKES,
@@ -29,7 +28,7 @@ from llmstack_engine_client.hosts.network import (
     Network,
     is_failed_handshake,
 )
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_types import EngineStartError
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ class Joining:
         """Tells the first machine, where it is there."""
         if self._socket is not None:
             with contextlib.suppress(zmq.ZMQError):
-                self._socket.send(pack(message), zmq.NOBLOCK)
+                self._socket.send(MESSAGES.encode(message), zmq.NOBLOCK)
 
     async def run(self, join: Join) -> None:
         """Returns when the first machine ends on purpose.
@@ -127,7 +126,7 @@ class Joining:
         linger_ms = 0  # a `Join` that still arrived would be of a connection that has ended
         gone = asyncio.ensure_future(monitor.recv_multipart())
         try:
-            await socket.send(pack(join))
+            await socket.send(MESSAGES.encode(join))
             while True:
                 receiving = asyncio.ensure_future(socket.recv())
                 timeout_s = None if was_answered else HINT_S
@@ -171,7 +170,7 @@ class Joining:
 
     def _is_end(self, frame: bytes) -> bool:
         try:
-            message = unpack(frame)
+            message = MESSAGES.decode(frame)[1]
         except CodecError as error:
             raise JoinRefusedError(f"{self._where} and this machine cannot talk: {error}") from error
         if isinstance(message, Answer) and message.refusal:

@@ -10,19 +10,18 @@ import zmq
 
 from llmstack_engine_client.hosts.messages import (
     MAX_MESSAGE_BYTES,
+    MESSAGES,
     Answer,
     Facts,
     Join,
     Leave,
     Message,
     own_version,
-    pack,
-    unpack,
 )
 from llmstack_engine_client.hosts.network import FAILED_HANDSHAKES, FirstMachine, Network, is_failed_handshake
 from llmstack_engine_core.ipc.addresses import check_address
-from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.sockets import has_message
+from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_types import EngineStartError
 
 logger = logging.getLogger(__name__)
@@ -107,7 +106,7 @@ class Members:
 
     def _unpacked(self, sender: bytes, frames: list[bytes]) -> Message | None:
         try:
-            return unpack(b"".join(frames))
+            return MESSAGES.decode(b"".join(frames))[1]
         except CodecError as error:
             logger.warning("refused a message of another machine: %s", error)
             self.send(sender, Answer(f"{self._first.name} runs llmstack {own_version()}: {error}"))
@@ -146,7 +145,7 @@ class Members:
     def send(self, sender: bytes, message: Message) -> bool:
         """Whether the machine is there; one that has gone will ask again. It is sent at once, or not at all."""
         try:
-            self._socket.send_multipart([sender, pack(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([sender, MESSAGES.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True

@@ -7,22 +7,36 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-import msgpack  # type: ignore[import-untyped]  # it ships no types
-
-from llmstack_engine_core.ipc.fields import CodecError, boolean, integer, text, texts, unpack_values
-from llmstack_engine_core.ipc.frames import PROTOCOL_VERSION
 from llmstack_engine_core.ipc.keys import KEY_LENGTH
+from llmstack_engine_core.messages.kinds import CodecError, Kind, integer, items, shortened, text
+from llmstack_engine_core.messages.message_set import MessageSet
+from llmstack_engine_core.messages.protocol import PROTOCOL_VERSION
+from llmstack_engine_core.messages.rows import row, tuple_of
 
 # First in each message, and never changed, as `Answer` is: machines with other messages must still be able to say so.
 _MAGIC: Final = "llmstack-hosts"
 MAX_MESSAGE_BYTES: Final = 65_536
 MAX_NUMBER: Final = 4096
 MAX_TEXT_LENGTH: Final = 4096
+
+
+def _key(value: Any, name: str) -> bytes:
+    if type(value) is not bytes or len(value) not in (0, KEY_LENGTH):
+        raise CodecError(f"{name} must be a public key")
+    return value
+
+
+_LINE: Final = text(256)
+_TEXT: Final = shortened(MAX_TEXT_LENGTH)
+_NUMBER: Final = integer(0, MAX_NUMBER)
+_ADDRESSES: Final = items(text(256, 1), MAX_NUMBER, tuple)
+_FACTS: Final = items(tuple_of(_LINE, _TEXT), make=tuple)
+_KEY: Final = Kind(_key, lambda pick: pick.randbytes(pick.choice((0, KEY_LENGTH))))
+_RANKS: Final = items(tuple_of(_NUMBER, _LINE), make=tuple)
 
 Facts = tuple[tuple[str, str], ...]
 """Names and values of what must be equal on all machines, in the order in which they are compared."""
@@ -41,12 +55,12 @@ class Join:
         generation: That of the engine cores, by `Start`; empty for those that began with the machine.
     """
 
-    host: str
-    number: int
-    facts: Facts
-    addresses: tuple[str, ...] = ()
-    server_key: bytes = b""
-    generation: str = ""
+    host: Annotated[str, _LINE]
+    number: Annotated[int, _NUMBER]
+    facts: Annotated[Facts, _FACTS]
+    addresses: Annotated[tuple[str, ...], _ADDRESSES] = ()
+    server_key: Annotated[bytes, _KEY] = b""
+    generation: Annotated[str, _LINE] = ""
 
     @property
     def numbers(self) -> range:
@@ -68,7 +82,7 @@ class Answer:
         is_final: Whether asking again is of no use.
     """
 
-    refusal: str = ""
+    refusal: Annotated[str, _TEXT] = ""
     is_final: bool = True
 
 
@@ -82,9 +96,9 @@ class Start:
         ranks: Numbers of ranks, and where the first machine listens for each.
     """
 
-    generation: str
-    name: str = ""
-    ranks: tuple[tuple[int, str], ...] = ()
+    generation: Annotated[str, _LINE]
+    name: Annotated[str, _LINE] = ""
+    ranks: Annotated[tuple[tuple[int, str], ...], _RANKS] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +110,18 @@ class Failed:
         reason: Why, in one line.
     """
 
-    generation: str
-    reason: str
+    generation: Annotated[str, _LINE]
+    reason: Annotated[str, _TEXT]
 
 
 Message = Join | Leave | Answer | Start | Failed
+
+MESSAGES: Final[MessageSet[Message]] = MessageSet(
+    "hosts",
+    _MAGIC,
+    MAX_MESSAGE_BYTES,
+    {1: row(Join), 2: row(Leave), 3: row(Answer), 4: row(Start), 5: row(Failed)},
+)
 
 
 def own_version() -> str:
@@ -115,60 +136,3 @@ def own_version() -> str:
 def own_name() -> str:
     """This machine, for messages: its name, and the process."""
     return f"{socket.gethostname()[:128] or 'a machine'} (process {os.getpid()})"
-
-
-def pack(message: Message) -> bytes:
-    """The bytes of a message; long texts are cut."""
-    values = [value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value for value in astuple(message)]
-    packed: bytes = msgpack.packb([_MAGIC, _TAGS[type(message)], *values])
-    return packed
-
-
-def unpack(frame: bytes) -> Message:
-    """The message of these bytes.
-
-    Raises:
-        CodecError: They are none.
-    """
-    match unpack_values(frame, MAX_MESSAGE_BYTES):
-        case [magic, int(tag), *values] if magic == _MAGIC and tag in _DECLARED:
-            message_class, checks = _DECLARED[tag]
-            if len(values) == len(checks):
-                names = [field.name for field in fields(message_class)]
-                checked = [check(value, name) for check, value, name in zip(checks, values, names, strict=True)]
-                message: Message = message_class(*checked)
-                return message
-    raise CodecError("the message is of another program, or of another version")
-
-
-def _addresses(value: Any, name: str) -> tuple[str, ...]:
-    return tuple(_ADDRESSES(value, name))
-
-
-def _key(value: Any, name: str) -> bytes:
-    if not isinstance(value, bytes) or len(value) not in (0, KEY_LENGTH):
-        raise CodecError(f"{name} must be a public key")
-    return value
-
-
-def _pairs(
-    first: Callable[[Any, str], Any], second: Callable[[Any, str], Any]
-) -> Callable[[Any, str], tuple[tuple[Any, Any], ...]]:
-    def check(value: Any, name: str) -> tuple[tuple[Any, Any], ...]:
-        if type(value) is not list or not all(type(pair) is list and len(pair) == 2 for pair in value):
-            raise CodecError(f"{name} must be a list of pairs")
-        return tuple((first(one, name), second(other, name)) for one, other in value)
-
-    return check
-
-
-_LINE, _TEXT, _NUMBER = text(256), text(MAX_TEXT_LENGTH), integer(0, MAX_NUMBER)
-_ADDRESSES = texts(256, max_items=MAX_NUMBER, min_length=1)
-_DECLARED: dict[int, tuple[Any, Sequence[Callable[[Any, str], Any]]]] = {
-    1: (Join, (_LINE, _NUMBER, _pairs(_LINE, _TEXT), _addresses, _key, _LINE)),
-    2: (Leave, ()),
-    3: (Answer, (_TEXT, boolean)),
-    4: (Start, (_LINE, _LINE, _pairs(_NUMBER, _LINE))),
-    5: (Failed, (_LINE, _TEXT)),
-}
-_TAGS = {message_class: tag for tag, (message_class, _) in _DECLARED.items()}

@@ -9,8 +9,8 @@ from typing import Any
 
 from llmstack_engine_client.hosts.members import have_common
 from llmstack_engine_client.hosts.membership import Membership
-from llmstack_engine_client.hosts.messages import MAX_TEXT_LENGTH, Join, pack, unpack
-from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_client.hosts.messages import MAX_TEXT_LENGTH, MESSAGES, Join
+from llmstack_engine_core.messages.kinds import CodecError
 
 Message = dict[str, Any]
 """A JSON object."""
@@ -28,7 +28,7 @@ class MembershipFeed:
     @property
     def state(self) -> Message:
         """The message from which a process learns which machines there are."""
-        return {"members": [[number, pack(join).hex()] for number, join in self._number_to_join.items()]}
+        return {"members": [[number, MESSAGES.encode(join).hex()] for number, join in self._number_to_join.items()]}
 
     def serve(self, publish: Callable[[Message], None]) -> None:
         """Answers the machines from now on; `publish` sends a message to each of the other processes."""
@@ -117,6 +117,6 @@ def _member(entry: object) -> tuple[int, Join]:
     match entry:
         case [int(number), str(frame)]:
             with contextlib.suppress(ValueError):  # not hexadecimal, or no message
-                if isinstance(join := unpack(bytes.fromhex(frame)), Join):
+                if isinstance(join := MESSAGES.decode(bytes.fromhex(frame))[1], Join):
                     return number, join
     raise CodecError("no machine that has joined")

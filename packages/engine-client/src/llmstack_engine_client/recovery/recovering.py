@@ -13,7 +13,7 @@ from llmstack_engine_client.processes.spare import Spares
 from llmstack_engine_client.recovery.restarts import MAX_SEARCH_RESTARTS, RestartLimits
 from llmstack_engine_client.recovery.resuming import ResumingClient
 from llmstack_engine_client.recovery.suspects import AfterCrash
-from llmstack_engine_core.ipc.frames import ENGINE_STOPPED, CacheUpdate
+from llmstack_engine_core.messages.protocol import ENGINE_STOPPED, CacheUpdate
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,

@@ -11,8 +11,8 @@ from typing import Final
 from llmstack_engine_client.clients.async_client import AsyncClient
 from llmstack_engine_client.clients.async_mp import AsyncAttachedClient
 from llmstack_engine_client.recovery.recovering import RecoveringClient
-from llmstack_engine_core.ipc.frames import ClientMessage
 from llmstack_engine_core.ipc.link import Link
+from llmstack_engine_core.messages.protocol import ClientMessage
 from llmstack_types import EngineDeadError, EngineLostError, EngineReady, EngineStartError
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.messages.protocol import CacheUpdate
 from llmstack_kv_cache.segments import unpack_keys
 
 # An entry takes 76 bytes, 112 where several replicas have it, so that the index stays below 64 MiB.

@@ -8,7 +8,7 @@ from typing import Final
 
 from llmstack_engine_client.routing.index import RoutingIndex
 from llmstack_engine_client.routing.policy import ReplicaLoad, RoutingPolicy, choose_replica
-from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.messages.protocol import CacheUpdate
 from llmstack_kv_cache.segments import segment_blocks, segment_keys
 
 # The first 131,072 tokens of a prompt or more; hashing them takes about a millisecond.

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmstack_engine_client.clients.async_client import AsyncClient
-from llmstack_engine_core.ipc.frames import ClientMessage, ControlCall, ControlResult
+from llmstack_engine_core.messages.control import ControlCall, ControlResult
+from llmstack_engine_core.messages.protocol import ClientMessage
 from llmstack_types import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason
 
 READY = EngineReady(64, 16, 128, 257, "float32", "cpu", backends={"linear": "avx512"}, numeric_contract_id="a")

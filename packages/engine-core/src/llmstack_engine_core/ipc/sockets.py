@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import zmq
 
-from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, MAX_ENGINE_FRAME_BYTES
 from llmstack_engine_core.ipc.key_check import check_public_keys
 from llmstack_engine_core.ipc.keys import Keys, keys_for
 from llmstack_engine_core.ipc.link import Link
+from llmstack_engine_core.messages.protocol import MAX_CLIENT_FRAME_BYTES, MAX_ENGINE_FRAME_BYTES
 from llmstack_types import EngineStartError
 
 DIRECTORY_PREFIX: Final = "llmstack-"

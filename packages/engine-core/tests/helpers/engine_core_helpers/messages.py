@@ -6,12 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from llmstack_engine_core.ipc.control_codec import SIGNATURES
-from llmstack_engine_core.ipc.frames import (
+from llmstack_engine_core.messages import protocol
+from llmstack_engine_core.messages.control import SIGNATURES, ControlCall, ControlResult
+from llmstack_engine_core.messages.protocol import (
     AbortRequests,
     CacheUpdate,
-    ControlCall,
-    ControlResult,
     EngineFailed,
     FollowCache,
     Goodbye,
@@ -47,6 +46,21 @@ from llmstack_types import (
     ThinkingTags,
     TokenLogprobs,
 )
+
+
+def encode(message: Any, epoch: int = 0) -> bytes:
+    """The frame of a message of either direction."""
+    is_client = type(message) in {row.cls for row in protocol.CLIENT_MESSAGES.rows.values()}
+    return (protocol.CLIENT_MESSAGES if is_client else protocol.ENGINE_MESSAGES).encode(message, epoch)
+
+
+def decode_client_message(frame: bytes) -> Any:
+    return protocol.CLIENT_MESSAGES.decode(frame)[1]
+
+
+def decode_engine_message(frame: bytes) -> Any:
+    return protocol.ENGINE_MESSAGES.decode(frame)[1]
+
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -221,15 +235,17 @@ READY = st.builds(
     versions=st.dictionaries(NAME, TEXT, max_size=3),
 )
 TIME = st.floats(0, 1e9)
-EVENTS = st.lists(st.builds(RequestEvent, NAME, st.sampled_from(RequestStatus), TIME), min_size=1, max_size=4)
-EVICTIONS = st.lists(st.builds(BlockEviction, TIME, TIME, tuples(TIME)), min_size=1, max_size=3)
+EVENTS = st.lists(st.builds(RequestEvent, NAME, st.sampled_from(RequestStatus), TIME), min_size=1, max_size=4).map(
+    tuple
+)
+EVICTIONS = st.lists(st.builds(BlockEviction, TIME, TIME, tuples(TIME)), min_size=1, max_size=3).map(tuple)
 PHASES = st.builds(StepPhases, TIME, TIME, TIME)
 ROWS = st.builds(ScheduledRequest, NAME, COUNT, COUNT, st.lists(TOKEN_ID, max_size=3), st.lists(TOKEN_ID, max_size=3))
 RECORDS = st.builds(StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3))
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 NOTES = st.builds(RequestNote, st.integers(0, 1 << 20), TEXT, TIME, TIME)
 RECENT_STEPS = st.builds(
-    StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just([]) | EVENTS,
+    StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just(()) | EVENTS,
     st.dictionaries(NAMES, TEXT, max_size=2), st.dictionaries(NAMES, NOTES, max_size=2),
 )  # fmt: skip
 RESULTS = {

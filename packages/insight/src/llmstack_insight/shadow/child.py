@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, BinaryIO, Final
 
-from llmstack_engine_core.ipc.shadow_codec import encode_shadow
+from llmstack_engine_core.messages.outputs import SHADOW
 from llmstack_insight.rerun import changed_plane, recorded_plane
 from llmstack_insight.shadow.shadow import Shadow
 from llmstack_insight.shadow.wire import read_message, write_message
@@ -115,7 +115,7 @@ def main() -> int:
         return 0  # the engine core is gone
     except Exception as error:  # noqa: BLE001 - whatever another scheduler raises ends the shadow alone, with a sentence
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        write_message(out, encode_shadow(ShadowReport(name, problem, cpu_s=time.process_time())))
+        write_message(out, SHADOW.pack(ShadowReport(name, problem, cpu_s=time.process_time()), "shadow"))
         return 1
     return 0
 
@@ -136,7 +136,7 @@ def _follow(stream: BinaryIO, out: BinaryIO, shadow: Shadow) -> None:
         if now_s - reported_s >= REPORT_INTERVAL_S:
             report = shadow.report(time.process_time())
             if last is None or report[:4] != last[:4] or now_s - reported_s >= 10 * REPORT_INTERVAL_S:
-                write_message(out, encode_shadow(report))
+                write_message(out, SHADOW.pack(report, "shadow"))
                 last, reported_s = report, now_s
 
 

@@ -11,8 +11,8 @@ import threading
 from collections import deque
 from typing import Any, BinaryIO, Final, cast
 
-from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.shadow_codec import decode_shadow
+from llmstack_engine_core.messages.kinds import CodecError
+from llmstack_engine_core.messages.outputs import SHADOW
 from llmstack_insight.rerun import changed_plane, recorded_plane
 from llmstack_insight.shadow.wire import MAX_REPORT_BYTES, read_message, write_message
 from llmstack_step_log import LogHeader, StepLogError
@@ -108,7 +108,7 @@ class ShadowFeed:
         problem = "its process has ended"
         try:
             while (values := read_message(stream, MAX_REPORT_BYTES)) is not None:
-                report = decode_shadow(values)
+                report = SHADOW.unpack(values, "shadow")
                 problem = report.problem or problem
                 self._report, self._is_new = report, True
         except (OSError, StepLogError, CodecError) as error:

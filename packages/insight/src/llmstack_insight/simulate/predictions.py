@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from llmstack_engine_client.prediction import EnginePredictor, QueuedTokens, StepLimits
 from llmstack_engine_client.routing.index import RoutingIndex
-from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.messages.protocol import CacheUpdate
 from llmstack_kv_cache.segments import segment_blocks, segment_keys
 from llmstack_types import EngineCoreOutput, RequestProgress, SchedulerStats
 

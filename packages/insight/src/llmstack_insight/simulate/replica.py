@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_client.prediction.cost_model import CostModel, step_work
 from llmstack_engine_client.prediction.errors import SimulationError
-from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.messages.protocol import CacheUpdate
 from llmstack_insight.simulate.predictions import TracePredictor
 from llmstack_insight.simulate.report import Report
 from llmstack_insight.simulate.traces import TraceRequest

@@ -22,7 +22,7 @@ from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.hosts.facts import facts_of
 from llmstack_parallel.hosts.local_ranks import LocalRanks
 from llmstack_parallel.hosts.meeting import Meeting, first_machine, make_store, placement_of
-from llmstack_parallel.messages import MAX_FRAME_BYTES, MeetMessage, decode, encode
+from llmstack_parallel.messages import MAX_FRAME_BYTES, MESSAGES, MeetMessage
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_parallel.topology import Topology
@@ -139,7 +139,8 @@ class HostPeers:
         links = {0: meeting.link} | {rank: self._receive_link(rank).link for rank in self.channels}
         store, store_address = make_store(config)
         for rank, channel in self.channels.items():
-            channel.send(encode(self.epoch, MeetMessage(self._next_link(rank, links), store_address)))
+            message = MeetMessage(self._next_link(rank, links), store_address)
+            channel.send(MESSAGES.encode(message, self.epoch))
         self._exchange = exchange = meeting.join(MeetMessage(self._next_link(0, links), store_address), segments, store)
         ranks_here.close_segments()
         if self._lost is not None:
@@ -154,7 +155,7 @@ class HostPeers:
                 raise LostRankError(self._lost)
             if monotonic() > deadline:
                 raise LostRankError(f"{self._topology.describe(rank)} does not start")
-        message = decode(self.epoch, frame)
+        _, message = MESSAGES.decode(frame, self.epoch)
         if not isinstance(message, MeetMessage):
             raise LostRankError(f"{self._topology.describe(rank)} sent a {type(message).__name__}")
         return message

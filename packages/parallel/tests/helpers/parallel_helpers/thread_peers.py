@@ -64,10 +64,10 @@ class ThreadPeers:
         return next((f"rank {rank}: {error!r}" for rank, error in self.errors.items()), None)
 
     def stop(self, *, is_over: bool = True) -> None:
-        from llmstack_parallel.messages import Call, CallMessage, encode
+        from llmstack_parallel.messages import MESSAGES, Call, CallMessage
 
         for channel in self.channels.values():
-            channel.send(encode(self.epoch, CallMessage(Call.END)))
+            channel.send(MESSAGES.encode(CallMessage(Call.END), self.epoch))
         for thread in self._threads:
             thread.join(60)
         assert not any(thread.is_alive() for thread in self._threads)

@@ -1,0 +1,223 @@
+"""Declaration of `EngineCoreRequest` and of what is in it. Token ids are packed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final
+
+from llmstack_engine_core.messages.kinds import (
+    BOOLEAN,
+    FLOATS,
+    MAX_INT,
+    UINT32S,
+    CodecError,
+    Kind,
+    blob,
+    either,
+    integer,
+    list_of,
+    lists,
+    member,
+    number,
+    optional,
+    text,
+    texts,
+    uint32s,
+)
+from llmstack_engine_core.messages.rows import row
+from llmstack_types import (
+    EngineCoreRequest,
+    KVTransferParams,
+    PoolingParams,
+    PoolingTask,
+    PoolingType,
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+    ThinkingTags,
+)
+
+MAX_REQUEST_ID_LENGTH: Final = 512
+MAX_TENANT_LENGTH: Final = 128
+MAX_LORA_NAME_LENGTH: Final = 1024
+MAX_TIME_S: Final = 1e10  # three centuries; the log of steps counts microseconds
+MAX_EXTRA_ARG_ITEMS: Final = 4096
+MAX_BIAS: Final = 1e6
+_INT32: Final = 2**31 - 1
+_TINY: Final = 5e-324  # above 0
+_SCALARS: Final = {str, bool, float, type(None)}
+
+
+def _unpack_biases(value: Any, name: str) -> dict[int, float]:
+    packed_ids, packed_biases = list_of(value, name, 2)
+    token_ids = UINT32S.unpack(packed_ids, name)
+    biases = FLOATS.unpack(packed_biases, name, len(token_ids))
+    if biases and not (max(biases) <= MAX_BIAS and min(biases) >= -MAX_BIAS):
+        raise CodecError(f"{name} must hold values in [-{MAX_BIAS}, {MAX_BIAS}]")
+    return dict(zip(token_ids, biases, strict=True))
+
+
+def _pack_biases(value: Mapping[int, float], name: str) -> list[bytes]:
+    return [UINT32S.pack(value, name), FLOATS.pack(value.values(), name)]
+
+
+def _draw_biases(pick: Random) -> dict[int, float]:
+    return {one: pick.choice((-MAX_BIAS, 0.5, MAX_BIAS)) for one in UINT32S.draw(pick)}
+
+
+def _unpack_arguments(value: Any, name: str) -> dict[str, Any]:
+    pairs = [list_of(pair, name, 2) for pair in list_of(value, name)]
+    num_items = 0
+    for key, entry in pairs:
+        items = entry if type(entry) is list else [entry]
+        num_items += len(items)
+        if type(key) is not str or num_items > MAX_EXTRA_ARG_ITEMS or not all(map(_is_scalar, items)):
+            raise CodecError(f"{name} must hold names with scalars or lists of scalars")
+    return dict(pairs)
+
+
+def _is_scalar(item: Any) -> bool:
+    """JSON's scalars, with integers of 64 bits; msgpack has larger ones, and numbers that are not finite."""
+    if type(item) is int:
+        return -MAX_INT - 1 <= item <= MAX_INT
+    return type(item) in _SCALARS and (type(item) is not float or math.isfinite(item))
+
+
+def _draw_arguments(pick: Random) -> dict[str, Any]:
+    return {name: pick.choice((None, True, MAX_INT, 0.5, "a", [1, "b", None])) for name in pick.sample("abc", 2)}
+
+
+def _never(value: Any, name: str) -> str:
+    if value != "never":
+        raise CodecError(f"{name} must be a boolean or 'never'")
+    return "never"
+
+
+REQUEST_ID: Final = text(MAX_REQUEST_ID_LENGTH, min_length=1)
+LORA_NAME: Final = optional(text(MAX_LORA_NAME_LENGTH))
+TOKEN_IDS: Final = uint32s(make=tuple)
+_TIME: Final = number(-MAX_TIME_S, MAX_TIME_S)
+_COUNT: Final = integer(0, _INT32)
+_PATTERN_SIZE: Final = integer(0, 1024)
+_PENALTY: Final = number(-100.0, 100.0)
+_SHARE: Final = number(_TINY, 1.0)
+_STRINGS: Final = texts(max_items=1024, make=tuple)
+_OPTIONAL_COUNT: Final = optional(_COUNT)
+_OPTIONAL_TEXT: Final = optional(text())
+_SCHEMA: Final = Kind(_OPTIONAL_TEXT.unpack, _OPTIONAL_TEXT.draw, text().unpack)  # a text since admission
+
+_CHOICES: Final = optional(texts(max_items=4096, make=tuple))
+_STRUCTURED_OUTPUTS: Final = row(
+    StructuredOutputsParams,
+    {
+        "json": _SCHEMA, "regex": _OPTIONAL_TEXT, "choice": _CHOICES, "grammar": _OPTIONAL_TEXT,
+        "json_object": optional(BOOLEAN), "structural_tag": _SCHEMA, "whitespace_pattern": _OPTIONAL_TEXT,
+        "disable_additional_properties": optional(BOOLEAN),
+    },
+    prefix="structured_outputs.",
+)  # fmt: skip
+
+SAMPLING_PARAMS: Final = row(
+    SamplingParams,
+    {
+        "n": integer(1, _INT32),
+        "presence_penalty": _PENALTY,
+        "frequency_penalty": _PENALTY,
+        "repetition_penalty": number(0.01, 100.0),
+        "temperature": number(0.0, 1000.0),
+        "top_p": _SHARE,
+        "top_k": integer(-1),
+        "min_p": number(0.0, 1.0),
+        "seed": optional(integer(-MAX_INT - 1)),
+        "stop": optional(either(text(), _STRINGS)),
+        "stop_token_ids": optional(TOKEN_IDS),
+        "max_tokens": _OPTIONAL_COUNT,
+        "min_tokens": _COUNT,
+        "logprobs": _OPTIONAL_COUNT,
+        "prompt_logprobs": _OPTIONAL_COUNT,
+        "output_kind": member(RequestOutputKind),
+        "logit_bias": optional(Kind(_unpack_biases, _draw_biases, _pack_biases)),
+        "allowed_token_ids": optional(TOKEN_IDS),
+        "best_of": optional(integer(1, _INT32)),
+        "length_penalty": number(-10.0, 10.0),
+        "early_stopping": either(BOOLEAN, Kind(_never, lambda pick: "never")),
+        "typical_p": _SHARE,
+        "bad_words": optional(_STRINGS),
+        "bad_words_token_ids": lists(UINT32S, 4096, tuple, tuple),
+        "extra_args": optional(
+            Kind(_unpack_arguments, _draw_arguments, lambda value, name: [[*pair] for pair in value.items()])
+        ),
+        "structured_outputs": optional(_STRUCTURED_OUTPUTS),
+        "kept_special_tokens": _STRINGS,
+        "repetition_detection": optional(
+            row(
+                RepetitionDetectionParams,
+                dict.fromkeys(("max_pattern_size", "min_pattern_size", "min_count"), _PATTERN_SIZE),
+                prefix="repetition_detection.",
+            )
+        ),
+        "logprob_token_ids": optional(uint32s(1024, make=tuple)),
+        "thinking_token_budget": _OPTIONAL_COUNT,
+        "thinking_tags": optional(
+            row(
+                ThinkingTags,
+                {"start_token_ids": uint32s(64, make=tuple), "end_token_ids": uint32s(64, 1, tuple)},
+                prefix="thinking_tags.",
+            )
+        ),
+        "no_repeat_ngram_size": _PATTERN_SIZE,
+    },
+    absent=("stream_interval", "truncate_prompt_tokens", "truncation_side"),  # the front end alone heeds them
+)
+
+
+def _check_pooling(params: PoolingParams) -> None:
+    if params.pooling_type is None and not (params.task and params.task.is_per_token):
+        raise CodecError(f"pooling_type must be one of {', '.join(PoolingType)}")
+
+
+POOLING_PARAMS: Final = row(
+    PoolingParams,
+    {
+        "pooling_type": optional(member(PoolingType)),
+        "normalize": BOOLEAN,
+        "dimensions": optional(integer(1, _INT32)),
+        # At admission, `score` becomes `classify`.
+        "task": member(task for task in PoolingTask if task is not PoolingTask.SCORE),
+        "use_activation": BOOLEAN,
+        "second_text_start": _OPTIONAL_COUNT,
+    },
+    absent=("truncate_prompt_tokens", "truncation_side"),  # admission has done it: nothing is left to cut
+    check=_check_pooling,
+)
+
+KV_TRANSFER: Final = row(
+    KVTransferParams, {"remote_engine_id": text(128), "transfer_id": text(128), "num_tokens": _COUNT},
+    prefix="kv_transfer.",
+)  # fmt: skip
+
+REQUEST: Final = row(
+    EngineCoreRequest,
+    {
+        "request_id": REQUEST_ID,
+        "prompt_token_ids": uint32s(min_items=1),
+        "sampling_params": SAMPLING_PARAMS,
+        "eos_token_ids": uint32s(4096, make=tuple),
+        "arrival_time_s": _TIME,
+        "priority": integer(-MAX_INT - 1),
+        "cache_salt": text(1024),
+        "lora_name": LORA_NAME,
+        "fork_of": text(MAX_REQUEST_ID_LENGTH),
+        "pooling_params": optional(POOLING_PARAMS),
+        "output_token_ids": TOKEN_IDS,
+        "tenant": text(MAX_TENANT_LENGTH),
+        "lora_path": text(4096),
+        "deadline_s": optional(_TIME),
+        "kv_transfer": optional(KV_TRANSFER),
+        "prompt_embeds": optional(blob()),
+    },
+    has_key=True,
+)

@@ -1,0 +1,171 @@
+"""Rows: objects of a class as lists of their fields, in the order of the class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from operator import attrgetter, itemgetter
+from random import Random
+from typing import Any, Final, get_type_hints
+
+from llmstack_engine_core.messages.kinds import (
+    BOOLEAN,
+    COUNT,
+    MAX_ITEMS,
+    CodecError,
+    Kind,
+    Optional,
+    are_counters,
+    as_it_is,
+    items,
+    list_of,
+)
+
+_KINDS: Final[Mapping[Any, Kind]] = {bool: BOOLEAN, int: COUNT}
+MIN_COUNTS: Final = 4
+"""So many counts are cheaper to check together than one by one."""
+
+_NONE: Final[Mapping[str, Kind]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Kind):
+    """The kind of the objects of `cls`."""
+
+    cls: type = object
+
+
+def row(
+    cls: type[Any],
+    field_to_kind: Mapping[str, Kind] = _NONE,
+    *,
+    absent: Collection[str] = (),
+    prefix: str = "",
+    check: Callable[[Any], None] | None = None,
+    has_key: bool = False,
+) -> Row:
+    """Declares how objects of a dataclass or of a named tuple's class travel.
+
+    Args:
+        cls: The class. A field that is a bool, a count, or has a `Kind` in its annotation needs no other declaration.
+        field_to_kind: The kinds of the other fields.
+        absent: Fields that do not travel, and have their defaults on arrival.
+        prefix: What stands before the names of fields in refusals.
+        check: Refuses combinations of fields, by a `CodecError`.
+        has_key: Whether refusals carry the first field, as `CodecError.request_id`.
+
+    Raises:
+        TypeError: A field has no kind, or there is no such field.
+    """
+    kinds = _kinds(cls, field_to_kind, absent)
+    names = tuple(kinds)
+    todo = [(index, *_unpack(kind), prefix + name) for index, (name, kind) in enumerate(kinds.items())]
+    counts = [index for index, kind in enumerate(kinds.values()) if kind is COUNT]
+    get_counts = itemgetter(*counts) if len(counts) >= MIN_COUNTS else None
+    others = [one for one in todo if one[0] not in counts]
+    length, is_tuple = len(names), issubclass(cls, tuple)
+    defaults = cls._field_defaults if is_tuple else {one.name: one.default for one in fields(cls) if one.init}
+    order = enumerate(get_type_hints(cls))
+    between = [(index, defaults[name]) for index, name in order if name in absent and name in defaults]
+
+    def unpack(value: Any, name: str) -> Any:
+        if type(value) is not list or len(value) != length:
+            raise CodecError(f"{name} must be a list of {length} items")
+        values, left = value, todo
+        try:
+            if get_counts is not None and are_counters(get_counts(values)):
+                left = others  # all counts were checked at once, in C
+            for index, unpack_one, is_optional, field in left:
+                value = values[index]
+                if value is not None or not is_optional:
+                    values[index] = unpack_one(value, field)
+            for index, default in between:
+                values.insert(index, default)
+            made = tuple.__new__(cls, values) if is_tuple else cls(*values)
+            if check is not None:
+                check(made)
+        except CodecError as error:
+            if has_key:
+                with suppress(CodecError):
+                    error.request_id = todo[0][1](values[0], names[0])
+            raise
+        return made
+
+    return Row(unpack, _drawer(cls, kinds, check), _packer(cls, kinds, prefix), cls)
+
+
+def _unpack(kind: Kind) -> tuple[Callable[..., Any], bool]:
+    """How a row unpacks a field, and whether it skips None."""
+    return (kind.unpack_value, True) if isinstance(kind, Optional) else (kind.unpack, False)
+
+
+def _kinds(cls: type, given: Mapping[str, Kind], absent: Collection[str]) -> dict[str, Kind]:
+    hints = get_type_hints(cls, include_extras=True)
+    kinds: dict[str, Kind | None] = {
+        name: given.get(name) or getattr(hint, "__metadata__", [_KINDS.get(hint)])[0]
+        for name, hint in hints.items()
+        if name not in absent
+    }
+    wrong = {*given, *absent} - {*hints} | {name for name, kind in kinds.items() if not isinstance(kind, Kind)}
+    if wrong:
+        raise TypeError(f"{cls.__name__} has no field, or the field no kind: {', '.join(sorted(wrong))}")
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
+def _packer(cls: type, kinds: Mapping[str, Kind], prefix: str) -> Callable[[Any, str], Any]:
+    names = tuple(kinds)
+    todo = [
+        (index, kind.pack, prefix + name)
+        for index, (name, kind) in enumerate(kinds.items())
+        if kind.pack is not as_it_is
+    ]
+    if names == getattr(cls, "_fields", None) and not todo:
+        return as_it_is
+    get = attrgetter(*names) if names else list
+
+    def pack(made: Any, name: str) -> list[Any]:
+        values = list(get(made)) if len(names) > 1 else [get(made)] if names else []
+        for index, pack_one, field in todo:
+            value = values[index]
+            if value is not None:
+                values[index] = pack_one(value, field)
+        return values
+
+    return pack
+
+
+def _drawer(cls: type, kinds: Mapping[str, Kind], check: Callable[[Any], None] | None) -> Callable[[Random], Any]:
+    def draw(pick: Random) -> Any:
+        made = cls(**{name: kind.draw(pick) for name, kind in kinds.items()})
+        try:
+            if check is not None:
+                check(made)
+        except CodecError:
+            return draw(pick)
+        return made
+
+    return draw
+
+
+def tuple_of(*kinds: Kind) -> Kind:
+    """A tuple with one value of each kind."""
+
+    def unpack(value: Any, name: str) -> tuple[Any, ...]:
+        packed = list_of(value, name, len(kinds))
+        return tuple(kind.unpack(one, name) for kind, one in zip(kinds, packed, strict=True))
+
+    def pack(value: tuple[Any, ...], name: str) -> list[Any]:
+        return [kind.pack(one, name) for kind, one in zip(kinds, value, strict=True)]
+
+    return Kind(unpack, lambda pick: tuple(kind.draw(pick) for kind in kinds), pack)
+
+
+def mapping(keys: Kind, values: Kind, max_items: int = MAX_ITEMS) -> Kind:
+    """A dictionary, as a list of pairs: messages hold no maps."""
+    pairs = items(tuple_of(keys, values), max_items)
+    return Kind(
+        lambda value, name: dict(pairs.unpack(value, name)),
+        lambda pick: dict(pairs.draw(pick)),
+        lambda value, name: pairs.pack(value.items(), name),
+    )
