@@ -134,6 +134,20 @@ def test_a_held_request_goes_on_where_it_was() -> None:
     assert not rig.stages._ahead
 
 
+def test_a_stage_is_in_use_from_the_step_in_which_a_held_request_reaches_it() -> None:
+    rig = Rig()
+    one = request("r", "adapters", "transfers")
+    rig.parts["adapters"].holds = rig.parts["transfers"].holds = True
+    rig.enter(one)
+    rig.stages.look()
+    assert [name for name, _ in rig.step()] == ["adapters", "runner", "adapters", "adapters"]
+    rig.parts["adapters"].let_go.add("r")
+    rig.stages.take_ready(0.0)
+    assert rig.stages.go_on(one)
+    assert (rig.stages.is_busy, rig.stages.num_waiting) == (True, 1)
+    assert ("transfers", "update") in rig.step()
+
+
 def test_those_nearest_to_the_scheduler_go_on_first() -> None:
     rig = Rig()
     made = {name: request(name, name) for name in ("adapters", "transfers", "grammars")}

@@ -165,7 +165,6 @@ class Stages:
             InvalidRequestError: It cannot be served; it is to be forgotten.
         """
         self._ahead[request.request_id] = iter(needed)
-        self.active = [stage for stage in self._all if stage in self.active or stage in needed]
         return self.go_on(request)
 
     def go_on(self, request: EngineCoreRequest) -> bool:
@@ -174,10 +173,13 @@ class Stages:
         Raises:
             InvalidRequestError: It cannot be served; it is to be forgotten.
         """
-        waits = any(stage.hold(request) for stage in self._ahead[request.request_id])
-        if not waits:
-            del self._ahead[request.request_id]
-        return waits
+        for entered in self._ahead[request.request_id]:
+            if entered not in self.active:
+                self.active = [stage for stage in self._all if stage in self.active or stage is entered]
+            if entered.hold(request):
+                return True
+        del self._ahead[request.request_id]
+        return False
 
     def take_ready(self, wait_s: float) -> list[Ready]:
         """The requests that can go on, those nearest to the scheduler first."""
