@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmstack_server.options.config import ServeConfig
-from llmstack_server.serving.event_loop import settle
+from llmstack_server.serving.event_loop import EarlySignals, handled_signals, loop_factory, settle
 from llmstack_server.serving.launcher import StageTimer, resolve_engine_args, start_error
 from llmstack_types import LLMStackError
 
@@ -157,10 +158,33 @@ class EngineProcesses:
             await self.members.close()
 
 
-def stop_on_signal(outcome: asyncio.Future[int], number: int) -> None:
-    """Handles a signal that stops a process without HTTP: `outcome`, its exit code, is 0."""
-    logger.info("%s: stopping the engine cores", signal.Signals(number).name)
-    settle(outcome, 0)
+def run_until_signal(run: Callable[[], Coroutine[None, None, int | None]], signals: EarlySignals) -> int:
+    """Runs a process without HTTP until a stop signal or SIGHUP, which cancels it, or its end.
+
+    Returns its exit code, which is 0 after a signal and where it has none.
+    """
+    with signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_until_signal(run, signals))
+
+
+async def _until_signal(run: Callable[[], Coroutine[None, None, int | None]], signals: EarlySignals) -> int:
+    stopped = asyncio.Event()
+
+    def stop(number: int) -> None:
+        logger.info("%s: stopping", signal.Signals(number).name)
+        stopped.set()
+
+    if signals.is_stop_requested:
+        return 0
+    running, stopping = asyncio.create_task(run()), asyncio.create_task(stopped.wait())
+    with handled_signals(stop, partial(stop, signal.SIGHUP)):
+        try:
+            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return 0 if stopped.is_set() else running.result() or 0
+        finally:
+            for task in (running, stopping):
+                task.cancel()
+            await asyncio.gather(running, stopping, return_exceptions=True)
 
 
 def start_engine_processes(config: ServeConfig, timer: StageTimer) -> EngineProcesses:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from llmstack_engine_client.factory import attach_async_client
@@ -14,10 +12,10 @@ from llmstack_engine_core.ipc.addresses import free_addresses, prepare_address
 from llmstack_engine_core.ipc.keys import keys_for, make_key_file
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
-from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes, stop_on_signal
-from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
+from llmstack_server.serving.engine_processes import EngineProcesses, run_until_signal, start_engine_processes
+from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
 from llmstack_server.serving.launcher import StageTimer, one_line
-from llmstack_types import EngineReady, LLMStackError
+from llmstack_types import LLMStackError
 
 logger = logging.getLogger(__name__)
 
@@ -61,59 +59,44 @@ def run_headless(config: ServeConfig) -> int:
         from llmstack_server.serving.hosts import run_joined
 
         return run_joined(config, timer, signals)
-    with signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_run(config, timer, signals))
+    return run_until_signal(lambda: _serve(config, timer), signals)
 
 
-async def _run(config: ServeConfig, timer: StageTimer, signals: EarlySignals) -> int:
+async def _serve(config: ServeConfig, timer: StageTimer) -> int:
+    """Returns 1 soon after the last engine core has ended."""
+    engines = await in_daemon_thread(lambda: start_engine_processes(config, timer), "start-engines")
     outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    with handled_signals(partial(stop_on_signal, outcome), partial(stop_on_signal, outcome, signal.SIGHUP)):
-        return await _run_until_end(config, timer, signals, outcome)
-
-
-async def _run_until_end(
-    config: ServeConfig, timer: StageTimer, signals: EarlySignals, outcome: asyncio.Future[int]
-) -> int:
-    opening = in_daemon_thread(lambda: start_engine_processes(config, timer), "start-engines")
-    starting = asyncio.create_task(_start(config, timer, opening, outcome))
+    engines.watch_until_end(outcome)
+    reporting = asyncio.create_task(_report_ready(config, timer, engines))
     try:
-        if signals.is_stop_requested:
-            return 0
-        await asyncio.wait((starting, outcome), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
+        await asyncio.wait((reporting, outcome), return_when=asyncio.FIRST_COMPLETED)
+        if reporting.done():
+            reporting.result()
         return await outcome
     finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        if not opening.cancel() and opening.exception() is None:
-            await opening.result().stop()
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+        await engines.stop()
 
 
-async def _start(
-    config: ServeConfig, timer: StageTimer, opening: asyncio.Future[EngineProcesses], outcome: asyncio.Future[int]
-) -> None:
-    engines = await asyncio.shield(opening)
+async def _report_ready(config: ServeConfig, timer: StageTimer, engines: EngineProcesses) -> None:
     addresses = " ".join(engines.addresses)
     logger.info("loading %s for servers that attach to %s", config.model or "the embedded demo model", addresses)
-
-    engines.watch_until_end(outcome)
-    ready = await _wait_until_ready(engines, config.engine.engine_key_file)
+    client = attach_async_client(
+        engines.addresses,
+        client_index=_CLIENT_INDEX,
+        start_timeout_s=START_TIMEOUT_S,
+        key_file=config.engine.engine_key_file,
+    )
+    try:
+        ready = await client.wait_until_ready()
+    except LLMStackError as error:
+        raise ServeError(one_line(error)) from error
+    finally:
+        await client.shutdown()
     logger.info(
         "engine cores are ready after %.1f s (%s on %s, up to %d tokens); serve them with: "
         "llmstack serve %s",
         timer.total_s, ready.dtype, ready.device, ready.max_model_len,
         " ".join(filter(None, (config.model, "--engine-address", addresses))),
     )  # fmt: skip
-
-
-async def _wait_until_ready(engines: EngineProcesses, key_file: str | None) -> EngineReady:
-    client = attach_async_client(
-        engines.addresses, client_index=_CLIENT_INDEX, start_timeout_s=START_TIMEOUT_S, key_file=key_file
-    )
-    try:
-        return await client.wait_until_ready()
-    except LLMStackError as error:
-        raise ServeError(one_line(error)) from error
-    finally:
-        await client.shutdown()

@@ -5,11 +5,8 @@ With `--headless` it runs engine cores, with `--node-rank` ranks of a model.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
-import signal
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -23,10 +20,10 @@ from llmstack_server.options.reload_options import engine_args_of
 from llmstack_server.serving.engine_processes import (
     EngineProcesses,
     launch_engine_processes,
+    run_until_signal,
     start_engine_processes,
-    stop_on_signal,
 )
-from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
+from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
 from llmstack_server.serving.launcher import StageTimer, one_line, resolve_engine_args, start_error
 from llmstack_types import EngineStartError, LLMStackError
 
@@ -45,8 +42,9 @@ def run_joined(config: ServeConfig, timer: StageTimer, signals: EarlySignals) ->
     Raises:
         ServeError: They could not start, or the first machine refuses them.
     """
+    machine = Machine(_Launches(config, timer).launch)
     try:
-        return _run_until_signal(Machine(_Launches(config, timer).launch).run, signals)
+        return run_until_signal(machine.run, signals)
     except EnginesEndedError:
         return 1
     except LLMStackError as error:
@@ -68,34 +66,11 @@ def run_node(config: ServeConfig) -> int:
         agent = importlib.import_module(_AGENT)
         logger.info("machine %d of %d joins %s", engine.node_rank, engine.nnodes, engine.master_addr)
         node = agent.NodeAgent(engine_config.model, engine_config.start_timeout_s)
-        return _run_until_signal(node.run, EarlySignals())
+        return run_until_signal(node.run, EarlySignals())
     except ImportError as error:
         raise ServeError("--nnodes: pip install llmstack-parallel") from error
     except (LLMStackError, OSError) as error:
         raise start_error(error) from error
-
-
-def _run_until_signal(run: Callable[[], Awaitable[None]], signals: EarlySignals) -> int:
-    """The exit code, which is 0."""
-    with signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_until_signal(run, signals))
-
-
-async def _until_signal(run: Callable[[], Awaitable[None]], signals: EarlySignals) -> int:
-    outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    if signals.is_stop_requested:
-        return 0
-    running = asyncio.ensure_future(run())
-    on_signal = partial(stop_on_signal, outcome)
-    with handled_signals(on_signal, partial(on_signal, signal.SIGHUP)):
-        try:
-            await asyncio.wait((running, outcome), return_when=asyncio.FIRST_COMPLETED)
-            if not outcome.done():
-                running.result()
-            return 0
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
 
 class _Launches:

@@ -152,7 +152,7 @@ class HostsClient(ReplicasClient):
 
     def _on_join(self, join: Join) -> None:
         logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.numbers)))
-        for rank, address in zip(join.numbers, join.addresses, strict=True):
+        for rank, address in zip(join.numbers, join.addresses, strict=False):
             client = self._clients[rank]
             if isinstance(client, RemoteClient):
                 client.place(address, join.server_key)
