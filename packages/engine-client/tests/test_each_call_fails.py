@@ -233,6 +233,7 @@ def check_nothing_is_left(loop: Loop) -> None:
     assert (stats.num_free_blocks, stats.num_free_host_blocks) == (stats.num_blocks, NUM_HOST_BLOCKS)
     assert not loop._request_id_to_client
     assert not loop._core._request_ids
+    assert (loop._core.stages.active, loop._core.stages._ahead) == ([], {})
     assert not loop._core.runner._rows  # type: ignore[attr-defined]  # the echo runner's
     scheduler: Any = loop._core._scheduler
     scheduler._scheduler._kv_cache_manager.check_integrity()

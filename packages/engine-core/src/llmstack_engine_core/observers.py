@@ -66,7 +66,7 @@ class Observers:
 
     def read_cache(self) -> None:
         """The prefix cache may have changed."""
-        if self.cache_news is not None and self.cache_news.is_followed:
+        if self.cache_news is not None:
             self.cache_news.read()
 
     def take_shadow_report(self) -> ShadowReport | None:
@@ -77,14 +77,15 @@ class Observers:
         self, outputs: list[EngineCoreOutput], step_outputs: EngineCoreOutputs, phases: StepPhases | None
     ) -> EngineCoreOutputs:
         """`outputs`, and what there is to report after the step of `step_outputs`."""
-        self.read_cache()
+        if self.cache_news is not None and self.cache_news.is_followed:
+            self.cache_news.read()
         events = self.events.take() if self.events.unsent else ()
         if not self.log_stats:
             return EngineCoreOutputs(outputs, step_outputs.timestamp_s)
         return EngineCoreOutputs(
             outputs, step_outputs.timestamp_s, step_outputs.scheduler_stats, events, phases,
             evictions=() if self.residency is None else self.residency.take(),
-            shadow=self.take_shadow_report(),
+            shadow=None if self.shadow is None else self.shadow.take_report(),
         )  # fmt: skip
 
     def close(self) -> None:
