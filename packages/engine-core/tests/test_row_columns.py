@@ -45,17 +45,30 @@ def test_the_rows_of_kept_steps_are_not_made_on_their_way_to_a_page(monkeypatch:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("indexes", [None, False, 0, [], "", {}])
+@pytest.mark.parametrize("indexes", [False, 0, [], "", {}, b"abc", b"\x01\0\0\0"])
 def test_only_bytes_are_indexes_of_request_ids(indexes: object) -> None:
     def received(indexes: object) -> object:
-        return _as_received([now_s, [names, [[*times, [indexes, b"", b"", None, None]]]], *others])
+        return _as_received([now_s, [names, [[*times, indexes, b"", b"", None, None]]], *others])
 
     recorder, rows = StepRecorder(), [ScheduledRequest("r", 3, 4, [5])]
     recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), rows), EngineCoreOutputs([]))
-    now_s, (names, ((*times, _),)), *others = RECENT_STEPS.pack(recorder.read(2.0), "recording")
+    now_s, (names, ((*times, _, _, _, _, _),)), *others = RECENT_STEPS.pack(recorder.read(2.0), "recording")
     assert not RECENT_STEPS.unpack(received(b""), "recording").steps[0].rows
     with pytest.raises(CodecError, match="request_ids"):
         RECENT_STEPS.unpack(received(indexes), "recording")
+
+
+def test_a_step_with_the_rows_of_the_step_before_has_no_ids_of_its_own() -> None:
+    recorder = StepRecorder()
+    for ids in ("rs", "rs", "s", "rst"):
+        rows = [ScheduledRequest(one, 3, 4, [5]) for one in ids]
+        recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), rows), EngineCoreOutputs([]))
+    sent = _as_received(RECENT_STEPS.pack(recorder.read(2.0), "recording"))
+    names, steps = sent[1]  # type: ignore[index]
+    assert names == ["r", "s", "t"]
+    assert [step[3] is None for step in steps] == [False, True, False, False]
+    steps = RECENT_STEPS.unpack(sent, "recording").steps
+    assert ["".join(row.request_id for row in step.rows) for step in steps] == ["rs", "rs", "s", "rst"]
 
 
 def _as_received(value: object) -> object:

@@ -109,5 +109,5 @@ def _draw_result(pick: Random) -> ControlResult:
     return ControlResult(COUNT.draw(pick), operation, kind.draw(pick))
 
 
-CALL: Final = Row(_unpack_call, _draw_call, _pack_call, ControlCall)
-RESULT: Final = Row(_unpack_result, _draw_result, _pack_result, ControlResult)
+CALL: Final = Row(_unpack_call, _draw_call, _pack_call, cls=ControlCall)
+RESULT: Final = Row(_unpack_result, _draw_result, _pack_result, cls=ControlResult)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, chain, repeat
 from random import Random
@@ -24,7 +24,7 @@ MAX_INT: Final = 2**63 - 1
 MAX_TEXT_LENGTH: Final = 65_536
 MAX_ITEMS: Final = 65_536
 _LONG_TEXT_SHARE: Final = 0.01
-_DENSE: Final = object()
+NO_DEFAULT: Final = object()
 
 Function = Callable[..., Any]
 
@@ -53,12 +53,14 @@ class Kind:
     Attributes:
         unpack: From what msgpack has decoded, and the field's name, to the value; raises `CodecError`.
         draw: From a random generator to some value of this kind, often one at a bound.
-        pack: From a value that is not None, and the field's name, to what msgpack takes.
+        pack: From a value, and the field's name, to what msgpack takes.
+        default: The value for which None travels, in a row; what has a default is neither packed nor unpacked then.
     """
 
     unpack: Function
     draw: Function
     pack: Function = as_it_is
+    default: Any = NO_DEFAULT
 
 
 def text(max_length: int = MAX_TEXT_LENGTH, min_length: int = 0) -> Kind:
@@ -116,26 +118,9 @@ BOOLEAN: Final = Kind(_boolean, lambda pick: pick.random() < 0.5)
 COUNT: Final = integer()
 
 
-@dataclass(frozen=True, slots=True)
-class Optional(Kind):
-    """None, or a value of a kind.
-
-    Attributes:
-        unpack_value: `unpack` of what is not None; a row asks for no more.
-    """
-
-    unpack_value: Function = as_it_is
-
-
-def optional(kind: Kind) -> Optional:
+def optional(kind: Kind) -> Kind:
     """None, or a value of `kind`."""
-    unpack, draw = kind.unpack, kind.draw
-    return Optional(
-        lambda value, name: None if value is None else unpack(value, name),
-        lambda pick: None if pick.random() < 0.5 else draw(pick),
-        kind.pack,
-        unpack,
-    )
+    return replace(kind, draw=lambda pick: None if pick.random() < 0.5 else kind.draw(pick), default=None)
 
 
 def either(first: Kind, second: Kind) -> Kind:
@@ -325,15 +310,8 @@ def lists(numbers: Kind, max_items: float = math.inf, make: type = list, outer: 
     return _lists(unpack, draw, pack, outer, max_items)
 
 
-@dataclass(frozen=True, slots=True)
-class Sparse(Kind):
+def sparse(default: Any, column: Kind) -> Kind:
     """A column whose values are mostly `default`: None where all are, else the numbers of the others and these."""
-
-    default: Any = None
-
-
-def sparse(default: Any, column: Kind) -> Sparse:
-    """Declares a sparse column."""
 
     def pack(values: Sequence[Any], name: str) -> Any:
         indices = [index for index, value in enumerate(values) if value != default]
@@ -354,7 +332,7 @@ def sparse(default: Any, column: Kind) -> Sparse:
     def draw(pick: Random, length: int) -> list[Any]:
         return [default if pick.random() < 0.7 else column.draw(pick, 1)[0] for _ in range(length)]
 
-    return Sparse(unpack, draw, pack, default)
+    return Kind(unpack, draw, pack, default)
 
 
 def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], make: type = list) -> Kind:
@@ -363,17 +341,17 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
     if getattr(cls, "_fields", names) != names:
         raise TypeError(f"{cls.__name__} has other fields than {', '.join(names)}")
     kinds = field_to_column.values()
-    defaults = [getattr(kind, "default", _DENSE) for kind in kinds]
-    packs = list(zip(names, (kind.pack for kind in kinds), defaults, strict=True))
-    unpack_first, *others = [kind.unpack for kind in kinds]
-    unpacks = list(zip(range(1, len(names)), names[1:], others, defaults[1:], strict=True))
+    packs = [(name, kind.pack, kind.default) for name, kind in field_to_column.items()]
+    (_, _, unpack_first, _), *unpacks = [
+        (index, name, kind.unpack, kind.default) for index, (name, kind) in enumerate(field_to_column.items())
+    ]
 
     def pack(rows: Sequence[Any], name: str) -> list[Any] | None:
         if not rows:
             return None
         packed: list[Any] = []
         for (field, one, default), column in zip(packs, zip(*rows, strict=True), strict=True):
-            if default is _DENSE:
+            if default is NO_DEFAULT:
                 packed.append(column if one is as_it_is else one(column, field))
             else:
                 packed.append(None if column.count(default) == len(rows) else one(column, field))
@@ -387,8 +365,8 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
         first = unpack_first(value[0], names[0])
         count = len(first)
         rest = [
-            one(value[index], field, count) if default is _DENSE or value[index] is not None else repeat(default, count)
-            for index, field, one, default in unpacks
+            repeat(none, count) if value[index] is None and none is not NO_DEFAULT else one(value[index], field, count)
+            for index, field, one, none in unpacks
         ]
         return list(map(tuple.__new__, repeat(cls), zip(first, *rest, strict=True)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -107,7 +108,7 @@ _SHARE: Final = number(_TINY, 1.0)
 _STRINGS: Final = texts(max_items=1024, make=tuple)
 _OPTIONAL_COUNT: Final = optional(_COUNT)
 _OPTIONAL_TEXT: Final = optional(text())
-_SCHEMA: Final = Kind(_OPTIONAL_TEXT.unpack, _OPTIONAL_TEXT.draw, text().unpack)  # a text since admission
+_SCHEMA: Final = optional(replace(text(), pack=text().unpack))  # a text since admission
 
 _CHOICES: Final = optional(texts(max_items=4096, make=tuple))
 _STRUCTURED_OUTPUTS: Final = row(

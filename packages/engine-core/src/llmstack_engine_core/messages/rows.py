@@ -13,9 +13,9 @@ from llmstack_engine_core.messages.kinds import (
     BOOLEAN,
     COUNT,
     MAX_ITEMS,
+    NO_DEFAULT,
     CodecError,
     Kind,
-    Optional,
     are_counters,
     as_it_is,
     items,
@@ -60,7 +60,7 @@ def row(
     """
     kinds = _kinds(cls, field_to_kind, absent)
     names = tuple(kinds)
-    todo = [(index, *_unpack(kind), prefix + name) for index, (name, kind) in enumerate(kinds.items())]
+    todo = [(index, kind.unpack, kind.default, prefix + name) for index, (name, kind) in enumerate(kinds.items())]
     counts = [index for index, kind in enumerate(kinds.values()) if kind is COUNT]
     get_counts = itemgetter(*counts) if len(counts) >= MIN_COUNTS else None
     others = [one for one in todo if one[0] not in counts]
@@ -76,10 +76,9 @@ def row(
         try:
             if get_counts is not None and are_counters(get_counts(values)):
                 left = others  # all counts were checked at once, in C
-            for index, unpack_one, is_optional, field in left:
+            for index, unpack_one, default, field in left:
                 value = values[index]
-                if value is not None or not is_optional:
-                    values[index] = unpack_one(value, field)
+                values[index] = default if value is None and default is not NO_DEFAULT else unpack_one(value, field)
             for index, default in between:
                 values.insert(index, default)
             made = tuple.__new__(cls, values) if is_tuple else cls(*values)
@@ -92,12 +91,7 @@ def row(
             raise
         return made
 
-    return Row(unpack, _drawer(cls, kinds, check), _packer(cls, kinds, prefix), cls)
-
-
-def _unpack(kind: Kind) -> tuple[Callable[..., Any], bool]:
-    """How a row unpacks a field, and whether it skips None."""
-    return (kind.unpack_value, True) if isinstance(kind, Optional) else (kind.unpack, False)
+    return Row(unpack, _drawer(cls, kinds, check), _packer(cls, kinds, prefix), cls=cls)
 
 
 def _kinds(cls: type, given: Mapping[str, Kind], absent: Collection[str]) -> dict[str, Kind]:
