@@ -20,6 +20,8 @@ from llmstack_model_runner.steps.input_batch import InputBatchError
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint, write_gpt2_config
 from llmstack_types import (
     EngineStartError,
+    KVCacheGroupSpec,
+    KVTensorSpec,
     ModelRunnerConfig,
     NewRequest,
     SamplingParams,
@@ -216,7 +218,10 @@ def test_results_may_be_read_late_and_twice(runner: ModelRunner) -> None:
 
 def test_spec_and_memory_are_those_of_the_model(loaded: ModelRunner) -> None:
     spec = loaded.kv_cache_spec()
-    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (2, 4, 8, 97)
+    assert (spec.num_layers, spec.vocab_size) == (2, 97)
+    tensors = tuple(KVTensorSpec(name, (4, spec.block_size, 8), "float32") for name in ("keys", "values"))
+    assert spec.groups == (KVCacheGroupSpec((0, 1), tensors=tensors),)
+    assert spec.groups[0].bytes_per_block == spec.bytes_per_block
     assert (spec.block_size, spec.dtype, spec.device) == (4, "float32", "cpu")
     assert spec.bytes_per_block == 2 * 2 * 4 * 8 * 4 * 4
     # Not more than 256 requests of 128 tokens can fill.

@@ -123,9 +123,10 @@ def _build_with_runner(
         step_log = open_step_log(config, header, shadow)
     ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends())
     ready = replace(ready, versions=header.versions)
+    num_groups = len(spec.table_groups)
     logger.info(
         "KV cache: %d blocks of %d tokens%s, room for %.1f requests of %d; start took %s",
-        num_blocks, spec.block_size, f" in each of {len(spec.groups)} groups of layers" if spec.groups else "",
+        num_blocks, spec.block_size, f" in each of {num_groups} groups of layers" if num_groups else "",
         cache.num_usable_blocks / cache.num_blocks_needed(max_model_len, scheduler_config), max_model_len,
         _describe(timer.phases_s),
     )  # fmt: skip
@@ -247,10 +248,10 @@ def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: 
     else:
         cache = cache_config(spec, 1, enable_prefix_caching=False, num_host_blocks=0)
         num_row_blocks = cache.num_blocks_needed(config.model.max_model_len, config.scheduler)
-        useful = 2 * config.scheduler.max_num_seqs * num_row_blocks + bool(spec.groups)
+        useful = 2 * config.scheduler.max_num_seqs * num_row_blocks + bool(spec.table_groups)
         num_blocks, flag = min(available_bytes // spec.bytes_per_block, useful), "--gpu-memory-utilization"
-    least = len(spec.groups) + 1 if spec.groups else 1  # the null block, and one of each group
-    what = f"{f'{least} blocks' if spec.groups else 'one block'} of {spec.block_size} tokens"
+    least = len(spec.table_groups) + 1 if spec.table_groups else 1  # the null block, and one of each group
+    what = f"{f'{least} blocks' if spec.table_groups else 'one block'} of {spec.block_size} tokens"
     if num_blocks < least:
         raise EngineStartError(
             f"the KV cache needs at least {least * spec.bytes_per_block} bytes for {what}, but "

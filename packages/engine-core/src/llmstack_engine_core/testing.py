@@ -15,6 +15,7 @@ from llmstack_engine_core.protocols import ModelRunner
 from llmstack_types import (
     KVCacheGroupSpec,
     KVCacheSpec,
+    KVTensorSpec,
     ModelRunnerConfig,
     ModelRunnerOutput,
     NewRequest,
@@ -126,11 +127,10 @@ class EchoModelRunner:
     def kv_cache_spec(self) -> KVCacheSpec:
         """One layer, or two with groups of their own, with one head of one number."""
         window = self.options.sliding_window
-        groups = (KVCacheGroupSpec((0,)), KVCacheGroupSpec((1,), window)) if window else ()
+        tensors = tuple(KVTensorSpec(name, (1, self._block_size, 1), "float32") for name in ("keys", "values"))
+        both = (KVCacheGroupSpec((0,), tensors=tensors), KVCacheGroupSpec((1,), window, "window", tensors))
         return KVCacheSpec(
-            num_layers=max(len(groups), 1),
-            num_kv_heads=1,
-            head_dim=1,
+            num_layers=2 if window else 1,
             block_size=self._block_size,
             dtype="float32",
             bytes_per_block=BYTES_PER_TOKEN * self._block_size,
@@ -138,7 +138,7 @@ class EchoModelRunner:
             embedding_size=ECHO_EMBEDDING_SIZE,
             is_generative=bool(self.options.is_generative),
             num_labels=self.options.num_labels,
-            groups=groups,
+            groups=both if window else both[:1],
         )
 
     def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
@@ -318,7 +318,7 @@ def check_model_runner(
     _require(min(spec.block_size, spec.bytes_per_block, spec.vocab_size) > 0, "the KV cache specification is positive")
     _require(runner.available_kv_bytes() >= spec.bytes_per_block, "there is room for a block")
     _require(runner.available_kv_bytes(is_size_given=True) >= spec.bytes_per_block, "there is room for a block")
-    blocks_per_request = -(-(len(prompt_token_ids) + 4) // spec.block_size) * max(len(spec.groups), 1)
+    blocks_per_request = -(-(len(prompt_token_ids) + 4) // spec.block_size) * max(len(spec.table_groups), 1)
     runner.initialize_kv_cache(1 + 4 * blocks_per_request)
     _require(isinstance(runner.backends(), Mapping), "backends is a mapping")
     probe = _Probe(runner, list(prompt_token_ids), blocks_per_request)

@@ -16,8 +16,8 @@ from llmstack_model_runner.device.start_checks import architecture, check_max_mo
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.sharding import Sharding, sharded
-from llmstack_model_runner.memory.kv_cache_dtype import check_capability, resolve_kv_cache_dtype
-from llmstack_model_runner.memory.kv_cache_groups import describe_groups, group_stage_layers
+from llmstack_model_runner.memory.kv_cache_dtype import check_capability, dtype_name, resolve_kv_cache_dtype
+from llmstack_model_runner.memory.kv_cache_groups import describe_groups, group_stage_layers, join_groups
 from llmstack_model_runner.memory.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.memory.sizing import settle_heap
 from llmstack_model_runner.models import Classifier, Model
@@ -128,12 +128,12 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
             is_batch_invariant=is_deterministic, checkpoint_format=checkpoint_format, packed=packed,
         )  # fmt: skip
     settle_heap(device, weight_bytes)
-    groups = group_stage_layers(model.kv_spec, config.max_model_len)
+    groups = group_stage_layers(model.kv_spec, config.max_model_len, config.block_size, dtype_name(kv_dtype))
     report = ModelReport(
         digest, for_ranks(contract, sharding), quantization,
         describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache),
     )  # fmt: skip
-    groups = groups if config.enable_hybrid_kv_cache else ()
+    groups = groups if config.enable_hybrid_kv_cache else join_groups(groups)
     shape = (model, model_config, dtype, config.block_size, device, kv_dtype, groups)
     spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds)
     return LoadedModel(model, label_head, spec, make_store(model, layers, config, dtype, device), report)

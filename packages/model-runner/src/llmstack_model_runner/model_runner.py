@@ -25,7 +25,7 @@ from llmstack_model_runner.memory.kv_cache_groups import (
     allocate_storage,
     by_layer,
     max_positions,
-    num_storage_layers,
+    num_storage_tensors,
 )
 from llmstack_model_runner.memory.layer_reports import LayerReports
 from llmstack_model_runner.memory.profile import (
@@ -38,6 +38,7 @@ from llmstack_model_runner.memory.profile import (
 from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import CausalLM, Model
+from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.sampling import LogitsProcessors, LogitsProcessorType, Sampler, load_logits_processors
 from llmstack_model_runner.steps.block_transfer import BlockTransfer
@@ -109,7 +110,7 @@ class ModelRunner:
         self._profiling = Profiling()
         self._layer_reports = LayerReports()
         self._label_head: LabelHead | None = None
-        self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._kv_caches: KVCaches = []
         self._copies: BlockCopies = DirectBlockCopies([], [])
         self._batch: InputBatch | None = None
         self._steps: HostSteps | DeviceSteps | None = None
@@ -149,7 +150,7 @@ class ModelRunner:
         config, spec = self._config, self.kv_cache_spec()
         if self._device.type == "cuda":
             share = 1.0 if is_size_given else config.gpu_memory_utilization
-            lost_bytes = 2 * num_storage_layers(spec) * ALLOCATION_STEP + spec.bytes_per_block  # the scratch block
+            lost_bytes = num_storage_tensors(spec) * ALLOCATION_STEP + spec.bytes_per_block  # the scratch block
             return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes)
         return host_kv_bytes_of(config, spec, is_size_given=is_size_given)
 
@@ -164,7 +165,7 @@ class ModelRunner:
         limits = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, spec.block_size)
         steps = list(largest_steps(*limits, is_generative=spec.is_generative))
         self._hold_positions(num_positions(steps))
-        for step in for_groups(steps, spec.groups):
+        for step in for_groups(steps, spec.table_groups):
             check_warm_up(self.execute_model(step).result())
         self._release_kv_cache()
         return_freed_memory(self._device)  # captured steps contain reference cycles
@@ -195,7 +196,7 @@ class ModelRunner:
         warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
         if not spec.is_generative:
             warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
-        for step in for_groups(warm_up, spec.groups):
+        for step in for_groups(warm_up, spec.table_groups):
             masks = partial(allow_all, step, spec.vocab_size) if step.step == MASKED_STEP else None
             check_warm_up(self.execute_model(step, masks).result())
             if not self._sharding.is_last_stage and step.scheduled_requests:
@@ -221,7 +222,7 @@ class ModelRunner:
         processors = LogitsProcessors([make(*size) for make in self._logits_processor_types])
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors,
-            spec.groups, self._adapters,
+            spec.table_groups, self._adapters,
         )  # fmt: skip
         if self._adapters is not None:
             self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens)

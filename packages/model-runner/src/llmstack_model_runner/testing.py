@@ -128,7 +128,7 @@ class StepDriver:
         self._runner = runner
         spec = runner.kv_cache_spec()
         self._block_size = spec.block_size
-        self._num_groups = max(1, len(spec.groups))  # block ids of the groups alternate
+        self._num_groups = max(1, len(spec.table_groups))  # block ids of the groups alternate
         self._free_blocks = list(range(num_blocks - 1, -1, -1))
         self._new: list[NewRequest] = []
         self._removed: list[str] = []

@@ -10,25 +10,33 @@ from hypothesis import strategies as st
 
 from llmstack_model_runner import model_runner
 from llmstack_model_runner.memory.kv_cache_groups import (
+    allocate_storage,
     by_layer,
     describe_groups,
     group_layers,
+    join_groups,
     max_positions,
     num_blocks_needed,
 )
 from llmstack_model_runner.memory.profile import MemoryState
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_types import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
+from llmstack_model_runner.models.kv_spec import keys_and_values, one_latent
+from llmstack_types import KVCacheGroupSpec, KVCacheSpec, KVTensorSpec, ModelRunnerConfig
 
-SIZES = {"num_kv_heads": 1, "head_dim": 16, "block_size": 16, "dtype": "float32", "bytes_per_block": 1, "vocab_size": 9}
+SIZES = {"block_size": 16, "dtype": "float32", "bytes_per_block": 1, "vocab_size": 9}
+
+
+def group(sliding_windows):
+    layers = [keys_and_values(2, 16, window) for window in sliding_windows]
+    return group_layers(layers, 1024, block_size=4, dtype="float32")
 
 
 @pytest.mark.parametrize(
     ("sliding_windows", "sizes"),
     [
         ((), []),
-        ((None, None), []),
-        ((4096,) * 4, []),  # no request outgrows them
+        ((None, None), [2]),
+        ((4096,) * 4, [4]),  # no request outgrows them
         ((32,) * 32, [32]),
         ((32, None) * 13, [13, 13]),
         (((32,) * 5 + (None,)) * 4 + (32, 32), [4, 4, 4, 4, 4, 2, 4]),
@@ -37,33 +45,58 @@ SIZES = {"num_kv_heads": 1, "head_dim": 16, "block_size": 16, "dtype": "float32"
     ],
 )
 def test_groups_have_equal_sizes_and_windows(sliding_windows, sizes):
-    groups = group_layers(sliding_windows, max_model_len=1024)
+    groups = group(sliding_windows)
     assert [len(group.layers) for group in groups] == sizes
-    for group in groups:
-        assert {sliding_windows[layer] for layer in group.layers} == {group.sliding_window}
+    for own in groups:
+        windows = {sliding_windows[layer] for layer in own.layers}
+        assert windows == {own.sliding_window} or min(windows) > 1024
+        assert own.kind == ("window" if own.sliding_window else "full")
 
 
 @given(st.lists(st.sampled_from([None, 8, 16, 5000]), min_size=1, max_size=80))
 def test_every_layer_is_in_one_group_and_no_two_of_a_group_share_a_tensor(sliding_windows):
-    groups = group_layers(sliding_windows, max_model_len=1024)
-    assert len(groups) <= 8
-    if not groups:
-        assert not {8, 16} & set(sliding_windows)
-        return
+    groups = group(sliding_windows)
+    assert 1 <= len(groups) <= 8
+    assert len(groups) > 1 or len({8, 16} & set(sliding_windows)) < 2
     assert sorted(layer for group in groups for layer in group.layers) == list(range(len(sliding_windows)))
     spec = KVCacheSpec(num_layers=len(sliding_windows), groups=groups, **SIZES)
     storage = [(torch.tensor(place), torch.tensor(place)) for place in range(max(len(g.layers) for g in groups))]
     caches = by_layer(storage, spec)
-    for group in groups:
-        places = [int(caches[layer][0]) for layer in group.layers]
-        assert places == list(range(len(group.layers)))
+    for own in groups:
+        places = [int(caches[layer][0]) for layer in own.layers]
+        assert places == list(range(len(own.layers)))
 
 
-def test_a_model_without_groups_has_a_tensor_for_each_layer():
-    spec = KVCacheSpec(num_layers=2, **SIZES)
+def test_a_model_with_one_group_has_tensors_for_each_layer():
+    spec = KVCacheSpec(num_layers=2, groups=group((None, None)), **SIZES)
     storage = [(torch.tensor(place), torch.tensor(place)) for place in range(2)]
-    assert by_layer(storage, spec) is storage
+    assert by_layer(storage, spec) == storage
     assert num_blocks_needed(spec, 402, 64) == 26
+
+
+def test_a_spec_of_one_group_has_tables_of_its_own_where_it_has_a_window():
+    assert KVCacheSpec(num_layers=2, groups=group((None, None)), **SIZES).table_groups == ()
+    windowed = group((32, 32))
+    assert KVCacheSpec(num_layers=2, groups=windowed, **SIZES).table_groups == windowed
+    assert join_groups(windowed) == group((None, None))
+    assert join_groups(()) == ()
+
+
+def test_the_storage_has_the_tensors_that_the_groups_name():
+    layers = [one_latent(24)] * 3
+    groups = group_layers(layers, 1024, block_size=4, dtype="bfloat16")
+    (own,) = groups
+    assert (own.kind, own.layers) == ("latent", (0, 1, 2))
+    assert own.tensors == (KVTensorSpec("latent", (1, 4, 24), "bfloat16"),)
+    assert own.bytes_per_block == 3 * 4 * 24 * 2
+    storage = allocate_storage(KVCacheSpec(num_layers=3, groups=groups, **SIZES), 5, "cpu")
+    assert [tuple(tensor.shape for tensor in layer) for layer in storage] == [((5, 1, 4, 24),)] * 3
+    assert {tensor.dtype for (tensor,) in storage} == {torch.bfloat16}
+
+
+def test_layers_of_different_shapes_are_refused():
+    with pytest.raises(ValueError, match="tensors of different shapes"):
+        group_layers([one_latent(24), keys_and_values(1, 24)], 1024, block_size=4, dtype="float32")
 
 
 @pytest.fixture
@@ -121,8 +154,8 @@ def test_needs_are_summed_over_the_groups():
 
 
 def test_the_log_says_which_layers_free_blocks_and_if_not_why():
-    groups = group_layers((32, None, 32), max_model_len=1024)
+    groups = group((32, None, 32))
     expected = "layers: 2 with a window of 32, 1 with full attention; 3 block tables"
     assert describe_groups(groups, is_enabled=True) == expected
     assert describe_groups(groups, is_enabled=False).endswith("--disable-hybrid-kv-cache-manager")
-    assert describe_groups((), is_enabled=True) == ""
+    assert describe_groups((), is_enabled=True) == describe_groups(group((None,)), is_enabled=True) == ""

@@ -14,6 +14,7 @@ from model_runner_helpers.paged_harness import PagedHarness
 from llmstack_model_files import text_config_of
 from llmstack_model_runner.models import load_model_class, supported_architectures
 from llmstack_model_runner.models.gpt2 import GPT2
+from llmstack_model_runner.models.kv_spec import keys_and_values
 from llmstack_model_runner.weights import load_weights
 
 STORIES = Path(__file__).resolve().parents[4].parent / "shared" / "models" / "stories260k"
@@ -179,11 +180,12 @@ def test_true_shapes_are_read_from_the_configuration(architecture: str, config: 
     sizes = {"intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 32, "max_position_embeddings": 128}
     model = load_model_class(architecture)(sizes | config, torch.bfloat16, CPU)
     assert model.kv_spec.head_dim == 128
-    assert model.kv_spec.num_kv_heads == config.get("num_key_value_heads", 32)
+    num_kv_heads = config.get("num_key_value_heads", 32)
+    assert model.kv_spec.layers == (keys_and_values(num_kv_heads, 128),)
     assert model.kv_spec.max_model_len == 128
     slots = model.slots()
     assert slots["model.layers.0.self_attn.k_proj.weight"].shape == (
-        model.kv_spec.num_kv_heads * 128,
+        num_kv_heads * 128,
         config["hidden_size"],
     )
 

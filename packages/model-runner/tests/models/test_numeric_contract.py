@@ -176,7 +176,7 @@ class Subject:
     @contextmanager
     def recorded(self) -> Iterator[tuple[StepDriver, Recorder]]:
         """A driver over storage without any request, as after a start, and what will be recorded."""
-        num_groups = max(1, len(self.runner.kv_cache_spec().groups))
+        num_groups = max(1, len(self.runner.kv_cache_spec().table_groups))
         num_blocks = NUM_SLOTS // self._block_size * num_groups
         self.runner.initialize_kv_cache(num_blocks)
         steps: Any = self.runner._steps

@@ -57,7 +57,7 @@ class CacheConfig:
 
 def cache_config(spec: KVCacheSpec, num_blocks: int, enable_prefix_caching: bool, num_host_blocks: int) -> CacheConfig:
     """The configuration of the cache for a loaded model; what is not causal finds no prefixes."""
-    windows = tuple(group.sliding_window or 0 for group in spec.groups)
+    windows = tuple(group.sliding_window or 0 for group in spec.table_groups)
     return CacheConfig(num_blocks, spec.block_size, enable_prefix_caching and spec.is_causal, num_host_blocks, windows)
 
 

@@ -42,7 +42,13 @@ if TYPE_CHECKING:
         StepRecord,
         StepRecording,
     )
-    from llmstack_types.model_runner import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig, RankPlacement
+    from llmstack_types.model_runner import (
+        KVCacheGroupSpec,
+        KVCacheSpec,
+        KVTensorSpec,
+        ModelRunnerConfig,
+        RankPlacement,
+    )
     from llmstack_types.model_runner_output import ModelRunnerOutput
     from llmstack_types.pooling_params import PoolingParams, PoolingTask, PoolingType
     from llmstack_types.sampling_params import (
@@ -72,6 +78,7 @@ _MODULES = {
     "InvalidRequestError": "errors",
     "KVCacheGroupSpec": "model_runner",
     "KVCacheSpec": "model_runner",
+    "KVTensorSpec": "model_runner",
     "KVTransferParams": "engine_core",
     "LLMStackError": "errors",
     "LoRAIdentity": "adapters",
@@ -124,6 +131,7 @@ __all__ = [
     "InvalidRequestError",
     "KVCacheGroupSpec",
     "KVCacheSpec",
+    "KVTensorSpec",
     "KVTransferParams",
     "LLMStackError",
     "LoRAIdentity",

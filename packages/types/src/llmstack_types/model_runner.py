@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from llmstack_types.vocabulary import KVGroupKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +135,50 @@ class ModelRunnerConfig:
         return self.num_engines * self.num_local_ranks
 
 
+_DTYPE_TO_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class KVTensorSpec:
+    """A tensor that one layer has in the storage.
+
+    Attributes:
+        name: What it holds, such as `keys`, `values` or `latent`.
+        shape: Of one block, such as [num_kv_heads, block_size, head_dim].
+        dtype: The type of its numbers, such as `bfloat16`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one block."""
+        return math.prod(self.shape) * _DTYPE_TO_BYTES[self.dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheGroupSpec:
-    """Layers that share block tables.
+    """Layers that share block tables, and have equal tensors.
 
     Attributes:
         layers: Their numbers in the model, ascending.
         sliding_window: How many tokens a token attends to, itself included; None for all.
+        kind: What a block holds: keys and values of tokens (`full`, `window`), what both are computed from (`latent`),
+            a state of all tokens before its end (`state`), or what an encoder made of one input (`content`).
+        tensors: The tensors of each of its layers.
     """
 
     layers: tuple[int, ...]
     sliding_window: int | None = None
+    kind: KVGroupKind = "full"
+    tensors: tuple[KVTensorSpec, ...] = ()
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block in all layers of the group."""
+        return len(self.layers) * sum(tensor.num_bytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +186,7 @@ class KVCacheSpec:
     """Shape of the KV storage of a loaded model, and facts about the model that the layers above need.
 
     Attributes:
-        bytes_per_block: Keys and values of one block: in all layers, or in those of the largest group.
+        bytes_per_block: Bytes of one block: those of the largest group.
         vocab_size: Width of the logits.
         dtype: The type in which the model computes.
         kv_cache_dtype: The type of stored keys and values; empty where that is `dtype`.
@@ -158,14 +195,10 @@ class KVCacheSpec:
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
         num_labels: The labels of the model; 0 for a model that is no classifier.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
-        groups: Groups of layers with block tables of their own, which share the storage; empty where all layers share
-            one table. Lists of block ids then have the id of every group for each block of tokens, group after group,
-            and block 0 is the null block: it stands where a window has passed, and belongs to no request.
+        groups: Groups of layers, each with its tensors; one where all layers share one block table, none without KV.
     """
 
     num_layers: int
-    num_kv_heads: int
-    head_dim: int
     block_size: int
     dtype: str
     bytes_per_block: int
@@ -178,3 +211,13 @@ class KVCacheSpec:
     kv_cache_dtype: str = ""
     groups: tuple[KVCacheGroupSpec, ...] = ()
     prompt_embeds_size: int = 0
+
+    @property
+    def table_groups(self) -> tuple[KVCacheGroupSpec, ...]:
+        """The groups, where they have block tables of their own; empty where all layers share one without a window.
+
+        Groups share the storage. Lists of block ids have the id of every group for each block of tokens, group after
+        group, and block 0 is the null block: it stands where a window has passed, and belongs to no request.
+        """
+        has_tables = len(self.groups) > 1 or any(group.sliding_window for group in self.groups)
+        return self.groups if has_tables else ()

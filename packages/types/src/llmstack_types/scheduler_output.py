@@ -50,7 +50,7 @@ class ScheduledRequest(NamedTuple):
         num_computed_tokens: Tokens whose KV exists before this step.
         num_scheduled_tokens: At least 1; the draft tokens are among them.
         new_block_ids: Blocks to append to the request's block table; for a new request, its whole table. Where groups
-            of layers have tables of their own (`KVCacheSpec.groups`), their ids alternate, block of tokens by block.
+            of layers have tables of their own (`KVCacheSpec.table_groups`), their ids alternate, block by block.
         draft_token_ids: Guesses at the tokens that follow, to be verified.
     """
 

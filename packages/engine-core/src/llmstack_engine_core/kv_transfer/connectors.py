@@ -30,7 +30,7 @@ def make_transfer(
     for is_possible, reason in (
         (is_available(), "this system has no sealed memory files"),
         (hasattr(runner, "read_kv_blocks"), "the model runner does not hand out KV blocks"),
-        (not spec.groups, "layers with sliding windows have block tables of their own"),
+        (not spec.table_groups, "layers with sliding windows have block tables of their own"),
         (spec.is_causal, "the model is not causal, so that no prefix is ever found"),
     ):
         if not is_possible:

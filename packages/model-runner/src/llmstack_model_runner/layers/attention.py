@@ -8,7 +8,7 @@ import torch
 
 from llmstack_kernels.paged_attention import AttentionInputs, paged_attention, plan_paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.packing import packing
@@ -54,7 +54,7 @@ class Attention:
         query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
         key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
         value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
@@ -81,7 +81,7 @@ class Attention:
         query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
         key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
         value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
@@ -96,7 +96,7 @@ class Attention:
     def _attend(
         self,
         query: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         scales: tuple[torch.Tensor | None, torch.Tensor | None],
         metadata: AttentionMetadata,
         plans: AttentionPlans,

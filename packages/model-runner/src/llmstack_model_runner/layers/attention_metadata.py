@@ -8,6 +8,9 @@ from itertools import pairwise
 
 import torch
 
+LayerCache = tuple[torch.Tensor, ...]
+"""The tensors of a layer in the KV storage, such as keys and values."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupTables:

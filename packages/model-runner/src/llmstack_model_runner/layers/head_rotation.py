@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from llmstack_kernels.rotary_and_cache import RotaryInputs, rotary_and_cache
+from llmstack_model_runner.layers.attention_metadata import LayerCache
 from llmstack_model_runner.layers.norm import RMSNorm
 from llmstack_model_runner.layers.rotary import RotaryEmbedding
 
@@ -28,12 +29,13 @@ class HeadRotation:
         query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
         key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
         value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         slot_mapping: torch.Tensor,  # [num_tokens]
         scales: tuple[torch.Tensor | None, torch.Tensor | None],
     ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
         """Writes rotated keys and values to their slots, divided by `scales`, and returns the rotated queries."""
         query_norm, key_norm = self.norms or (None, None)
+        key_cache, value_cache = kv_cache
         key_scale, value_scale = scales
         inputs = RotaryInputs(
             positions,
@@ -41,7 +43,8 @@ class HeadRotation:
             key,
             value,
             self.rotary.table,
-            *kv_cache,
+            key_cache,
+            value_cache,
             slot_mapping,
             key_scale=key_scale,
             value_scale=value_scale,

@@ -10,8 +10,8 @@ import torch
 from llmstack_types import SchedulerOutput
 
 Pairs = Sequence[tuple[int, int]]
-KVStorage = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of each layer, each [num_blocks, num_kv_heads, block_size, head_dim]."""
+KVStorage = Sequence[tuple[torch.Tensor, ...]]
+"""The tensors of each layer, each [num_blocks, ...] with the shape of one block behind it."""
 
 _SIZE_TO_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -53,9 +53,11 @@ class DirectBlockCopies:
 
 
 def flat_storage(storage: KVStorage) -> list[torch.Tensor]:
-    """Keys and values of all layers in one list, viewed as integers, since not every float type can be gathered."""
+    """The tensors of all layers in one list, viewed as integers of one type: not every float type can be gathered."""
     tensors = [tensor for layer in storage for tensor in layer]
-    return [tensor.view(_SIZE_TO_INTEGERS[tensor.element_size()]) for tensor in tensors]
+    sizes = {tensor.element_size() for tensor in tensors}
+    integers = _SIZE_TO_INTEGERS[sizes.pop() if len(sizes) == 1 else 1]
+    return [tensor.view(integers) for tensor in tensors]
 
 
 def num_blocks_of(storage: Sequence[torch.Tensor]) -> int:

@@ -32,7 +32,7 @@ def make_kv_cache_spec(
         block_size: Tokens per block.
         device: Where it computes.
         kv_cache_dtype: Data type of keys and values; None means `dtype`.
-        groups: Layers with block tables of their own, from `group_layers`; none if all layers share one.
+        groups: All layers, from `group_stage_layers`.
         takes_vectors: Prompts may be vectors in place of tokens.
 
     Raises:
@@ -40,16 +40,12 @@ def make_kv_cache_spec(
     """
     spec = model.kv_spec
     stored_as = dtype if kv_cache_dtype is None else kv_cache_dtype
-    num_layers = max((len(group.layers) for group in groups), default=spec.num_layers)
-    token_bytes = 2 * num_layers * spec.num_kv_heads * spec.head_dim * stored_as.itemsize
     return KVCacheSpec(
         num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         block_size=block_size,
         dtype=dtype_name(dtype),
         # Without KV the blocks only bound the tokens in flight; one byte each accounts for the block tables.
-        bytes_per_block=token_bytes * block_size or 1,
+        bytes_per_block=max((group.bytes_per_block for group in groups), default=0) or 1,
         vocab_size=spec.vocab_size,
         device=device.type,
         embedding_size=embedding_size(model_config),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
-LayerCache = tuple[torch.Tensor, torch.Tensor]
+from llmstack_model_runner.layers.attention_metadata import LayerCache
 
 
 class ReportingCaches(list[LayerCache]):

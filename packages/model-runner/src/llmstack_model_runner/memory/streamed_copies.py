@@ -1,9 +1,9 @@
 """Swap copies that overlap with computation on the device.
 
-A block consists of two pieces (keys, values) per layer: 64 pieces of 32 KB for Llama 3 8B, far too small for the bus.
-So the pieces are gathered into staging memory on the device, with one or two launches per tensor for any number of
-blocks. There a block is one piece (2 MB), and the host stores blocks in that form. Neighbouring host blocks are copied
-together.
+A block consists of a piece per tensor of each layer, such as keys and values: 64 pieces of 32 KB for Llama 3 8B, far
+too small for the bus. So the pieces are gathered into staging memory on the device, with one or two launches per tensor
+for any number of blocks. There a block is one piece (2 MB), and the host stores blocks in that form. Neighbouring host
+blocks are copied together.
 
 The compute lane gathers and scatters in order with the steps. It waits for swap-ins; it waits for swap-outs only if
 staging memory runs out. A swap-in waits for the swap-out that wrote its host block.
@@ -62,10 +62,10 @@ class StreamedBlockCopies:
         self._in: list[_Staging] = []
         if self._num_host_blocks:
             first = self._storage[0]
-            shape = (len(self._storage), *first.shape[1:])
-            self._host = streams.host_memory((num_host_blocks, *shape), first.dtype)
-            self._max_num_staged = max(1, staging_bytes // (self._host[0].numel() * first.element_size()))
-            staging_shape = (min(self._max_num_staged, num_host_blocks), *shape)
+            size = sum(tensor[0].numel() for tensor in self._storage)
+            self._host = streams.host_memory((num_host_blocks, size), first.dtype)
+            self._max_num_staged = max(1, staging_bytes // (size * first.element_size()))
+            staging_shape = (min(self._max_num_staged, num_host_blocks), size)
             self._out, self._in = (
                 [_Staging(streams.device_memory(staging_shape, first.dtype)) for _ in range(2)] for _ in range(2)
             )
@@ -119,12 +119,18 @@ class StreamedBlockCopies:
         self._streams.run(Lane.COMPUTE, lambda: copy_rows(columns, self._storage, self._storage))
 
     def _gather(self, blocks: torch.Tensor, staged: torch.Tensor) -> None:
-        for index, tensor in enumerate(self._storage):
-            staged[:, index].copy_(tensor.index_select(0, blocks))
+        for tensor, piece in self._pieces(staged):
+            piece.copy_(tensor.index_select(0, blocks))
 
     def _scatter(self, blocks: torch.Tensor, staged: torch.Tensor) -> None:
-        for index, tensor in enumerate(self._storage):
-            tensor.index_copy_(0, blocks, staged[:, index])
+        for tensor, piece in self._pieces(staged):
+            tensor.index_copy_(0, blocks, piece)
+
+    def _pieces(self, staged: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor of the storage, and its part of the staged blocks in the same shape."""
+        sizes = [tensor[0].numel() for tensor in self._storage]
+        for tensor, piece in zip(self._storage, staged.split(sizes, dim=1), strict=True):
+            yield tensor, piece.unflatten(1, tensor.shape[1:])
 
     def _chunks(self, pairs: Pairs) -> Iterator[Pairs]:
         """Splits the pairs into parts that fit into staging memory."""

@@ -16,7 +16,8 @@ from llmstack_model_runner.architectures import (
     installed_architectures,
     supported_architectures,
 )
-from llmstack_model_runner.models.base import CausalLM, Classifier, Encoder, Model, ModelKVSpec
+from llmstack_model_runner.models.base import CausalLM, Classifier, Encoder, Model
+from llmstack_model_runner.models.kv_spec import ModelKVSpec
 
 __all__ = [
     "ENTRY_POINT_GROUP",

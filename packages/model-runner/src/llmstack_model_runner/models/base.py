@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,52 +13,12 @@ from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.embedding import Embedding
-from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot
+from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
 
 logger = logging.getLogger(__name__)
 
 _MAX_LISTED = 100
-KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelKVSpec:
-    """Shape of the KV storage that a model needs per token, and its limits.
-
-    Attributes:
-        vocab_size: Width of the logits.
-        max_model_len: Number of positions that the model supports.
-        sliding_windows: For each layer, how many tokens a token attends to; None for all. Empty where no layer has one.
-        model_windows: The windows of all stages' layers, if a stage has only some of them.
-        first_layer: Number in the model of this stage's first layer.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_model_len: int
-    sliding_windows: tuple[int | None, ...] = ()
-    model_windows: tuple[int | None, ...] = ()
-    first_layer: int = 0
-
-    def of_rank(self, num_heads: int) -> ModelKVSpec:
-        """The part of this context's rank, of a spec of the whole model with so many query heads.
-
-        Raises:
-            ValueError: Heads or layers cannot be shared out.
-        """
-        own = sharding()
-        layers = own.layers(self.num_layers)
-        return replace(
-            self,
-            num_layers=len(layers),
-            num_kv_heads=len(own.heads(num_heads, self.num_kv_heads)[1]),
-            sliding_windows=self.sliding_windows[layers.start : layers.stop],
-            model_windows=self.sliding_windows if len(layers) < self.num_layers else (),
-            first_layer=layers.start,
-        )
 
 
 class Model(ABC):

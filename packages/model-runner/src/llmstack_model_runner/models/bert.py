@@ -12,8 +12,9 @@ from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_model_runner.layers import Embedding, LayerNorm, Linear, WeightSlot, collect_slots
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.linear import linear_activation
-from llmstack_model_runner.models.base import Encoder, KVCaches, ModelKVSpec
+from llmstack_model_runner.models.base import Encoder
 from llmstack_model_runner.models.config_values import read_float, read_int, refuse
+from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
 
 # Heads for other tasks, and a buffer that older versions of transformers saved.
 _IGNORED = ("cls.", "lm_head.", "classifier.", "pooler.", "embeddings.position_ids")
@@ -37,9 +38,7 @@ class Bert(Encoder):
         num_positions = read_int(config, "max_position_embeddings", 512)
         self._first_position = self._read_first_position(config)
         self.kv_spec = ModelKVSpec(
-            num_layers=0,
-            num_kv_heads=num_heads,
-            head_dim=hidden_size // num_heads,
+            (),
             vocab_size=read_int(config, "vocab_size", 30522),
             max_model_len=num_positions - self._first_position,
         )

@@ -27,7 +27,7 @@ class BertClassifier(Bert, Classifier):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
         self.num_labels = read_num_labels(config)
-        hidden_size = self.kv_spec.num_kv_heads * self.kv_spec.head_dim
+        hidden_size = self._tokens.size
         dense, out = self.head_names
         self._dense = SmallLinear(dense, hidden_size, hidden_size, device=device)
         self._out = SmallLinear(out, hidden_size, self.num_labels, device=device)

@@ -18,7 +18,7 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.linear import gated_activation, linear_activation
 from llmstack_model_runner.layers.sharding import sharding
@@ -142,7 +142,7 @@ class LayerNormBlock:
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
         positions: torch.Tensor,  # [num_tokens]
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:  # [num_queries, hidden_size]
@@ -169,7 +169,7 @@ class LayerNormBlock:
         self,
         normed: torch.Tensor,
         positions: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:

@@ -22,8 +22,9 @@ from llmstack_model_runner.layers import (
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
-from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
+from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse_variant
+from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
 from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, LayerNormBlock
 from llmstack_model_runner.models.stages import stage_slots
 
@@ -96,9 +97,7 @@ class LayerNormDecoder(CausalLM):
         block, size, vocab_size = settings.block, settings.block.hidden_size, settings.vocab_size
         embedding_size = size if settings.projection is None else settings.projection.size
         self.kv_spec = ModelKVSpec(
-            num_layers=settings.num_layers,
-            num_kv_heads=block.num_kv_heads,
-            head_dim=block.head_dim,
+            (keys_and_values(block.num_kv_heads, block.head_dim),) * settings.num_layers,
             vocab_size=vocab_size,
             max_model_len=settings.max_model_len,
         ).of_rank(block.num_heads)

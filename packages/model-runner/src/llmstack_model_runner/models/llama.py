@@ -24,8 +24,9 @@ from llmstack_model_runner.layers import (
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
-from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
+from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
+from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
 from llmstack_model_runner.models.llama_layer import LlamaLayer, LlamaLayerSettings
 from llmstack_model_runner.models.stages import stage_slots
 
@@ -55,12 +56,9 @@ class Llama(CausalLM):
         self._sharding = sharding()
         self._hidden_size = settings.hidden_size
         self.kv_spec = ModelKVSpec(
-            num_layers=len(settings.layers),
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
+            tuple(entry.kv_spec() for entry in settings.layers),
             vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
-            sliding_windows=tuple(entry.sliding_window for entry in settings.layers),
         ).of_rank(layer.num_heads)
         size, vocab_size = settings.hidden_size, settings.vocab_size
         self._tokens = Embedding(

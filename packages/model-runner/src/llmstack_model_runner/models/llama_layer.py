@@ -16,12 +16,13 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.rotary import RopeParameters
 from llmstack_model_runner.layers.stacked_experts import StackedExperts, StackedExpertSettings
+from llmstack_model_runner.models.kv_spec import LayerKVSpec, keys_and_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ class LlamaLayerSettings:
     has_fused_projections: bool = False
     has_sinks: bool = False
     experts: ExpertSettings | None = None
+
+    def kv_spec(self) -> LayerKVSpec:
+        """What the layer keeps in the KV storage, of the whole model."""
+        return keys_and_values(self.num_kv_heads, self.head_dim, self.sliding_window)
 
 
 class LlamaLayer:
@@ -169,7 +174,7 @@ class LlamaLayer:
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
         residual: torch.Tensor | None,  # None before the first layer
         positions: torch.Tensor,  # [num_tokens]
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,9 @@ import torch
 from llmstack_model_runner.layers import WeightSlot, collect_slots
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.linear import SmallLinear
-from llmstack_model_runner.models.base import CausalLM, Classifier, KVCaches, Model
+from llmstack_model_runner.models.base import CausalLM, Classifier, Model
 from llmstack_model_runner.models.config_values import embedding_size, read_num_labels
+from llmstack_model_runner.models.kv_spec import KVCaches
 
 
 class PoolingDecoder(Model):

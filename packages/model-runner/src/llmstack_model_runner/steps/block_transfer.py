@@ -13,13 +13,12 @@ from llmstack_model_runner.steps.recovery import StepRecovery
 class BlockTransfer:
     """Hands out the KV blocks of one storage, and takes those of another one.
 
-    The form of blocks: for each layer keys, then values, each `[block, kv_head, slot, dim]`, as the storage has them.
+    The form of blocks: for each layer its tensors, such as keys, then values, each `[block, kv_head, slot, dim]`, as
+    the storage has them.
     Copies run in order with the steps, on PyTorch's current stream.
     """
 
-    def __init__(
-        self, kv_caches: list[tuple[torch.Tensor, torch.Tensor]], recovery: StepRecovery, device: torch.device
-    ) -> None:
+    def __init__(self, kv_caches: list[tuple[torch.Tensor, ...]], recovery: StepRecovery, device: torch.device) -> None:
         """`recovery` learns which blocks are written."""
         self._kv_caches = kv_caches
         self._recovery = recovery

@@ -11,7 +11,7 @@ import torch
 
 from llmstack_kernels.float8_cache import STORED_TYPE
 from llmstack_model_runner.models import CausalLM, Encoder, Model
-from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import HOLDS, describe_numeric_contract
 from llmstack_model_runner.ragged import IntArray, ragged_aranges

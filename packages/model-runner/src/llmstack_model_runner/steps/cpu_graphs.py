@@ -13,7 +13,8 @@ from llmstack_kernels.argmax import argmax
 from llmstack_kernels.native import library
 from llmstack_kernels.native.capture import Arena, CapturedCalls, CaptureError, capture
 from llmstack_model_runner.layers.sharding import StageLinks
-from llmstack_model_runner.models.base import CausalLM, KVCaches
+from llmstack_model_runner.models.base import CausalLM
+from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import GreedyChoice, HostTokens
 from llmstack_model_runner.steps.decode_buffers import DecodeBuffers

@@ -13,7 +13,7 @@ import torch
 from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import CausalLM, Model
-from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import GreedyChoice, Sampler, SamplerOutput

@@ -15,12 +15,14 @@ class PagedHarness:
 
     def __init__(self, model: CausalLM, dtype: torch.dtype, *, num_blocks: int = 64, block_size: int = 4) -> None:
         spec = model.kv_spec
-        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self._model = model
         self._block_size = block_size
         self._kv_caches = [
-            (torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
-            for _ in range(spec.num_layers)
+            tuple(
+                torch.full((num_blocks, heads, block_size, width), torch.nan, dtype=dtype)
+                for _, heads, width in layer.tensors
+            )
+            for layer in spec.layers
         ]
         generator = torch.Generator().manual_seed(0)
         self._free_block_ids: list[int] = torch.randperm(num_blocks, generator=generator).tolist()

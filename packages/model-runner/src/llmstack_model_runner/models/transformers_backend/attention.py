@@ -15,7 +15,7 @@ from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_model_runner.layers.attention import AttentionPlans, plan_layers
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.kv_scales import KVScales
-from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.models.kv_spec import KVCaches
 
 IMPLEMENTATION = "llmstack_paged"
 """Name in transformers' table of attention functions. It is in no table of masks, so models create none."""

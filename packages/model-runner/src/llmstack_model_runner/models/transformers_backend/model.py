@@ -14,7 +14,8 @@ from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, WeightSlot, finite, plain
-from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
+from llmstack_model_runner.models.base import CausalLM
+from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
 from llmstack_model_runner.models.transformers_backend.head import OutputLines
 from llmstack_model_runner.models.transformers_backend.load import (
@@ -132,19 +133,19 @@ class TransformersModel(CausalLM):
         logits = self.compute_logits(run_rows(decoder, self._run, self._attention, [2], [0, 1]))
         self.kv_spec = dataclasses.replace(
             spec,
-            num_kv_heads=layers[0].num_kv_heads,
-            head_dim=layers[0].head_dim,
+            layers=tuple(keys_and_values(each.num_kv_heads, each.head_dim, each.sliding_window) for each in layers),
             vocab_size=logits.shape[1],
-            sliding_windows=tuple(layer.sliding_window for layer in layers),
         )
 
 
 def _declared_spec(config: PreTrainedConfig) -> ModelKVSpec:
     num_heads = int(getattr(config, "num_attention_heads", 1))
+    layer = keys_and_values(
+        int(getattr(config, "num_key_value_heads", None) or num_heads),
+        int(getattr(config, "head_dim", None) or config.hidden_size // num_heads),
+    )
     return ModelKVSpec(
-        num_layers=int(config.num_hidden_layers),
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // num_heads),
+        (layer,) * int(config.num_hidden_layers),
         vocab_size=int(config.vocab_size),
         max_model_len=max_model_len(config),
     )

@@ -13,7 +13,8 @@ from llmstack_kernels.decode_inputs import FIRST_BLOCK, DecodeInputs, decode_inp
 from llmstack_model_runner.device.runtime import DeviceRuntime, Graph, GraphCaptureError
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
-from llmstack_model_runner.models.base import CausalLM, KVCaches
+from llmstack_model_runner.models.base import CausalLM
+from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.steps.gpu.rows import DeviceRows
 from llmstack_model_runner.steps.gpu.sampling_rows import DeviceSamplingRows, SamplingVariant

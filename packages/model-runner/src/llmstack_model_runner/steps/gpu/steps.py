@@ -13,7 +13,7 @@ from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.runtime import DeviceRuntime, Fetched
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.models import CausalLM
-from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import ALL_MASKED, HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
 from llmstack_model_runner.steps.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
