@@ -55,6 +55,37 @@ def test_requirements_of_every_sibling_and_extra_are_found(set_up: ModuleType) -
     assert set(set_up.requirements_of("llmstack-a", table)) == {"one>=1", "two>=2"}
 
 
+def test_an_environment_gets_its_pip_from_this_python_where_that_can(
+    set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "ENVIRONMENT", tmp_path / "environment")
+    monkeypatch.setattr(set_up, "PYTHON", tmp_path / "environment" / "bin" / "python")
+    monkeypatch.setattr(set_up, "version", lambda name: "23.0.1")
+    set_up.make_environment()
+    has_pip = subprocess.run([set_up.PYTHON, "-m", "pip", "--version"], capture_output=True, check=False)
+    assert b"No module named pip" in has_pip.stderr
+    set_up.make_environment()  # it is there already
+    assert set_up.pip_itself()._command[:5] == [sys.executable, "-m", "pip", "--python", str(set_up.PYTHON)]
+
+
+@pytest.mark.parametrize("found", ["22.3.1", None])
+def test_an_environment_is_made_with_pip_where_this_python_has_none_or_an_old_one(
+    set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None
+) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise set_up.PackageNotFoundError(name)
+        return found
+
+    made: list[bool] = []
+    monkeypatch.setattr(set_up, "PYTHON", tmp_path / "python")
+    monkeypatch.setattr(set_up, "version", version)
+    monkeypatch.setattr(set_up.venv, "create", lambda folder, with_pip: made.append(with_pip))
+    set_up.make_environment()
+    assert made == [True]
+    assert set_up.pip_itself()._command[:3] == [str(tmp_path / "python"), "-m", "pip"]
+
+
 def test_a_step_shows_its_lines_and_a_failure_has_the_end_of_its_output(set_up: ModuleType) -> None:
     shown: list[str] = []
     code = "print('said: 1 of 2'); print('other'); raise SystemExit('no space')"
