@@ -9,8 +9,9 @@ from time import perf_counter, sleep
 from typing import Any, Final
 
 from llmstack_step_log.decisions import pack_scheduled
-from llmstack_step_log.encoding import encode_added, encode_forked
-from llmstack_step_log.records import RequestAdded, RequestForked, Tag
+from llmstack_step_log.encoding import encode_forked
+from llmstack_step_log.records import Tag
+from llmstack_step_log.request_fields import pack_request
 from llmstack_step_log.sinks import Sink
 from llmstack_step_log.snapshots import State
 from llmstack_step_log.step_log import StepLog
@@ -67,11 +68,11 @@ class DeferredLog:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Logs a new request."""
-        self._calls.append((self._log.put, Tag.ADD, encode_added(RequestAdded(request))))
+        self._calls.append((self._log.put, Tag.ADD, pack_request(request)))
 
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None:
         """Logs a fork of a running request."""
-        self._calls.append((self._log.put, Tag.FORK, encode_forked(RequestForked(parent_id, child))))
+        self._calls.append((self._log.put, Tag.FORK, encode_forked(parent_id, child)))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Logs that requests are aborted."""

@@ -33,6 +33,7 @@ from llmstack_step_log.records import (
     Tag,
 )
 from llmstack_step_log.request_fields import pack_request, unpack_request
+from llmstack_types import EngineCoreRequest
 
 MAGIC: Final = b"llmsteps"
 FORMAT_VERSION: Final = 2
@@ -87,32 +88,23 @@ def read_checkpoint(payload: bytes, segment: bytes | None = None) -> Checkpoint:
     return checkpoint
 
 
-def encode_added(event: RequestAdded) -> bytes:
-    """Payload of a request."""
-    return pack_request(event.request)
-
-
-def encode_forked(event: RequestForked) -> bytearray:
+def encode_forked(parent_id: str, request: EngineCoreRequest) -> bytearray:
     """Payload of a fork: the parent's id, then the request."""
-    parent_id = event.parent_id.encode()
-    payload = bytearray()
-    put_uint(payload, len(parent_id))
-    return payload + parent_id + pack_request(event.request)
+    return _texted(parent_id.encode()) + pack_request(request)
 
 
-def encode_aborted(event: RequestsAborted) -> bytes:
-    """Payload of an abort."""
-    return pack(event.request_ids)
-
-
-def encode_imported(event: PrefixImported) -> bytearray:
+def encode_imported(token_ids: list[int], salt: str) -> bytearray:
     """Payload of an import: the salt, then the tokens."""
-    salt = event.salt.encode("utf-8", "surrogatepass")
-    payload = bytearray()
-    put_uint(payload, len(salt))
-    payload += salt
-    put_ints(payload, event.token_ids)
+    payload = _texted(salt.encode("utf-8", "surrogatepass"))
+    put_ints(payload, token_ids)
     return payload
+
+
+def _texted(text: bytes) -> bytearray:
+    """A payload that begins with a text."""
+    payload = bytearray()
+    put_uint(payload, len(text))
+    return payload + text
 
 
 def encode_mark(marker: bytes, num_steps: int) -> bytearray:
@@ -158,7 +150,7 @@ class EventDecoder:
             {
                 Tag.ADD: lambda payload: RequestAdded(unpack_request(payload)),
                 Tag.FORK: _forked,
-                Tag.ABORT: lambda payload: RequestsAborted(_texts(payload)),
+                Tag.ABORT: lambda payload: RequestsAborted(list(map(str, unpack(payload, list)))),
                 Tag.SCHEDULE: self._scheduled,
                 Tag.UPDATE: self._updated,
                 Tag.RESET_PREFIX_CACHE: lambda payload: PrefixCacheReset(),
@@ -218,7 +210,3 @@ def _split(flat: list[int], counts: list[int]) -> list[list[int]]:
         rows.append(flat[start : start + num_tokens])
         start += num_tokens
     return rows
-
-
-def _texts(payload: bytes) -> list[str]:
-    return [str(item) for item in unpack(payload, list)]

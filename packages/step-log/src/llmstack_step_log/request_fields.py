@@ -5,7 +5,7 @@ Fields that differ from their defaults, by name, with token ids packed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
@@ -30,33 +30,26 @@ _NOT_RECORDED: Final = frozenset(
         "logprob_token_ids", "thinking_token_budget", "thinking_tags", "no_repeat_ngram_size", "kv_transfer",
     }
 )  # fmt: skip
-_PARAMS: Final = "sampling_params"
-_POOLING: Final = "pooling_params"
 _EMBEDS: Final = "prompt_embeds"
-_STRUCTURED: Final = "structured_outputs"
-_REPETITION: Final = "repetition_detection"
-_NESTED: Final = frozenset({_PARAMS, _POOLING, _STRUCTURED, _REPETITION})
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    """Field name to default; `MISSING` where there is none."""
-    return {field.name: field.default for field in fields(cls) if field.name not in _NOT_RECORDED}
-
-
-_REQUEST_DEFAULTS: Final = _defaults(EngineCoreRequest)
-_PARAMS_DEFAULTS: Final = _defaults(SamplingParams)
-_POOLING_DEFAULTS: Final = _defaults(PoolingParams)
-_REPETITION_DEFAULTS: Final = _defaults(RepetitionDetectionParams)
-_STRUCTURED_DEFAULTS: Final = _defaults(StructuredOutputsParams)
+# Fields that are objects; they come last, in the order of their class, and are left out where there is none.
+_NESTED: Final[Mapping[str, type]] = {
+    "sampling_params": SamplingParams, "pooling_params": PoolingParams,
+    "structured_outputs": StructuredOutputsParams, "repetition_detection": RepetitionDetectionParams,
+}  # fmt: skip
+_FROM_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "eos_token_ids": tuple, "output_token_ids": tuple, "choice": tuple,
+    "pooling_type": PoolingType, "task": PoolingTask,
+}  # fmt: skip
+_DEFAULTS: Final = {
+    cls: {field.name: field.default for field in fields(cls) if field.name not in _NOT_RECORDED}
+    for cls in (EngineCoreRequest, *_NESTED.values())
+}
+"""Of each class, field name to default; `MISSING` where there is none."""
 
 
 def pack_request(request: EngineCoreRequest) -> bytes:
     """The request as one msgpack map; a new field of its class is recorded without a change here."""
-    named = _changed(request, _REQUEST_DEFAULTS)
-    named[_PARAMS] = _pack_params(request.sampling_params)
-    if request.pooling_params is not None:
-        named[_POOLING] = _changed(request.pooling_params, _POOLING_DEFAULTS)
-    return pack(named)
+    return pack(_to_plain(request))
 
 
 def unpack_request(packed: bytes) -> EngineCoreRequest:
@@ -66,46 +59,23 @@ def unpack_request(packed: bytes) -> EngineCoreRequest:
         StepLogError: These packages have no such field, or it is no request.
     """
     try:
-        named = unpack(packed, dict)
-        params = _unpack_params(_known(named.pop(_PARAMS), _PARAMS_DEFAULTS))
-        named = _known(named, _REQUEST_DEFAULTS)
-        for name in ("eos_token_ids", "output_token_ids"):
-            named[name] = tuple(named.get(name, ()))
-        if _POOLING in named:
-            named[_POOLING] = _pooling_params(_known(named[_POOLING], _POOLING_DEFAULTS))
-        return EngineCoreRequest(sampling_params=params, **named)
+        request: EngineCoreRequest = _from_plain(EngineCoreRequest, unpack(packed, dict))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise StepLogError(f"a request cannot be read: {str(error)[:100] or type(error).__name__}") from error
+    return request
 
 
-def _pack_params(params: SamplingParams) -> dict[str, Any]:
-    named = _changed(params, _PARAMS_DEFAULTS)
-    if params.structured_outputs is not None:
-        named[_STRUCTURED] = _changed(params.structured_outputs, _STRUCTURED_DEFAULTS)
-    if params.repetition_detection is not None:
-        named[_REPETITION] = _changed(params.repetition_detection, _REPETITION_DEFAULTS)
-    return named
-
-
-def _unpack_params(named: dict[str, Any]) -> SamplingParams:
-    if _STRUCTURED in named:
-        structured = _known(named[_STRUCTURED], _STRUCTURED_DEFAULTS)
-        if "choice" in structured:
-            structured["choice"] = tuple(structured["choice"])
-        named[_STRUCTURED] = StructuredOutputsParams(**structured)
-    if _REPETITION in named:
-        named[_REPETITION] = RepetitionDetectionParams(**_known(named[_REPETITION], _REPETITION_DEFAULTS))
-    return SamplingParams(**named)
-
-
-def _changed(data: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    changed = {}
-    for name, default in defaults.items():
+def _to_plain(data: Any) -> dict[str, Any]:
+    plain, nested = {}, {}
+    for name, default in _DEFAULTS[type(data)].items():
         value = getattr(data, name)
-        if name not in _NESTED and (default is MISSING or value != default):
+        if name in _NESTED:
+            if value is not None:
+                nested[name] = _to_plain(value)
+        elif default is MISSING or value != default:
             # Of vectors only that there were any: no decision depends on them, and they may be large.
-            changed[name] = b"" if name == _EMBEDS else _packable(value)
-    return changed
+            plain[name] = b"" if name == _EMBEDS else _packable(value)
+    return plain | nested
 
 
 def _packable(value: Any) -> Any:
@@ -114,16 +84,14 @@ def _packable(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _pooling_params(named: dict[str, Any]) -> PoolingParams:
-    if "pooling_type" in named:
-        named["pooling_type"] = PoolingType(named["pooling_type"])
-    if "task" in named:
-        named["task"] = PoolingTask(named["task"])
-    return PoolingParams(**named)
-
-
-def _known(named: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = next((name for name in named if name not in defaults), None)
+def _from_plain(cls: type, plain: dict[str, Any]) -> Any:
+    known = _DEFAULTS[cls]
+    unknown = next((name for name in plain if name not in known), None)
     if unknown is not None:
         raise StepLogError(f"these packages have no field {str(unknown)[:64]!r}")
-    return named
+    for name, value in plain.items():
+        if name in _NESTED:
+            plain[name] = _from_plain(_NESTED[name], value)
+        elif name in _FROM_PLAIN:
+            plain[name] = _FROM_PLAIN[name](value)
+    return cls(**plain)

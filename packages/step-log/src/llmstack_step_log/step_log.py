@@ -10,8 +10,6 @@ from typing import Protocol
 
 from llmstack_step_log.decisions import DecisionHash, pack_scheduled, pack_updated
 from llmstack_step_log.encoding import (
-    encode_aborted,
-    encode_added,
     encode_forked,
     encode_header,
     encode_imported,
@@ -22,14 +20,9 @@ from llmstack_step_log.encoding import (
     put_record,
 )
 from llmstack_step_log.header import LogHeader
-from llmstack_step_log.records import (
-    Checkpoint,
-    PrefixImported,
-    RequestAdded,
-    RequestForked,
-    RequestsAborted,
-    Tag,
-)
+from llmstack_step_log.packing import pack
+from llmstack_step_log.records import Checkpoint, Tag
+from llmstack_step_log.request_fields import pack_request
 from llmstack_step_log.sinks import Sink
 from llmstack_step_log.snapshot_writer import SnapshotWriter
 from llmstack_step_log.snapshots import State
@@ -101,15 +94,15 @@ class StepLog:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Logs a new request."""
-        self.put(Tag.ADD, encode_added(RequestAdded(request)))
+        self.put(Tag.ADD, pack_request(request))
 
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None:
         """Logs a fork of a running request."""
-        self.put(Tag.FORK, encode_forked(RequestForked(parent_id, child)))
+        self.put(Tag.FORK, encode_forked(parent_id, child))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Logs that requests are aborted."""
-        put_record(self._segment, Tag.ABORT, encode_aborted(RequestsAborted(request_ids)))
+        put_record(self._segment, Tag.ABORT, pack(request_ids))
 
     def reset_prefix_cache(self) -> None:
         """Logs a reset of the prefix cache."""
@@ -117,7 +110,7 @@ class StepLog:
 
     def import_prefix(self, token_ids: list[int], salt: str) -> None:
         """Logs that another engine core's blocks become findable."""
-        self.put(Tag.IMPORT, encode_imported(PrefixImported(token_ids, salt)))
+        self.put(Tag.IMPORT, encode_imported(token_ids, salt))
 
     def step(self, now_us: int, scheduled: SchedulerOutput) -> None:
         """Logs a call for the next step, and the scheduled step."""
