@@ -80,7 +80,7 @@ def test_every_control_operation_can_be_carried_and_has_a_number_of_its_own() ->
 
 
 def test_arguments_that_are_not_those_of_the_operation_are_not_sent() -> None:
-    with pytest.raises(CodecError, match="sleep has 1 arguments"):
+    with pytest.raises(CodecError, match="sleep must be a list of 1 items"):
         encode(ControlCall(1, Control.SLEEP, ()))
     with pytest.raises(CodecError, match="sleep must be"):
         encode(ControlCall(1, Control.SLEEP, (3,)))

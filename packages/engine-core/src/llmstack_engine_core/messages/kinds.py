@@ -201,7 +201,9 @@ def texts(max_length: int = MAX_TEXT_LENGTH, max_items: int = MAX_ITEMS, low: in
     """Strings of `low` to `max_length` characters."""
 
     def unpack(value: Any, name: str, length: int | None = None) -> list[str]:
-        if list_of(value, name, length):
+        if type(value) is not list or (length is not None and len(value) != length):
+            raise CodecError(f"{name} must be a list of strings")
+        if value:
             try:  # in C: this runs over every request of every step
                 "".join(value)  # refuses other types
                 lengths = set(map(len, value))
@@ -209,7 +211,7 @@ def texts(max_length: int = MAX_TEXT_LENGTH, max_items: int = MAX_ITEMS, low: in
                 lengths = {-1}
             if min(lengths) < low or max(lengths) > max_length:
                 raise CodecError(f"{name} must hold strings of {low} to {max_length} characters")
-        return value  # type: ignore[no-any-return]  # a list of strings
+        return value
 
     return _lists(unpack, text(max_length, low).draw, as_it_is, make, max_items)
 
@@ -218,7 +220,7 @@ def counters(max_items: int = MAX_ITEMS) -> Kind:
     """A tuple of whole numbers from 0 on."""
 
     def unpack(value: Any, name: str) -> tuple[int, ...]:
-        if type(value) is not list or len(value) > max_items or not are_counters(value):
+        if type(value) is not list or len(value) > max_items or (value and not are_counters(value)):
             raise CodecError(f"{name} must be a list of at most {max_items} integers in [0, {MAX_INT}]")
         return tuple(value)
 
@@ -226,8 +228,8 @@ def counters(max_items: int = MAX_ITEMS) -> Kind:
 
 
 def are_counters(values: Sequence[Any]) -> bool:
-    """Whether all are whole numbers from 0 on; in a few passes in C, for messages of every step."""
-    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_INT)
+    """Whether values, of which there are some, are whole numbers from 0 on; in a few passes in C."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_INT
 
 
 def codes(members: Iterable[Enum]) -> Kind:
@@ -357,9 +359,9 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
                 packed.append(None if column.count(default) == len(rows) else one(column, field))
         return packed
 
-    def unpack(value: Any, name: str, length: int | None = None) -> list[Any]:
+    def unpack(value: Any, name: str, length: int | None = None) -> Any:
         if value is None:
-            return []
+            return make()
         if type(value) is not list or len(value) != len(names):
             raise CodecError(f"{name} must be {len(names)} columns")
         first = unpack_first(value[0], names[0])
@@ -368,9 +370,9 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
             repeat(none, count) if value[index] is None and none is not NO_DEFAULT else one(value[index], field, count)
             for index, field, one, none in unpacks
         ]
-        return list(map(tuple.__new__, repeat(cls), zip(first, *rest, strict=True)))
+        return make(map(tuple.__new__, repeat(cls), zip(first, *rest, strict=True)))
 
     def draw(pick: Random) -> Any:
         return tuple.__new__(cls, [kind.draw(pick, 1)[0] for kind in kinds])
 
-    return _lists(unpack, draw, pack, make)
+    return replace(_lists(unpack, draw, pack, make), unpack=unpack)

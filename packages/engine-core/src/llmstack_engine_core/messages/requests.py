@@ -8,25 +8,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
-from llmstack_engine_core.messages.kinds import (
-    BOOLEAN,
-    FLOATS,
-    MAX_INT,
-    UINT32S,
-    CodecError,
-    Kind,
-    blob,
-    either,
-    integer,
-    list_of,
-    lists,
-    member,
-    number,
-    optional,
-    text,
-    texts,
-    uint32s,
-)
+from llmstack_engine_core.messages import kinds
+from llmstack_engine_core.messages.kinds import BOOLEAN, FLOATS, MAX_INT, UINT32S, CodecError, Kind, optional
 from llmstack_engine_core.messages.rows import row
 from llmstack_types import (
     EngineCoreRequest,
@@ -53,7 +36,7 @@ _SCALARS: Final = {str, bool, float, type(None)}
 
 
 def _unpack_biases(value: Any, name: str) -> dict[int, float]:
-    packed_ids, packed_biases = list_of(value, name, 2)
+    packed_ids, packed_biases = kinds.list_of(value, name, 2)
     token_ids = UINT32S.unpack(packed_ids, name)
     biases = FLOATS.unpack(packed_biases, name, len(token_ids))
     if biases and not (max(biases) <= MAX_BIAS and min(biases) >= -MAX_BIAS):
@@ -70,7 +53,7 @@ def _draw_biases(pick: Random) -> dict[int, float]:
 
 
 def _unpack_arguments(value: Any, name: str) -> dict[str, Any]:
-    pairs = [list_of(pair, name, 2) for pair in list_of(value, name)]
+    pairs = [kinds.list_of(pair, name, 2) for pair in kinds.list_of(value, name)]
     num_items = 0
     for key, entry in pairs:
         items = entry if type(entry) is list else [entry]
@@ -97,20 +80,20 @@ def _never(value: Any, name: str) -> str:
     return "never"
 
 
-REQUEST_ID: Final = text(MAX_REQUEST_ID_LENGTH, min_length=1)
-LORA_NAME: Final = optional(text(MAX_LORA_NAME_LENGTH))
-TOKEN_IDS: Final = uint32s(make=tuple)
-_TIME: Final = number(-MAX_TIME_S, MAX_TIME_S)
-_COUNT: Final = integer(0, _INT32)
-_PATTERN_SIZE: Final = integer(0, 1024)
-_PENALTY: Final = number(-100.0, 100.0)
-_SHARE: Final = number(_TINY, 1.0)
-_STRINGS: Final = texts(max_items=1024, make=tuple)
+REQUEST_ID: Final = kinds.text(MAX_REQUEST_ID_LENGTH, min_length=1)
+LORA_NAME: Final = optional(kinds.text(MAX_LORA_NAME_LENGTH))
+TOKEN_IDS: Final = kinds.uint32s(make=tuple)
+_TIME: Final = kinds.number(-MAX_TIME_S, MAX_TIME_S)
+_COUNT: Final = kinds.integer(0, _INT32)
+_PATTERN_SIZE: Final = kinds.integer(0, 1024)
+_PENALTY: Final = kinds.number(-100.0, 100.0)
+_SHARE: Final = kinds.number(_TINY, 1.0)
+_STRINGS: Final = kinds.texts(max_items=1024, make=tuple)
 _OPTIONAL_COUNT: Final = optional(_COUNT)
-_OPTIONAL_TEXT: Final = optional(text())
-_SCHEMA: Final = optional(replace(text(), pack=text().unpack))  # a text since admission
+_OPTIONAL_TEXT: Final = optional(kinds.text())
+_SCHEMA: Final = optional(replace(kinds.text(), pack=kinds.text().unpack))  # a text since admission
 
-_CHOICES: Final = optional(texts(max_items=4096, make=tuple))
+_CHOICES: Final = optional(kinds.texts(max_items=4096, make=tuple))
 _STRUCTURED_OUTPUTS: Final = row(
     StructuredOutputsParams,
     {
@@ -124,30 +107,30 @@ _STRUCTURED_OUTPUTS: Final = row(
 SAMPLING_PARAMS: Final = row(
     SamplingParams,
     {
-        "n": integer(1, _INT32),
+        "n": kinds.integer(1, _INT32),
         "presence_penalty": _PENALTY,
         "frequency_penalty": _PENALTY,
-        "repetition_penalty": number(0.01, 100.0),
-        "temperature": number(0.0, 1000.0),
+        "repetition_penalty": kinds.number(0.01, 100.0),
+        "temperature": kinds.number(0.0, 1000.0),
         "top_p": _SHARE,
-        "top_k": integer(-1),
-        "min_p": number(0.0, 1.0),
-        "seed": optional(integer(-MAX_INT - 1)),
-        "stop": optional(either(text(), _STRINGS)),
+        "top_k": kinds.integer(-1),
+        "min_p": kinds.number(0.0, 1.0),
+        "seed": optional(kinds.integer(-MAX_INT - 1)),
+        "stop": optional(kinds.either(kinds.text(), _STRINGS)),
         "stop_token_ids": optional(TOKEN_IDS),
         "max_tokens": _OPTIONAL_COUNT,
         "min_tokens": _COUNT,
         "logprobs": _OPTIONAL_COUNT,
         "prompt_logprobs": _OPTIONAL_COUNT,
-        "output_kind": member(RequestOutputKind),
+        "output_kind": kinds.member(RequestOutputKind),
         "logit_bias": optional(Kind(_unpack_biases, _draw_biases, _pack_biases)),
         "allowed_token_ids": optional(TOKEN_IDS),
-        "best_of": optional(integer(1, _INT32)),
-        "length_penalty": number(-10.0, 10.0),
-        "early_stopping": either(BOOLEAN, Kind(_never, lambda pick: "never")),
+        "best_of": optional(kinds.integer(1, _INT32)),
+        "length_penalty": kinds.number(-10.0, 10.0),
+        "early_stopping": kinds.either(BOOLEAN, Kind(_never, lambda pick: "never")),
         "typical_p": _SHARE,
         "bad_words": optional(_STRINGS),
-        "bad_words_token_ids": lists(UINT32S, 4096, tuple, tuple),
+        "bad_words_token_ids": kinds.lists(UINT32S, 4096, tuple, tuple),
         "extra_args": optional(
             Kind(_unpack_arguments, _draw_arguments, lambda value, name: [[*pair] for pair in value.items()])
         ),
@@ -160,12 +143,12 @@ SAMPLING_PARAMS: Final = row(
                 prefix="repetition_detection.",
             )
         ),
-        "logprob_token_ids": optional(uint32s(1024, make=tuple)),
+        "logprob_token_ids": optional(kinds.uint32s(1024, make=tuple)),
         "thinking_token_budget": _OPTIONAL_COUNT,
         "thinking_tags": optional(
             row(
                 ThinkingTags,
-                {"start_token_ids": uint32s(64, make=tuple), "end_token_ids": uint32s(64, 1, tuple)},
+                {"start_token_ids": kinds.uint32s(64, make=tuple), "end_token_ids": kinds.uint32s(64, 1, tuple)},
                 prefix="thinking_tags.",
             )
         ),
@@ -183,11 +166,11 @@ def _check_pooling(params: PoolingParams) -> None:
 POOLING_PARAMS: Final = row(
     PoolingParams,
     {
-        "pooling_type": optional(member(PoolingType)),
+        "pooling_type": optional(kinds.member(PoolingType)),
         "normalize": BOOLEAN,
-        "dimensions": optional(integer(1, _INT32)),
+        "dimensions": optional(kinds.integer(1, _INT32)),
         # At admission, `score` becomes `classify`.
-        "task": member(task for task in PoolingTask if task is not PoolingTask.SCORE),
+        "task": kinds.member(task for task in PoolingTask if task is not PoolingTask.SCORE),
         "use_activation": BOOLEAN,
         "second_text_start": _OPTIONAL_COUNT,
     },
@@ -196,7 +179,7 @@ POOLING_PARAMS: Final = row(
 )
 
 KV_TRANSFER: Final = row(
-    KVTransferParams, {"remote_engine_id": text(128), "transfer_id": text(128), "num_tokens": _COUNT},
+    KVTransferParams, {"remote_engine_id": kinds.text(128), "transfer_id": kinds.text(128), "num_tokens": _COUNT},
     prefix="kv_transfer.",
 )  # fmt: skip
 
@@ -204,21 +187,21 @@ REQUEST: Final = row(
     EngineCoreRequest,
     {
         "request_id": REQUEST_ID,
-        "prompt_token_ids": uint32s(min_items=1),
+        "prompt_token_ids": kinds.uint32s(min_items=1),
         "sampling_params": SAMPLING_PARAMS,
-        "eos_token_ids": uint32s(4096, make=tuple),
+        "eos_token_ids": kinds.uint32s(4096, make=tuple),
         "arrival_time_s": _TIME,
-        "priority": integer(-MAX_INT - 1),
-        "cache_salt": text(1024),
+        "priority": kinds.integer(-MAX_INT - 1),
+        "cache_salt": kinds.text(1024),
         "lora_name": LORA_NAME,
-        "fork_of": text(MAX_REQUEST_ID_LENGTH),
+        "fork_of": kinds.text(MAX_REQUEST_ID_LENGTH),
         "pooling_params": optional(POOLING_PARAMS),
         "output_token_ids": TOKEN_IDS,
-        "tenant": text(MAX_TENANT_LENGTH),
-        "lora_path": text(4096),
+        "tenant": kinds.text(MAX_TENANT_LENGTH),
+        "lora_path": kinds.text(4096),
         "deadline_s": optional(_TIME),
         "kv_transfer": optional(KV_TRANSFER),
-        "prompt_embeds": optional(blob()),
+        "prompt_embeds": optional(kinds.blob()),
     },
     has_key=True,
 )

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from llmstack_engine_core.messages import protocol
-from llmstack_engine_core.messages.control import SIGNATURES, ControlCall, ControlResult
+from llmstack_engine_core.messages.control import CALL, ControlResult
 from llmstack_engine_core.messages.protocol import (
     AbortRequests,
     CacheUpdate,
@@ -172,19 +172,13 @@ REQUESTS = st.builds(
         )
     ),
 )
-CONTROL_CALLS = st.sampled_from([op for op, signature in SIGNATURES.items() if not signature.arguments]).map(
-    lambda operation: (operation, ())
-) | st.one_of(
-    st.tuples(st.just(Control.RECENT_STEPS), st.tuples(COUNT)),
-    st.tuples(st.just(Control.SLEEP), st.tuples(st.integers(1, 2))),
-)
 CLIENT_MESSAGES = (
     REQUESTS
     | st.just(Hello())
     | st.just(Goodbye())
     | st.just(FollowCache())
     | st.builds(AbortRequests, tuples(NAME))
-    | st.builds(lambda call_id, call: ControlCall(call_id, *call), COUNT, CONTROL_CALLS)
+    | st.randoms(use_true_random=False).map(CALL.draw)
 )
 
 
