@@ -9,9 +9,9 @@ from core_scheduler_helpers.steps import make_request, step
 
 from llmstack_core_scheduler import AlwaysSwap, Request, Scheduler, SchedulerConfig, SpeculativeConfig, snapshot
 from llmstack_core_scheduler.deadline_queue import DeadlineQueue
-from llmstack_core_scheduler.fair_queue import _Tenant
 from llmstack_core_scheduler.repetition import RepetitionDetector
 from llmstack_core_scheduler.snapshot import new_tokens, num_snapshot_requests, restore_snapshot, take_snapshot
+from llmstack_core_scheduler.tenant_turns import Tenant, TenantTurns
 from llmstack_core_scheduler.testing import FakeKVCacheManager
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, RepetitionDetectionParams, SamplingParams
 
@@ -44,7 +44,7 @@ def test_every_attribute_is_part_of_a_snapshot_or_left_out_on_purpose():
         scheduler._drafting._source, scheduler._drafting._lengths,
     ]  # fmt: skip
     names = {name for part in parts for name in vars(part)}
-    for cls in (Request, DeadlineQueue, _Tenant, RepetitionDetector):
+    for cls in (Request, DeadlineQueue, Tenant, TenantTurns, RepetitionDetector):
         names.update(name for one in cls.__mro__ for name in getattr(one, "__slots__", ()))
     source = inspect.getsource(snapshot)
     assert {name for name in names if name not in LEFT_OUT and name not in source} == set()

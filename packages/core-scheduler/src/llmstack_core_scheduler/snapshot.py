@@ -9,12 +9,13 @@ from typing import Any, Final
 from llmstack_core_scheduler.deadline_queue import DeadlineQueue, _can_lose_deadline
 from llmstack_core_scheduler.draft_lengths import AcceptanceRate
 from llmstack_core_scheduler.drafting import Drafting
-from llmstack_core_scheduler.fair_queue import FairQueue, _Tenant
+from llmstack_core_scheduler.fair_queue import FairQueue
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts, _NgramIndex
 from llmstack_core_scheduler.preemption import CheapestPreemption
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.scheduler import Scheduler
 from llmstack_core_scheduler.step_plan import StepUnderWay
+from llmstack_core_scheduler.tenant_turns import Tenant
 from llmstack_core_scheduler.waiting_queue import WaitingQueue
 from llmstack_types import EngineCoreRequest, RequestStatus, SamplingParams
 
@@ -153,9 +154,9 @@ def _queue_state(queue: WaitingQueue) -> list[Any]:
     if isinstance(queue, FairQueue):
         tenants = [
             (one.name, one.number, one.num_tokens, one.num_begun, one.deficit, one.round, one.turn or ())
-            for one in queue._tenants.values()
+            for one in queue._turns.tenants.values()
         ]
-        state += [queue._round, queue._num_tenants, tenants]
+        state += [queue._turns.round, queue._turns.num_tenants, tenants]
     if isinstance(queue, DeadlineQueue):
         state.append(queue.num_missed)
     return state
@@ -165,19 +166,20 @@ def _restore_queue(queue: WaitingQueue, state: Sequence[Any], requests: Iterable
     queue.num_tokens, queue.num_prefill_tokens, queue.num_admitted_tokens, *more = state
     queue.tenants = None
     if isinstance(queue, FairQueue):
-        queue._round, queue._num_tenants, tenants, *more = more
+        turns = queue._turns
+        turns.round, turns.num_tenants, tenants, *more = more
         for name, number, num_tokens, num_begun, deficit, round_, turn in tenants:
-            tenant = queue._tenants[name] = _Tenant(name, number, round_)
+            tenant = turns.tenants[name] = Tenant(name, number, round_)
             tenant.num_tokens, tenant.num_begun, tenant.deficit = num_tokens, num_begun, deficit
             if turn:
                 tenant.turn = (turn[0], turn[1])
-                queue._turns.append((turn[0], turn[1], tenant))
-        queue._turns.sort(key=lambda one: one[:2])
+                turns.turns.append((turn[0], turn[1], tenant))
+        turns.turns.sort(key=lambda one: one[:2])
         for request in queue.requests:  # by rank, so that each of these is by rank too
-            queue._tenants[request.arrival.tenant].requests.append(request)
+            turns.tenants[request.arrival.tenant].waiting.append(request)
             if request.num_paid_tokens:
                 queue._begun.append(request)
-                queue._tenants[request.arrival.tenant].num_paused += 1
+                turns.tenants[request.arrival.tenant].num_paused += 1
     if isinstance(queue, DeadlineQueue):
         (queue.num_missed,) = more
         queue._with_deadlines = [request for request in queue.requests if _can_lose_deadline(request)]

@@ -1,41 +1,45 @@
-"""Turns at work outside of the scheduler, given as its fair queue gives them."""
+"""Turns at work outside of the scheduler, by its round robin over tenants."""
 
 from __future__ import annotations
 
-from llmstack_core_scheduler.fair_queue import FairQueue
-from llmstack_core_scheduler.request import Request
-from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_core_scheduler.tenant_turns import TenantTurns
 
 
 class FairTurns:
-    """The scheduler's deficit round robin over tenants, for work whose tokens are known at its end.
+    """Turns of tenants for work whose tokens are known at its end.
 
     Until then a tenant is charged the quantum. A piece of work has a number, which its caller chooses: they grow.
     """
 
     def __init__(self, quantum: int) -> None:
-        self._quantum = quantum
-        self._queue = FairQueue(quantum)
-        self._requests: dict[int, Request] = {}
+        self._turns: TenantTurns[int] = TenantTurns(quantum)
+        self._number_to_tenant: dict[int, str] = {}
 
     def add(self, number: int, tenant: str) -> None:
         """Work of a tenant waits from now on."""
-        arrival = EngineCoreRequest(str(number), [0], SamplingParams(), tenant=tenant)
-        self._requests[number] = Request(arrival, (number,), self._quantum)
-        self._queue.add(self._requests[number])
+        self._number_to_tenant[number] = tenant
+        found = self._turns.tenant(tenant)
+        self._turns.will_wait(found)
+        found.waiting.append(number)
+        self._turns.note_change(found, 0)
 
     def remove(self, number: int) -> None:
         """Takes out work that still waits."""
-        self._queue.remove(self._requests.pop(number))
+        tenant = self._turns.tenants[self._number_to_tenant.pop(number)]
+        tenant.waiting.remove(number)
+        self._turns.note_change(tenant, 0)
 
     def begin_next(self) -> int | None:
         """Begins the work whose turn it is, and returns its number; None where none waits."""
-        request = self._queue.order().next()
-        if request is None:
+        if not self._turns.turns:
             return None
-        self._queue.admit(request, 0)
-        return int(request.request_id)
+        tenant = self._turns.turns[0][-1]
+        number = tenant.waiting.pop(0)
+        self._turns.take_turn(tenant)
+        self._turns.charge(tenant, self._turns.quantum)
+        self._turns.note_change(tenant, 0)
+        return number
 
     def end(self, number: int, num_tokens: int) -> None:
         """Ends work that was begun, and settles what it has cost."""
-        self._queue.settle(self._requests.pop(number), num_tokens)
+        self._turns.settle(self._number_to_tenant.pop(number), self._turns.quantum - num_tokens)
