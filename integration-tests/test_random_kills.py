@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 import llmstack_demo_model
-from llmstack_engine_client.recovery.restarts import RESTART_WINDOW_S
+from llmstack_engine_client.processes.restarts import RESTART_WINDOW_S
 from llmstack_model_runner.testing import write_random_adapter
 
 NUM_READERS = 12

@@ -15,13 +15,14 @@ from typing import Any, Self
 import pytest
 from server_helpers.waiting import wait_until
 
+from llmstack_engine_client.processes.engines import EngineProcesses
 from llmstack_llm import AsyncLLM, RequestObserver, RequestOutput
 from llmstack_llm.testing import write_model_folder
 from llmstack_server.app import build_app
 from llmstack_server.options.command_line import add_serve_arguments, settings_from
 from llmstack_server.options.config import HTTPConfig, ServeConfig, config_from
 from llmstack_server.serving import reload_follower, reload_supervisor
-from llmstack_server.serving.engine_processes import EngineProcesses, launch_engine_processes
+from llmstack_server.serving.engine_processes import launch_engine_processes
 from llmstack_server.serving.process_channel import Message
 from llmstack_server.serving.reload_follower import ReloadFollower
 from llmstack_server.serving.reload_supervisor import ReloadSupervisor

@@ -7,26 +7,23 @@ import importlib
 import logging
 import os
 import threading
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 
-from llmstack_engine_client.hosts.joining import Joining
-from llmstack_engine_client.hosts.messages import Join
-from llmstack_engine_client.hosts.rendezvous import facts_of, first_machine
-from llmstack_engine_client.processes.launcher import launch_engine_process, relaunch_engine_process
-from llmstack_engine_client.processes.supervisor import EngineProcess
-from llmstack_engine_client.recovery.restarts import RestartLimits
+from llmstack_engine_client.hosts.machine import EnginesEndedError, Machine
+from llmstack_engine_client.hosts.messages import Start
+from llmstack_engine_client.processes.engines import EngineProcesses
+from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_address, tcp_address
 from llmstack_parallel.hosts.agent import NodeAgent
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
-from llmstack_types import LLMStackError, ModelRunnerConfig
+from llmstack_types import EngineStartError, LLMStackError, ModelRunnerConfig
 from llmstack_types.plain_data import from_plain, to_plain
 
 logger = logging.getLogger(__name__)
-
-LOOK_S = 0.5
 
 
 class RayHost:
@@ -85,42 +82,25 @@ def _run(order: bytes) -> None:
         asyncio.run(_serve(EngineConfig.from_plain(plain), rank))
     except LLMStackError as error:  # the same would happen in another actor
         logger.error("engine core %d: %s", rank, error)
+    except EnginesEndedError:
+        logger.error("engine core %d has ended for good", rank)
     except Exception:  # Ray starts another actor
         logger.exception("engine core %d failed", rank)
         os._exit(1)
 
 
 async def _serve(config: EngineConfig, rank: int) -> None:
+    """Returns when the first machine has ended."""
     if config.hosts is None:
         raise ValueError("there is no first machine")
-    hosts = config.hosts
-    host = own_host(str(urlsplit(hosts.address).hostname))
+    host = own_host(str(urlsplit(config.hosts.address).hostname))
+    config = replace(config, hosts=replace(config.hosts, start_rank=rank, num_local=1))
     address = tcp_address(host, free_port(host))
     prepare_address(address, is_remote=True)
-    joining = Joining(first_machine(hosts, config.key_file), config.start_timeout_s)
-    process = launch_engine_process(config, address)
-    watching = asyncio.create_task(_watch(config, process))
-    join = Join(f"Ray node {host}", rank, facts_of(hosts), (address,), joining.server_key)
-    try:
-        await joining.run(join)
-    finally:
-        watching.cancel()
-        for task in await asyncio.gather(watching, return_exceptions=True):
-            logger.info("engine core %d ends: %s", rank, task)
 
+    async def launch(start: Start) -> EngineProcesses:
+        if start.generation:
+            raise EngineStartError("an engine core on Ray is not exchanged")
+        return EngineProcesses("", [address], [launch_engine_process(config, address)], [config])
 
-async def _watch(config: EngineConfig, process: EngineProcess) -> None:
-    """Replaces the engine core where it crashes or hangs, as often as its configuration allows."""
-    limits = RestartLimits(config.max_restarts)
-    try:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            process.look()
-            if process.is_alive:
-                continue
-            logger.error("the engine core has ended: %s", process.describe_end())
-            if not process.has_been_ready or not limits.may_restart(is_search=False):
-                return
-            process = await asyncio.to_thread(relaunch_engine_process, config, process)
-    finally:
-        await asyncio.to_thread(process.stop)
+    await Machine(launch, f"Ray node {host}").run()

@@ -21,7 +21,7 @@ from llmstack_engine_core.ipc.sockets import make_private_directory
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving import process_channel
-from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
+from llmstack_server.serving.engine_processes import start_engine_processes
 from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory, settle
 from llmstack_server.serving.launcher import StageTimer
 from llmstack_server.serving.ready_panel import ReadySummary, log_ready
@@ -29,6 +29,7 @@ from llmstack_server.serving.reload_supervisor import ReloadSupervisor
 from llmstack_server.serving.sockets import address_of, listening
 
 if TYPE_CHECKING:
+    from llmstack_engine_client.processes.engines import EngineProcesses
     from llmstack_engine_client.processes.supervisor import EngineProcess
 
 logger = logging.getLogger(__name__)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmstack_engine_client.factory import attach_async_client
+from llmstack_engine_client.processes.engines import EngineProcesses
 from llmstack_engine_core.ipc.addresses import free_addresses, prepare_address
 from llmstack_engine_core.ipc.keys import keys_for, make_key_file
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
-from llmstack_server.serving.engine_processes import EngineProcesses, run_until_signal, start_engine_processes
+from llmstack_server.serving.engine_processes import run_until_signal, start_engine_processes
 from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
 from llmstack_server.serving.launcher import StageTimer, one_line
 from llmstack_types import LLMStackError
@@ -65,17 +66,18 @@ def run_headless(config: ServeConfig) -> int:
 async def _serve(config: ServeConfig, timer: StageTimer) -> int:
     """Returns 1 soon after the last engine core has ended."""
     engines = await in_daemon_thread(lambda: start_engine_processes(config, timer), "start-engines")
-    outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    engines.watch_until_end(outcome)
     reporting = asyncio.create_task(_report_ready(config, timer, engines))
+    ending = asyncio.create_task(engines.wait_for_end())
     try:
-        await asyncio.wait((reporting, outcome), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((reporting, ending), return_when=asyncio.FIRST_COMPLETED)
         if reporting.done():
             reporting.result()
-        return await outcome
+        await ending
+        return 1
     finally:
-        reporting.cancel()
-        await asyncio.gather(reporting, return_exceptions=True)
+        for task in (reporting, ending):
+            task.cancel()
+        await asyncio.gather(reporting, ending, return_exceptions=True)
         await engines.stop()
 
 

@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from llmstack_engine_client.hosts.machine import EnginesEndedError, Machine
 from llmstack_engine_client.hosts.messages import Start
+from llmstack_engine_client.processes.engines import EngineProcesses
 from llmstack_engine_core.ipc.addresses import free_addresses
 from llmstack_model_files import ModelFilesError
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.reload_options import engine_args_of
-from llmstack_server.serving.engine_processes import (
-    EngineProcesses,
-    launch_engine_processes,
-    run_until_signal,
-    start_engine_processes,
-)
+from llmstack_server.serving.engine_processes import launch_engine_processes, run_until_signal, start_engine_processes
 from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
 from llmstack_server.serving.launcher import StageTimer, one_line, resolve_engine_args, start_error
 from llmstack_types import EngineStartError, LLMStackError

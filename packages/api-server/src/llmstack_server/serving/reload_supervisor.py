@@ -6,15 +6,18 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from llmstack_model_files import ModelFilesError
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.reload_options import START_NAME, ReloadEntry, engine_args_of
-from llmstack_server.serving.engine_processes import EngineProcesses, launch_engine_processes
+from llmstack_server.serving.engine_processes import launch_engine_processes
 from llmstack_server.serving.launcher import one_line
 from llmstack_server.serving.process_channel import Message
 from llmstack_types import LLMStackError
+
+if TYPE_CHECKING:
+    from llmstack_engine_client.processes.engines import EngineProcesses
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 
 # Those that finish requests, those that take them, and those that start.
 MAX_GENERATIONS: Final = 3
-# An engine core that has ended may still have to log why.
-LAST_WORDS_S: Final = 0.5
 
 
 class Engines(Protocol):
@@ -32,8 +30,8 @@ class Engines(Protocol):
     addresses: list[str]
     configs: list[EngineConfig]
 
-    def watch(self, on_death: Callable[[str, bool], None]) -> None:
-        """Calls `on_death` with a line once they have ended for good."""
+    async def wait_for_end(self) -> str:
+        """Watches them; returns how they have ended for good, which the log has."""
         ...
 
     async def stop(self) -> None:
@@ -51,9 +49,14 @@ class Machine:
     Each generation joins the first machine by a connection of its own, and ends when that says so.
     """
 
-    def __init__(self, launch: Callable[[Start], Awaitable[Engines]]) -> None:
-        """`launch`: Starts the engine cores of a generation; that of the start has no name. Raises EngineStartError."""
-        self._launch = launch
+    def __init__(self, launch: Callable[[Start], Awaitable[Engines]], name: str = "") -> None:
+        """Starts nothing yet.
+
+        Args:
+            launch: Starts the engine cores of a generation; that of the start has no name. Raises EngineStartError.
+            name: The machine, for messages; its own name by default.
+        """
+        self._launch, self._name = launch, name or own_name()
         self._generations: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -99,36 +102,30 @@ class Machine:
 
     async def _stay(self, start: Start, engines: Engines) -> None:
         """Stays joined until the first machine ends these engine cores."""
-        config, loop = engines.configs[0], asyncio.get_running_loop()
+        config = engines.configs[0]
         if config.hosts is None:
             raise EngineStartError("there are no other machines")
-        ended = asyncio.Event()
 
         def on_start(other: Start) -> None:
             self._follow(other, joining)
 
-        def on_death(line: str, was_killed: bool) -> None:
-            logger.error("%s", line)
-            joining.tell(Failed(start.generation, line))
-            loop.call_later(LAST_WORDS_S, ended.set)
-
         joining = Joining(first_machine(config.hosts, config.key_file), config.start_timeout_s, on_start=on_start)
-        engines.watch(on_death)
         join = Join(
-            own_name(), config.hosts.start_rank, facts_of(config.hosts), tuple(engines.addresses),
+            self._name, config.hosts.start_rank, facts_of(config.hosts), tuple(engines.addresses),
             joining.server_key, start.generation,
         )  # fmt: skip
         logger.info("engine cores listen on %s; joining %s", " ".join(engines.addresses), config.hosts.address)
-        tasks = asyncio.create_task(joining.run(join)), asyncio.create_task(ended.wait())
+        staying, ending = asyncio.create_task(joining.run(join)), asyncio.create_task(engines.wait_for_end())
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not tasks[0].done():
+            await asyncio.wait((staying, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not staying.done():
+                joining.tell(Failed(start.generation, ending.result()))
                 raise EnginesEndedError
-            tasks[0].result()
+            staying.result()
         finally:
-            for task in tasks:
+            for task in (staying, ending):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(staying, ending, return_exceptions=True)
 
     def _follow(self, start: Start, asked: Joining) -> None:
         """Follows an order of the first machine; it may come more than once."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from llmstack_engine_client.clients.async_client import AsyncClient
 from llmstack_engine_client.clients.async_mp import AsyncMPClient
+from llmstack_engine_client.processes.restarts import MAX_SEARCH_RESTARTS, RestartLimits
 from llmstack_engine_client.processes.spare import Spares
-from llmstack_engine_client.recovery.restarts import MAX_SEARCH_RESTARTS, RestartLimits
 from llmstack_engine_client.recovery.resuming import ResumingClient
 from llmstack_engine_client.recovery.suspects import AfterCrash
 from llmstack_engine_core.messages.protocol import ENGINE_STOPPED, CacheUpdate

@@ -8,9 +8,9 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from llmstack_engine_client.processes.engines import EngineProcesses
 from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_core import EngineConfig
-from llmstack_server.serving.engine_processes import EngineProcesses
 from llmstack_types import ModelRunnerConfig
 
 
