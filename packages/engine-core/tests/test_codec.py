@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -258,3 +259,35 @@ def test_a_logprobs_entry_without_tokens_cannot_be_sent() -> None:
     output = EngineCoreOutput("r", [1], logprobs=[TokenLogprobs((), (), 1)])
     with pytest.raises(CodecError):
         encode(EngineCoreOutputs([output]))
+
+
+@pytest.mark.parametrize(
+    ("column", "entries"),
+    [
+        ("logprobs", [[2, 1], [2, 2]]),
+        ("logprobs", [[2, 0], [2, 0]]),
+        ("prompt_logprobs", [[2, 1], [1, 2]]),
+        ("prompt_logprobs", [[0, 2], [1, 1]]),
+    ],
+)
+def test_log_probabilities_of_other_lengths_than_their_ids_are_refused(column: str, entries: list[list[int]]) -> None:
+    entry = TokenLogprobs((1, 2), (-0.5, -1.5), 1)
+    output = EngineCoreOutput("r", [1, 2], **{column: [entry, entry]})
+    values = msgpack.unpackb(encode(EngineCoreOutputs([output])))
+    packed = values[3][EngineCoreOutput._fields.index(column)][1][1]
+    assert decode_engine_message(msgpack.packb(values)).outputs == [output]
+    (token_lengths, logprob_lengths), (token_ids, logprobs) = entries, packed[:2]
+    packed[:2] = [
+        [array("I", token_lengths).tobytes(), token_ids[1][: 4 * sum(token_lengths)]],
+        [array("I", logprob_lengths).tobytes(), logprobs[1][: 8 * sum(logprob_lengths)]],
+    ]
+    with pytest.raises(CodecError, match=column):
+        decode_engine_message(msgpack.packb(values))
+
+
+def test_prompt_log_probabilities_may_have_gaps_and_others_not() -> None:
+    entry = TokenLogprobs((1,), (-0.5,), 1)
+    outputs = [EngineCoreOutput("r", [1], prompt_logprobs=[None, entry, None])]
+    assert decode_engine_message(encode(EngineCoreOutputs(outputs))).outputs == outputs
+    with pytest.raises(CodecError, match="logprobs"):
+        decode_engine_message(encode(EngineCoreOutputs([EngineCoreOutput("r", [1], logprobs=[None, entry])])))

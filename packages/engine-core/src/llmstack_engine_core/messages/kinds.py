@@ -277,37 +277,38 @@ def _numbers(typecode: str, draw: Function, what: str) -> Callable[..., Kind]:
 
 # In the machine's byte order: both ends are on machines of one kind. Types and ranges hold by construction.
 uint32s: Final = _numbers("I", lambda pick: pick.choice((0, 1, 96, 2**32 - 1)), "integers in [0, 2**32)")
-floats: Final = _numbers("d", lambda pick: pick.choice((0.0, -1.5, 1e9)), "numbers")
+floats: Final = _numbers("d", lambda pick: pick.choice((0.0, -1.5, 1e6)), "numbers")
 UINT32S: Final = uint32s()
 FLOATS: Final = floats()
 
 
-def lists(numbers: Kind, max_items: float = math.inf, make: type = list, outer: type = list) -> Kind:
-    """Lists of numbers: their lengths, or None where each has one number, then the numbers of all of them."""
+def lists(kind: Kind, max_items: float = math.inf, make: type = list, outer: type = list) -> Kind:
+    """Lists of what another kind has lists of: their lengths, or None where each is 1, then the items of all."""
+    nothing = kind.pack([], "")
 
     def pack(values: Sequence[Sequence[Any]], name: str) -> list[Any]:
         if not any(values):  # as in most steps of most requests
-            return [bytes(4 * len(values)), b""]
+            return [bytes(4 * len(values)), nothing]
         flat = list(chain.from_iterable(values))
         has_lengths = len(flat) != len(values) or not all(values)
-        return [UINT32S.pack(map(len, values), name) if has_lengths else None, numbers.pack(flat, name)]
+        return [UINT32S.pack(map(len, values), name) if has_lengths else None, kind.pack(flat, name)]
 
     def unpack(value: Any, name: str, length: int | None = None) -> list[Any]:
         if type(value) is not list or len(value) != 2:
-            raise CodecError(f"{name} must be lengths and numbers")
+            raise CodecError(f"{name} must be lengths and items")
         packed_lengths, packed = value
         if packed_lengths is None:
-            ones = numbers.unpack(packed, name, length)
+            ones = kind.unpack(packed, name, length)
             return [[one] for one in ones] if make is list else list(zip(ones))
-        if packed == b"" and length is not None and packed_lengths == bytes(4 * length):
+        if packed == nothing and length is not None and packed_lengths == bytes(4 * length):
             return [make() for _ in range(length)]
         lengths = UINT32S.unpack(packed_lengths, name, length)
-        flat = numbers.unpack(packed, name, sum(lengths))
+        flat = kind.unpack(packed, name, sum(lengths))
         whole = flat if make is list else make(flat)
         return [whole[end - count : end] for count, end in zip(lengths, accumulate(lengths), strict=True)]
 
     def draw(pick: Random) -> Any:
-        return make(numbers.draw(pick, pick.choice((0, 1, 1, 3))))
+        return make(kind.draw(pick, pick.choice((0, 1, 1, 3))))
 
     return _lists(unpack, draw, pack, outer, max_items)
 
@@ -338,7 +339,7 @@ def sparse(default: Any, column: Kind) -> Kind:
 
 
 def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], make: type = list) -> Kind:
-    """Named tuples, or pairs, by columns in the order of their fields; the first one tells how many. None are None."""
+    """Named tuples, or pairs, by columns in the order of their fields; the first one tells how many."""
     names = tuple(field_to_column)
     if getattr(cls, "_fields", names) != names:
         raise TypeError(f"{cls.__name__} has other fields than {', '.join(names)}")
@@ -348,10 +349,10 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
         (index, name, kind.unpack, kind.default) for index, (name, kind) in enumerate(field_to_column.items())
     ]
 
-    def pack(rows: Sequence[Any], name: str) -> list[Any] | None:
-        if not rows:
-            return None
+    def pack(rows: Sequence[Any], name: str) -> list[Any]:
         packed: list[Any] = []
+        if not rows:
+            return packed
         for (field, one, default), column in zip(packs, zip(*rows, strict=True), strict=True):
             if default is NO_DEFAULT:
                 packed.append(column if one is as_it_is else one(column, field))
@@ -360,11 +361,11 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
         return packed
 
     def unpack(value: Any, name: str, length: int | None = None) -> Any:
-        if value is None:
+        if not value and type(value) is list and not length:
             return make()
         if type(value) is not list or len(value) != len(names):
             raise CodecError(f"{name} must be {len(names)} columns")
-        first = unpack_first(value[0], names[0])
+        first = unpack_first(value[0], names[0], length)
         count = len(first)
         rest = [
             repeat(none, count) if value[index] is None and none is not NO_DEFAULT else one(value[index], field, count)

@@ -5,8 +5,7 @@ The outputs of a step are columns, most of them sparse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
@@ -79,45 +78,34 @@ SHADOW: Final = row(
 )  # fmt: skip
 
 
-def _pack_logprobs(entries: Sequence[TokenLogprobs | None], name: str) -> list[bytes]:
-    present = [entry for entry in entries if entry is not None]
-    counts = [0 if entry is None else len(entry.token_ids) for entry in entries]
-    if len(entries) - counts.count(0) != len(present):
-        raise CodecError("token_ids of log-probabilities must not be empty")
-    if any(len(entry.logprobs) != len(entry.token_ids) for entry in present):
-        raise CodecError("token_ids and logprobs must be of one length")
-    return [
-        UINT32S.pack(counts, name),
-        UINT32S.pack(chain.from_iterable(entry.token_ids for entry in present), name),
-        FLOATS.pack(chain.from_iterable(entry.logprobs for entry in present), name),
-        UINT32S.pack([entry.rank for entry in present], name),
-    ]
+_GAP: Final = TokenLogprobs((), (), 0)
+_LOGPROBS: Final = kinds.columns(
+    TokenLogprobs,
+    {
+        "token_ids": kinds.lists(UINT32S, make=tuple), "logprobs": kinds.lists(FLOATS, make=tuple), "rank": UINT32S,
+    },
+)  # fmt: skip
 
 
 def _logprobs(has_gaps: bool) -> Kind:
-    """Log-probabilities of one request; with gaps, a position may have none."""
+    """Log-probabilities by position; with gaps, a position may have none."""
 
-    def unpack(value: Any, name: str) -> list[TokenLogprobs | None]:
-        packed_counts, packed_ids, packed_logprobs, packed_ranks = kinds.list_of(value, name, 4)
-        counts = UINT32S.unpack(packed_counts, name)
-        if not has_gaps and 0 in counts:
-            raise CodecError(f"{name} must hold an entry for each token")
-        token_ids = UINT32S.unpack(packed_ids, name, sum(counts))
-        logprobs = FLOATS.unpack(packed_logprobs, name, len(token_ids))
-        ranks = iter(UINT32S.unpack(packed_ranks, name, len(counts) - counts.count(0)))
-        return [
-            TokenLogprobs(tuple(token_ids[end - count : end]), tuple(logprobs[end - count : end]), next(ranks))
-            if count
-            else None
-            for count, end in zip(counts, accumulate(counts), strict=True)
-        ]
+    def pack(entries: Sequence[TokenLogprobs | None], name: str) -> Any:
+        if not all(one is None or 0 < len(one.token_ids) == len(one.logprobs) for one in entries):
+            raise CodecError(f"{name} must hold as many token_ids as logprobs, and some of them")
+        return _LOGPROBS.pack([one or _GAP for one in entries], name)
 
-    return kinds.items(Kind(unpack, _draw_logprobs(has_gaps), _pack_logprobs))
+    def unpack(value: Any, name: str, length: int | None = None) -> list[TokenLogprobs | None]:
+        entries = _LOGPROBS.unpack(value, name, length)
+        if not all((one.token_ids or has_gaps) and len(one.token_ids) == len(one.logprobs) for one in entries):
+            raise CodecError(f"{name} must hold as many token_ids as logprobs, and some for each token")
+        return [one if one.token_ids else None for one in entries]
 
+    def draw(pick: Random, length: int) -> list[TokenLogprobs | None]:
+        one = TokenLogprobs((2**32 - 1, 7), (-0.5, -1.5), 3)
+        return [None if has_gaps and pick.random() < 0.3 else one for _ in range(length)]
 
-def _draw_logprobs(has_gaps: bool) -> Callable[[Random], list[TokenLogprobs | None]]:
-    one = TokenLogprobs((2**32 - 1, 7), (-0.5, -1.5), 3)
-    return lambda pick: [None if has_gaps and pick.random() < 0.3 else one for _ in range(pick.randrange(3))]
+    return kinds.lists(Kind(unpack, draw, pack))
 
 
 OUTPUTS: Final = row(

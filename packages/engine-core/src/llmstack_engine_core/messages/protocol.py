@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from llmstack_engine_core.messages.control import CALL, RESULT, ControlCall, ControlResult
-from llmstack_engine_core.messages.kinds import blob, integer, number, text, texts
+from llmstack_engine_core.messages.kinds import Kind, blob, integer, items, number, text, texts
 from llmstack_engine_core.messages.message_set import FrameTooLargeError, MessageSet
 from llmstack_engine_core.messages.outputs import OUTPUTS
 from llmstack_engine_core.messages.requests import MAX_REQUEST_ID_LENGTH, REQUEST
-from llmstack_engine_core.messages.rows import mapping, row
+from llmstack_engine_core.messages.rows import mapping, row, tuple_of
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
 PROTOCOL_VERSION: Final = 10
@@ -90,14 +90,19 @@ class CacheUpdate:
 
 _POSITIVE: Final = integer(1)
 _NAME: Final = text(64)
-_KEY: Final = text(256, min_length=1)
+
+
+def _named(values: Kind) -> Kind:
+    return mapping(items(tuple_of(text(256, min_length=1), values), max_items=1024))
+
+
 _READY: Final = row(
     EngineReady,
     dict.fromkeys(("num_blocks", "block_size", "max_model_len", "vocab_size"), _POSITIVE)
     | dict.fromkeys(("dtype", "device", "kv_cache_dtype", "numeric_contract_id"), _NAME)
     | {
-        "phases_s": mapping(_KEY, number(0.0), 1024), "backends": mapping(_KEY, text(1024), 1024),
-        "versions": mapping(_KEY, text(256), 1024), "model_path": text(4096), "weights_name": text(256),
+        "phases_s": _named(number(0.0)), "backends": _named(text(1024)), "versions": _named(text(256)),
+        "model_path": text(4096), "weights_name": text(256),
     },
     absent=("engine_index",),  # a client's own
 )  # fmt: skip

@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from llmstack_engine_core.messages.kinds import UINT32S, CodecError, Kind, list_of, lists, number, text
+from llmstack_engine_core.messages.kinds import UINT32S, CodecError, Kind, items, list_of, lists, number, text
 from llmstack_engine_core.messages.outputs import EVENTS, PHASES, REQUEST_IDS, STATS
 from llmstack_engine_core.messages.requests import MAX_LORA_NAME_LENGTH, MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
-from llmstack_engine_core.messages.rows import mapping, row
+from llmstack_engine_core.messages.rows import mapping, row, tuple_of
 from llmstack_engine_core.messages.steps import ROWS
 from llmstack_engine_core.row_columns import RowColumns
 from llmstack_types import RequestNote, StepRecord, StepRecording
 
 _TIME: Final = number()
 _LISTS: Final = lists(UINT32S)
+_NOTE: Final = row(RequestNote, {"lora_name": text(MAX_LORA_NAME_LENGTH), "earlier_s": _TIME, "given_s": _TIME})
 _KEY: Final = text(MAX_REQUEST_ID_LENGTH)
 
 
@@ -93,9 +94,7 @@ RECENT_STEPS: Final = row(
         "now_s": _TIME,
         "steps": Kind(_unpack_steps, _draw_steps, _pack_steps),
         "events": EVENTS,
-        "tenants": mapping(_KEY, text(MAX_TENANT_LENGTH)),
-        "notes": mapping(
-            _KEY, row(RequestNote, {"lora_name": text(MAX_LORA_NAME_LENGTH), "earlier_s": _TIME, "given_s": _TIME})
-        ),
+        "tenants": mapping(items(tuple_of(_KEY, text(MAX_TENANT_LENGTH)))),
+        "notes": mapping(items(tuple_of(_KEY, _NOTE))),
     },
 )

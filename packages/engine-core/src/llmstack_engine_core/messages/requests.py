@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
 from llmstack_engine_core.messages import kinds
 from llmstack_engine_core.messages.kinds import BOOLEAN, FLOATS, MAX_INT, UINT32S, CodecError, Kind, optional
-from llmstack_engine_core.messages.rows import row
+from llmstack_engine_core.messages.rows import mapping, row
 from llmstack_types import (
     EngineCoreRequest,
     KVTransferParams,
@@ -35,21 +34,11 @@ _TINY: Final = 5e-324  # above 0
 _SCALARS: Final = {str, bool, float, type(None)}
 
 
-def _unpack_biases(value: Any, name: str) -> dict[int, float]:
-    packed_ids, packed_biases = kinds.list_of(value, name, 2)
-    token_ids = UINT32S.unpack(packed_ids, name)
-    biases = FLOATS.unpack(packed_biases, name, len(token_ids))
+def _unpack_biases(value: Any, name: str, length: int | None = None) -> list[float]:
+    biases: list[float] = FLOATS.unpack(value, name, length)
     if biases and not (max(biases) <= MAX_BIAS and min(biases) >= -MAX_BIAS):
         raise CodecError(f"{name} must hold values in [-{MAX_BIAS}, {MAX_BIAS}]")
-    return dict(zip(token_ids, biases, strict=True))
-
-
-def _pack_biases(value: Mapping[int, float], name: str) -> list[bytes]:
-    return [UINT32S.pack(value, name), FLOATS.pack(value.values(), name)]
-
-
-def _draw_biases(pick: Random) -> dict[int, float]:
-    return {one: pick.choice((-MAX_BIAS, 0.5, MAX_BIAS)) for one in UINT32S.draw(pick)}
+    return biases
 
 
 def _unpack_arguments(value: Any, name: str) -> dict[str, Any]:
@@ -87,6 +76,7 @@ _TIME: Final = kinds.number(-MAX_TIME_S, MAX_TIME_S)
 _COUNT: Final = kinds.integer(0, _INT32)
 _PATTERN_SIZE: Final = kinds.integer(0, 1024)
 _PENALTY: Final = kinds.number(-100.0, 100.0)
+_BIASES: Final = replace(FLOATS, unpack=_unpack_biases)
 _SHARE: Final = kinds.number(_TINY, 1.0)
 _STRINGS: Final = kinds.texts(max_items=1024, make=tuple)
 _OPTIONAL_COUNT: Final = optional(_COUNT)
@@ -123,7 +113,7 @@ SAMPLING_PARAMS: Final = row(
         "logprobs": _OPTIONAL_COUNT,
         "prompt_logprobs": _OPTIONAL_COUNT,
         "output_kind": kinds.member(RequestOutputKind),
-        "logit_bias": optional(Kind(_unpack_biases, _draw_biases, _pack_biases)),
+        "logit_bias": optional(mapping(kinds.columns(tuple, {"token_id": UINT32S, "logit_bias": _BIASES}))),
         "allowed_token_ids": optional(TOKEN_IDS),
         "best_of": optional(kinds.integer(1, _INT32)),
         "length_penalty": kinds.number(-10.0, 10.0),

@@ -12,13 +12,11 @@ from typing import Any, Final, get_type_hints
 from llmstack_engine_core.messages.kinds import (
     BOOLEAN,
     COUNT,
-    MAX_ITEMS,
     NO_DEFAULT,
     CodecError,
     Kind,
     are_counters,
     as_it_is,
-    items,
     list_of,
 )
 
@@ -155,11 +153,10 @@ def tuple_of(*kinds: Kind) -> Kind:
     return Kind(unpack, lambda pick: tuple(kind.draw(pick) for kind in kinds), pack)
 
 
-def mapping(keys: Kind, values: Kind, max_items: int = MAX_ITEMS) -> Kind:
-    """A dictionary, as a list of pairs: messages hold no maps."""
-    pairs = items(tuple_of(keys, values), max_items)
+def mapping(pairs: Kind) -> Kind:
+    """A dictionary, as lists of pairs: messages hold no maps."""
     return Kind(
         lambda value, name: dict(pairs.unpack(value, name)),
         lambda pick: dict(pairs.draw(pick)),
-        lambda value, name: pairs.pack(value.items(), name),
+        lambda value, name: pairs.pack([*value.items()], name),
     )
