@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,13 @@ class First:
     def __init__(self, members: Generation) -> None:
         self.joins: list[Join] = []
         self.leaves: list[Join] = []
-        members.serve(self.joins.append, self.leaves.append)
+        self._there: Mapping[int, Join] = {}
+        members.serve(self._on_change)
+
+    def _on_change(self, joins: Mapping[int, Join]) -> None:
+        self.joins += [join for number, join in joins.items() if number not in self._there]
+        self.leaves += [join for number, join in self._there.items() if number not in joins]
+        self._there = joins
 
 
 @asynccontextmanager
@@ -207,9 +213,8 @@ async def test_a_generation_is_started_awaited_and_ended_on_the_other_machines(
         joining = joining_of(hosts, key_file, starts.append)
         return joining, asyncio.ensure_future(joining.run(replace(JOIN, generation=generation)))
 
-    joins: list[Join] = []
     start = rendezvous.open("start")
-    start.serve(joins.append, lambda join: None)
+    joins = First(start).joins
     _, of_start = join("")
     await wait_until(lambda: joins)
     assert (list(start.awaited), start.find_problem()) == ([], "")
@@ -220,8 +225,7 @@ async def test_a_generation_is_started_awaited_and_ended_on_the_other_machines(
     assert second.start.name == "next"
 
     # Both are there, until the first machine ends one.
-    later: list[Join] = []
-    second.serve(later.append, lambda join: None)
+    later = First(second).joins
     joining, of_second = join(second.start.generation)
     await wait_until(lambda: later)
     joining.tell(Failed(second.start.generation, "it has ended"))

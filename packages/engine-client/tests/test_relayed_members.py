@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from llmstack_engine_client.factory import attach_hosts_client
+from llmstack_engine_client.hosts.membership import Membership
 from llmstack_engine_client.hosts.messages import MESSAGES, Answer, Join
 from llmstack_engine_client.hosts.relay import MembershipFeed, Message, RelayedMembers
 from llmstack_engine_core import EngineConfig
@@ -19,17 +19,19 @@ from llmstack_types import EngineStartError, ModelRunnerConfig
 JOIN = Join("other", 2, (("a", "1"),), ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), b"k" * 40)
 
 
-class Listening:
+class Listening(Membership):
     """In place of the machine that listens."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.refused: list[tuple[int, str]] = []
-
-    def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
-        self.join, self.leave = on_join, on_leave
 
     def refuse(self, rank: int, reason: str) -> None:
         self.refused.append((rank, reason))
+        self.drop(JOIN)
+
+    async def close(self) -> None:
+        """There is no listener."""
 
 
 class Follower(RelayedMembers):
@@ -40,7 +42,7 @@ class Follower(RelayedMembers):
         self.there: list[Join] = []
 
     def begin(self) -> None:
-        self.serve(self.there.append, self.there.remove)
+        self.serve(lambda joins: setattr(self, "there", [*joins.values()]))
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def feed(listening: Listening, followers: list[Follower]) -> MembershipFeed:
         for follower in followers:
             follower.take(json.loads(json.dumps(message)))
 
-    feed = MembershipFeed(listening)  # type: ignore[arg-type]
+    feed = MembershipFeed(listening)
     feed.serve(publish)
     followers += [Follower(feed), Follower(feed)]
     return feed
@@ -70,7 +72,7 @@ def test_each_process_learns_of_machines_whenever_it_begins_to_serve(
 ) -> None:
     early, late = followers
     early.begin()
-    listening.join(JOIN)
+    listening.add(JOIN)
     late.begin()
     assert early.there == late.there == [JOIN]
     assert early.host_of(3) == "other"
@@ -78,7 +80,7 @@ def test_each_process_learns_of_machines_whenever_it_begins_to_serve(
     started_again.take(feed.state)
     started_again.begin()
     assert started_again.there == [JOIN]
-    listening.leave(JOIN)
+    listening.drop(JOIN)
     assert early.there == late.there == []
     assert feed.state == {"members": []}
     assert early.host_of(3) == "the machine of engine core 3"
@@ -90,23 +92,23 @@ def test_a_machine_that_one_process_refuses_leaves_all_of_them_and_one_that_rejo
     one, other = followers
     one.begin()
     other.begin()
-    listening.join(JOIN)
+    listening.add(JOIN)
     one.refuse(2, "other bits")
     other.refuse(3, "other bits")  # it knows already
     assert listening.refused == [(2, "other bits")]
     assert one.there == other.there == []
-    listening.join(JOIN)
+    listening.add(JOIN)
     stale: list[Message] = []
     slow = RelayedMembers(stale.append)
     slow.take(feed.state)
     slow.refuse(2, "other bits")
     again = replace(JOIN, host="other again")
-    listening.join(again)  # without a word from the connection before
+    listening.add(again)  # without a word from the connection before
     feed.refuse(stale[0])
     assert listening.refused == [(2, "other bits")]
     ((number, frame),) = feed.state["members"]
     assert (number, MESSAGES.decode(bytes.fromhex(frame))[1]) == (2, again)
-    assert one.there[-1] == again
+    assert one.there == other.there == [again]
 
 
 def test_what_is_no_message_about_a_machine_is_refused() -> None:

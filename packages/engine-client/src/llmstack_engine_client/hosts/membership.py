@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from llmstack_engine_client.hosts.members import have_common
 from llmstack_engine_client.hosts.messages import Join
+
+OnChange = Callable[[Mapping[int, Join]], None]
+"""Receives all machines that there are. Each has the number of its connection: one that joins again has another."""
 
 
 class Membership(ABC):
@@ -13,27 +18,34 @@ class Membership(ABC):
 
     Attributes:
         awaited: Engine cores of other machines without which there is no start.
+        joins: The machines that there are.
     """
 
     awaited: Sequence[int] = ()
 
     def __init__(self) -> None:
-        self._on_join: Callable[[Join], None] | None = None
-        self._on_leave: Callable[[Join], None] | None = None
+        self.joins: Mapping[int, Join] = {}
+        self._numbers = itertools.count()
+        self._on_change: OnChange = lambda joins: None
 
-    def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
-        """Calls `on_join` for a machine that is welcome, `on_leave` for one that ends."""
-        self._on_join, self._on_leave = on_join, on_leave
+    def serve(self, on_change: OnChange) -> None:
+        """Calls `on_change` now and whenever a machine joins or ends."""
+        self._on_change = on_change
+        on_change(self.joins)
 
-    def note_join(self, join: Join) -> None:
-        """A machine has joined, and its engine cores can be used."""
-        if self._on_join is not None:
-            self._on_join(join)
+    def add(self, join: Join) -> None:
+        """A machine has joined, also in place of itself, which has gone without a word."""
+        others = {number: other for number, other in self.joins.items() if not have_common(other, join)}
+        self.change(others | {next(self._numbers): join})
 
-    def note_leave(self, join: Join) -> None:
+    def drop(self, join: Join) -> None:
         """A machine ends, and its engine cores with it."""
-        if self._on_leave is not None:
-            self._on_leave(join)
+        self.change({number: other for number, other in self.joins.items() if other != join})
+
+    def change(self, joins: Mapping[int, Join]) -> None:
+        """There are other machines than before."""
+        self.joins = joins
+        self._on_change(joins)
 
     def find_problem(self) -> str:
         """Why the awaited engine cores will not come; empty where they may."""
@@ -41,7 +53,7 @@ class Membership(ABC):
 
     def host_of(self, rank: int) -> str:
         """The name of the machine that an engine core runs on."""
-        hosts = (join.host for join in self._joins() if rank in join.numbers)
+        hosts = (join.host for join in self.joins.values() if rank in join.numbers)
         return next(hosts, f"the machine of engine core {rank}")
 
     @abstractmethod
@@ -51,7 +63,3 @@ class Membership(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Stops following machines, since the endpoint ends. Idempotent."""
-
-    @abstractmethod
-    def _joins(self) -> Iterable[Join]:
-        """The machines that there are."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from llmstack_engine_client.hosts.members import have_common
 from llmstack_engine_client.hosts.membership import Membership
 from llmstack_engine_client.hosts.messages import MAX_TEXT_LENGTH, MESSAGES, Join
 from llmstack_engine_core.messages.kinds import CodecError
@@ -21,45 +19,24 @@ class MembershipFeed:
 
     def __init__(self, members: Membership) -> None:
         self._members = members
-        self._number_to_join: dict[int, Join] = {}
-        self._numbers = itertools.count()
-        self._publish: Callable[[Message], None] | None = None
 
     @property
     def state(self) -> Message:
         """The message from which a process learns which machines there are."""
-        return {"members": [[number, MESSAGES.encode(join).hex()] for number, join in self._number_to_join.items()]}
+        return {"members": [[number, MESSAGES.encode(join).hex()] for number, join in self._members.joins.items()]}
 
     def serve(self, publish: Callable[[Message], None]) -> None:
         """Answers the machines from now on; `publish` sends a message to each of the other processes."""
-        self._publish = publish
-        self._members.serve(self._on_join, self._on_leave)
+        self._members.serve(lambda joins: publish(self.state))
 
     def refuse(self, message: Message) -> None:
         """Sends a machine away that another process cannot use; an earlier connection of it is none of today."""
-        number, rank = message["refuse"], message["rank"]
-        if self._number_to_join.pop(number, None) is not None:
-            self._tell()
-            self._members.refuse(rank, str(message["reason"]))
+        if message["refuse"] in self._members.joins:
+            self._members.refuse(message["rank"], str(message["reason"]))
 
     async def close(self) -> None:
         """Tells the machines that the endpoint ends. Idempotent."""
         await self._members.close()
-
-    def _on_join(self, join: Join) -> None:
-        for number, other in list(self._number_to_join.items()):
-            if have_common(other, join):  # it has gone without a word
-                del self._number_to_join[number]
-        self._number_to_join[next(self._numbers)] = join
-        self._tell()
-
-    def _on_leave(self, join: Join) -> None:
-        self._number_to_join = {number: other for number, other in self._number_to_join.items() if other != join}
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._publish is not None:
-            self._publish(self.state)
 
 
 class RelayedMembers(Membership):
@@ -69,7 +46,6 @@ class RelayedMembers(Membership):
         """`send`: Sends a message to the process that listens for machines."""
         super().__init__()
         self._send = send
-        self._number_to_join: dict[int, Join] = {}
 
     def take(self, message: Message) -> None:
         """Takes a message of the process that listens.
@@ -79,38 +55,20 @@ class RelayedMembers(Membership):
         """
         match message:
             case {"members": [*members]}:
-                number_to_join = dict(map(_member, members))
+                self.change(dict(map(_member, members)))
             case _:
                 raise CodecError("no message about machines")
-        before, self._number_to_join = self._number_to_join, number_to_join
-        for number, join in before.items():
-            # One that joins again in place of itself does not leave: its engine cores may have gone on.
-            if number not in number_to_join and not any(have_common(join, other) for other in number_to_join.values()):
-                self.note_leave(join)
-        for number, join in number_to_join.items():
-            if number not in before:
-                self.note_join(join)
-
-    def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
-        """Calls `on_join` for machines that are there and that come, `on_leave` for those that end. Idempotent."""
-        if self._on_join is None:
-            super().serve(on_join, on_leave)
-            for join in list(self._number_to_join.values()):
-                on_join(join)
 
     def refuse(self, rank: int, reason: str) -> None:
         """Asks that the machine of an engine core be sent away."""
-        for number, join in list(self._number_to_join.items()):
+        for number, join in self.joins.items():
             if rank in join.numbers:
                 self._send({"refuse": number, "rank": rank, "reason": reason[:MAX_TEXT_LENGTH]})
 
     async def close(self) -> None:
         """Is notified of no machine any more; the process that listens tells them the end. Idempotent."""
-        self._on_join = self._on_leave = None
-        self._number_to_join = {}
-
-    def _joins(self) -> Iterable[Join]:
-        return self._number_to_join.values()
+        self._on_change = lambda joins: None
+        self.joins = {}
 
 
 def _member(entry: object) -> tuple[int, Join]:

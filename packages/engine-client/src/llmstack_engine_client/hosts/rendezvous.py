@@ -7,11 +7,11 @@ import importlib
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from llmstack_engine_client.hosts.members import Members
-from llmstack_engine_client.hosts.membership import Membership
+from llmstack_engine_client.hosts.membership import Membership, OnChange
 from llmstack_engine_client.hosts.messages import Answer, Facts, Failed, Join, Leave, Message, Start, own_version
 from llmstack_engine_client.hosts.network import FirstMachine
 from llmstack_engine_core.config import EngineConfig, HostsConfig
@@ -75,9 +75,9 @@ class Generation(Membership):
         self._hosts = hosts
         self._rendezvous = rendezvous
 
-    def serve(self, on_join: Callable[[Join], None], on_leave: Callable[[Join], None]) -> None:
+    def serve(self, on_change: OnChange) -> None:
         """Also answers the machines from now on."""
-        super().serve(on_join, on_leave)
+        super().serve(on_change)
         self._rendezvous.begin()
 
     def find_problem(self) -> str:
@@ -93,14 +93,12 @@ class Generation(Membership):
     def refuse(self, rank: int, reason: str) -> None:
         """Sends the machine of an engine core away, with these engine cores of it."""
         self.note_problem(reason)
-        self._rendezvous.dismiss(Answer(reason), rank, self.start.generation)
+        for join in self._rendezvous.dismiss(Answer(reason), rank, self.start.generation):
+            self.drop(join)
 
     async def close(self) -> None:
         """The machines end these engine cores; without others the endpoint ends. Idempotent."""
         await self._rendezvous.end(self)
-
-    def _joins(self) -> Iterable[Join]:
-        return self._rendezvous.joins
 
 
 class Rendezvous:
@@ -126,11 +124,6 @@ class Rendezvous:
         self._numbers, self._boot = itertools.count(), secrets.token_hex(8)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-
-    @property
-    def joins(self) -> Iterable[Join]:
-        """The machines that have joined."""
-        return self._members.joined.values()
 
     def open(self, name: str) -> Generation:
         """Begins with the engine cores of the start, and later lets all machines that are there start others.
@@ -187,19 +180,20 @@ class Rendezvous:
         if generation is None:
             return
         if isinstance(message, Join):
-            generation.note_join(join)
+            generation.add(join)
         elif isinstance(message, Leave):
             generation.note_problem(f"{join.host} has left")
-            generation.note_leave(join)
+            generation.drop(join)
         elif isinstance(message, Failed):
             generation.note_problem(f"{join.host}: {message.reason}")
 
-    def dismiss(self, answer: Answer, rank: int, generation: str) -> None:
-        """Sends the machine of an engine core away."""
-        for sender, join in list(self._members.joined.items()):
-            if rank in join.numbers and join.generation == generation:
-                del self._members.joined[sender]
-                self._send(sender, answer)
+    def dismiss(self, answer: Answer, rank: int, generation: str) -> list[Join]:
+        """Sends the machine of an engine core away, which is returned."""
+        joined = self._members.joined
+        found = [sender for sender, join in joined.items() if rank in join.numbers and join.generation == generation]
+        for sender in found:
+            self._send(sender, answer)
+        return [joined.pop(sender) for sender in found]
 
     def find_present(self) -> set[int]:
         """The engine cores of all machines that are there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -65,6 +65,7 @@ class HostsClient(ReplicasClient):
             client_index: Which of several clients of one server this is.
         """
         self._members = members
+        self._joins: Mapping[int, Join] = {}
         self._num_local = len(local)
         self._start_timeout_s = config.start_timeout_s
         self._model_path = config.model.model_path
@@ -122,7 +123,7 @@ class HostsClient(ReplicasClient):
         return self._promised
 
     async def _wait_for_first(self) -> EngineReady:
-        self._members.serve(self._on_join, self._on_leave)
+        self._members.serve(self._on_change)
         self._listen()
         self._promised = await self._wait_for(self._clients[: self._num_local])
         if self._promised is not None:
@@ -150,19 +151,21 @@ class HostsClient(ReplicasClient):
         await super().shutdown()
         await self._members.close()
 
-    def _on_join(self, join: Join) -> None:
-        logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.numbers)))
-        for rank, address in zip(join.numbers, join.addresses, strict=False):
-            client = self._clients[rank]
-            if isinstance(client, RemoteClient):
-                client.place(address, join.server_key)
-
-    def _on_leave(self, join: Join) -> None:
-        logger.info("%s leaves with engine cores %s", join.host, ", ".join(map(str, join.numbers)))
-        for rank in join.numbers:
-            client = self._clients[rank]
-            if isinstance(client, RemoteClient):
-                client.displace()
+    def _on_change(self, joins: Mapping[int, Join]) -> None:
+        before, self._joins = self._joins, joins
+        for join in [join for number, join in before.items() if number not in joins]:
+            logger.info("%s leaves with engine cores %s", join.host, ", ".join(map(str, join.numbers)))
+            # Those of a machine that joins again in its own place may have gone on.
+            for rank in {*join.numbers}.difference(*(other.numbers for other in joins.values())):
+                client = self._clients[rank]
+                if isinstance(client, RemoteClient):
+                    client.displace()
+        for join in [join for number, join in joins.items() if number not in before]:
+            logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.numbers)))
+            for rank, address in zip(join.numbers, join.addresses, strict=False):
+                client = self._clients[rank]
+                if isinstance(client, RemoteClient):
+                    client.place(address, join.server_key)
 
     def _check_remote(self, rank: int, ready: EngineReady) -> None:
         """Refuses an engine core that is unlike the others, and its machine with it."""
