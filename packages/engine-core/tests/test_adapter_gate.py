@@ -174,3 +174,39 @@ def test_without_adapters_a_request_that_names_one_is_refused() -> None:
     (output,) = core.step().outputs
     assert output.error == "The model has no adapter of this name."
     assert core.call(Control.LOAD_ADAPTER, "a@d.1", "/x") == "Adapters are not enabled."
+
+
+def test_an_adapter_that_is_unloaded_before_it_is_read_serves_those_that_wait_for_it(rig: Rig) -> None:
+    rig.runner.gate.clear()
+    identities = {name: str(LoRAIdentity(name, "d", 1)) for name in "ab"}
+    for name in "ab":  # `a` is being read, and `b` comes next
+        rig.add(name, name)
+    for identity in identities.values():
+        assert rig.core.call(Control.UNLOAD_ADAPTER, identity)
+    rig.add("late", "b")
+    rig.runner.gate.set()
+    rig.finish()
+    assert {name: rig.answers[name] for name in "ab"} == {"a": [2, 3, 1], "b": [2, 3, 1]}
+    assert rig.errors == {"a": None, "b": None, "late": "The adapter has been unloaded."}
+    assert rig.runner.adapters == []
+    assert not any(rig.core.call(Control.UNLOAD_ADAPTER, identity) for identity in identities.values())
+    rig.add("unknown again", "b")  # by a front end that has loaded it again
+    rig.finish()
+    assert rig.errors["unknown again"] is None
+    assert not rig.core.stats().num_waiting
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_unloaded_adapter_without_waiting_requests_is_not_kept(rig: Rig, tmp_path: Path, is_damaged: bool) -> None:
+    rig.runner.gate.clear()
+    rig.add("r", "a", path=tmp_path / "missing" if is_damaged else None)
+    rig.core.call(Control.UNLOAD_ADAPTER, str(LoRAIdentity("a", "d", 1)))
+    rig.core.abort_requests(["r"])
+    rig.runner.gate.set()
+    rig.finish()
+    rig.add("plain", None)
+    rig.finish()
+    assert rig.runner.adapters == []
+    rig.add("again", "a")
+    rig.finish()
+    assert rig.errors["again"] is None

@@ -131,13 +131,14 @@ class AdapterGate(Stage):
 
     def unload(self, name: str) -> bool:
         """Takes no further requests for an adapter, and drops it when the last one has ended; whether it was known."""
-        was_known = name in self._users or name in self._paths
-        self._paths.pop(name, None)
-        if name in self._users:
-            if self._users[name]:
-                self._unloaded.add(name)
-            else:
-                self._drop(name)
+        is_reading = self._reading is not None and self._reading[0] == name
+        was_known = name in self._users or name in self._paths or is_reading
+        if self._users.get(name) or is_reading or self._waiting_for(name):
+            self._unloaded.add(name)
+        elif name in self._users:
+            self._drop(name)
+        else:
+            self._paths.pop(name, None)
         return was_known
 
     def take_ready(self, wait_s: float) -> list[Ready]:
@@ -159,10 +160,12 @@ class AdapterGate(Stage):
         self._reading = None
         error = self._place(name, reading)
         self._begin_reading()
-        for request in [request for request in self.waiting.values() if request.lora_name == name]:
+        for request in self._waiting_for(name):
             if error is None:
                 self._use(request.request_id, name)
             self._ready.append((request, error))
+        if name in self._unloaded and not self._users.get(name):
+            self._drop(name)
 
     def end_step(self, *, is_idle: bool) -> None:
         """Notes the end of a step; drops adapters that no step under way can use. `is_idle`: None is."""
@@ -222,10 +225,13 @@ class AdapterGate(Stage):
         self._users[name] += 1
         self._users.move_to_end(name)
 
+    def _waiting_for(self, name: str) -> list[EngineCoreRequest]:
+        return [request for request in self.waiting.values() if request.lora_name == name]
+
     def _drop(self, name: str) -> None:
-        del self._users[name]
         self._unloaded.discard(name)
-        self._leaving.append((self._step + self._num_steps_under_way, name))
+        if self._users.pop(name, None) is not None:  # it could be read
+            self._leaving.append((self._step + self._num_steps_under_way, name))
 
 
 def make_adapter_gate(
