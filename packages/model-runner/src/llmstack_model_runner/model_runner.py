@@ -193,9 +193,10 @@ class ModelRunner:
         steps = self._allocate(num_blocks, num_host_blocks)
         self._hold_positions(max_positions(config, spec, num_blocks))
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-        warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
+        sizes, device_type = (num_blocks, spec.block_size, max_num_tokens), self._device.type
+        warm_up = warm_up_steps(*sizes, config.max_num_seqs, device_type)
         if not spec.is_generative:
-            warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
+            warm_up = pooling_warm_up_steps(*sizes, device_type)
         for step in for_groups(warm_up, spec.table_groups):
             masks = partial(allow_all, step, spec.vocab_size) if step.step == MASKED_STEP else None
             check_warm_up(self.execute_model(step, masks).result())
