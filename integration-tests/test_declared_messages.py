@@ -14,6 +14,7 @@ from llmstack_engine_client.hosts.messages import MESSAGES as HOST_MESSAGES
 from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_engine_core.messages.message_set import MessageSet
 from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ENGINE_MESSAGES
+from llmstack_insight.shadow.wire import MESSAGES as SHADOW_MESSAGES
 from llmstack_parallel.messages import MESSAGES as RANK_MESSAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +36,13 @@ def test_the_fuzzer_of_frames_has_every_declared_set() -> None:
     num_sets = sum(len(re.findall(r"= MessageSet\(", text)) for text in sources)
     assert len(names) == num_sets
     assert names == set(MessageSet.declared)
-    assert {*MessageSet.declared.values()} == {CLIENT_MESSAGES, ENGINE_MESSAGES, HOST_MESSAGES, RANK_MESSAGES}
+    assert {*MessageSet.declared.values()} == {
+        CLIENT_MESSAGES,
+        ENGINE_MESSAGES,
+        HOST_MESSAGES,
+        RANK_MESSAGES,
+        SHADOW_MESSAGES,
+    }
     fuzzer = (ROOT / "benchmarks/fuzz_parsers.py").read_text()
     modules = {path for path in ROOT.glob("packages/*/src/**/*.py") if "= MessageSet(" in path.read_text()}
     for path in modules:

@@ -6,6 +6,7 @@ Nothing in a message can execute or name code.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -16,14 +17,22 @@ from llmstack_engine_core.messages.kinds import MAX_ITEMS, MAX_TEXT_LENGTH, Code
 from llmstack_engine_core.messages.rows import Row
 
 MessageT = TypeVar("MessageT")
-# One packer for all messages: `msgpack.packb` makes one for each.
-_pack: Final[Callable[[Any], bytes]] = msgpack.Packer(autoreset=True).pack
 _LIMITS: Final[Mapping[str, Any]] = {
     "max_str_len": MAX_TEXT_LENGTH * 4,  # bytes of UTF-8
     "max_array_len": MAX_ITEMS,
     "max_map_len": 0,
     "max_ext_len": 0,
 }
+
+
+class _Packer(threading.local):
+    """A packer for all messages of a thread: `msgpack.packb` makes one for each message."""
+
+    def __init__(self) -> None:
+        self.pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True).pack
+
+
+_packer: Final = _Packer()
 
 
 class FrameTooLargeError(CodecError):
@@ -67,7 +76,7 @@ class MessageSet(Generic[MessageT]):
         tag, pack_fields = self._type_to_row[type(message)]
         head = (self._version, tag) if self._epoch is None else (self._version, tag, epoch)
         try:
-            frame = _pack([*head, *pack_fields(message, "message")])
+            frame = _packer.pack([*head, *pack_fields(message, "message")])
         except (TypeError, OverflowError, UnicodeEncodeError, ValueError) as error:
             if isinstance(error, CodecError):
                 raise

@@ -12,12 +12,11 @@ import select
 import signal
 import sys
 import time
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
-from llmstack_engine_core.messages.outputs import SHADOW
 from llmstack_insight.rerun import changed_plane, recorded_plane
 from llmstack_insight.shadow.shadow import Shadow
-from llmstack_insight.shadow.wire import read_message, write_message
+from llmstack_insight.shadow.wire import Begin, Segment, read_message, write_message
 from llmstack_step_log import LogHeader
 from llmstack_step_log.step_log import STEPS_PER_CHECKPOINT
 from llmstack_types import ShadowReport
@@ -103,10 +102,10 @@ def main() -> int:
     name = "-"
     try:
         first = read_message(stream)
-        if first is None:
+        if not isinstance(first, Begin):
             return 0
-        _, packed, name = first
-        scheduler, cache = LogHeader.unpack(packed).configs()
+        name = first.name
+        scheduler, cache = LogHeader.unpack(first.header).configs()
         plane = recorded_plane(scheduler, cache)
         shadow = Shadow(name, plane, changed_plane(plane, name))
         gc.freeze()
@@ -115,7 +114,7 @@ def main() -> int:
         return 0  # the engine core is gone
     except Exception as error:  # noqa: BLE001 - whatever another scheduler raises ends the shadow alone, with a sentence
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        write_message(out, SHADOW.pack(ShadowReport(name, problem, cpu_s=time.process_time()), "shadow"))
+        write_message(out, ShadowReport(name, problem, cpu_s=time.process_time()))
         return 1
     return 0
 
@@ -127,7 +126,7 @@ def _follow(stream: BinaryIO, out: BinaryIO, shadow: Shadow) -> None:
         budget.update()
         if select.select([stream], [], [], 0.0 if is_busy and budget.has_time else IDLE_WAIT_S)[0]:
             message = read_message(stream)
-            if message is None:
+            if not isinstance(message, Segment):
                 return
             _take(message, shadow, pace, budget)
         if budget.has_time and not pace.num_skipped:
@@ -136,23 +135,22 @@ def _follow(stream: BinaryIO, out: BinaryIO, shadow: Shadow) -> None:
         if now_s - reported_s >= REPORT_INTERVAL_S:
             report = shadow.report(time.process_time())
             if last is None or report[:4] != last[:4] or now_s - reported_s >= 10 * REPORT_INTERVAL_S:
-                write_message(out, SHADOW.pack(report, "shadow"))
+                write_message(out, report)
                 last, reported_s = report, now_s
 
 
-def _take(message: list[Any], shadow: Shadow, pace: Pace, budget: Budget) -> None:
+def _take(message: Segment, shadow: Shadow, pace: Pace, budget: Budget) -> None:
     """Follows a segment, or leaves it out."""
-    _, segment, decisions, start_us, num_lost_steps = message
     if not pace.follows(budget, shadow.behind_s):
         if not pace.num_skipped:
             shadow.skip(0)
         pace.num_skipped += 1
-        shadow.note_shed(STEPS_PER_CHECKPOINT + num_lost_steps)
+        shadow.note_shed(STEPS_PER_CHECKPOINT + message.num_lost_steps)
         return
-    if num_lost_steps or pace.num_skipped:
-        shadow.skip(num_lost_steps)
+    if message.num_lost_steps or pace.num_skipped:
+        shadow.skip(message.num_lost_steps)
     pace.num_skipped = 0
-    shadow.take(segment, decisions, start_us)
+    shadow.take(message.records, message.decisions, message.start_us)
 
 
 if __name__ == "__main__":

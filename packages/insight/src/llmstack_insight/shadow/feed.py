@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from typing import Any, BinaryIO, Final, cast
+from typing import BinaryIO, Final, cast
 
 from llmstack_engine_core.messages.kinds import CodecError
-from llmstack_engine_core.messages.outputs import SHADOW
 from llmstack_insight.rerun import changed_plane, recorded_plane
-from llmstack_insight.shadow.wire import MAX_REPORT_BYTES, read_message, write_message
-from llmstack_step_log import LogHeader, StepLogError
+from llmstack_insight.shadow.wire import MAX_REPORT_BYTES, Begin, Segment, read_message, write_message
+from llmstack_step_log import LogHeader
 from llmstack_step_log.step_log import STEPS_PER_CHECKPOINT
 from llmstack_types import ShadowReport
 
@@ -36,7 +35,7 @@ class ShadowFeed:
     def __init__(self, process: subprocess.Popen[bytes], name: str, header: LogHeader) -> None:
         self._process = process
         self._name = name
-        self._queue: deque[list[Any]] = deque([["header", header.pack(), name]])
+        self._queue: deque[Begin | Segment] = deque([Begin(header.pack(), name)])
         self._num_queued_bytes = 0
         self._num_lost_steps = 0
         self._is_closed = False
@@ -60,7 +59,7 @@ class ShadowFeed:
                 self._num_lost_steps += STEPS_PER_CHECKPOINT
                 return
             lost, self._num_lost_steps = self._num_lost_steps, 0
-            self._queue.append(["segment", segment, decisions, start_us, lost])
+            self._queue.append(Segment(segment, decisions, start_us, lost))
             self._num_queued_bytes += num_bytes
             self._has_work.notify()
 
@@ -82,15 +81,15 @@ class ShadowFeed:
         for thread in self._threads:
             thread.join(END_TIMEOUT_S)
 
-    def _next(self) -> list[Any] | None:
+    def _next(self) -> Begin | Segment | None:
         with self._has_work:
             while not self._queue and not self._is_closed:
                 self._has_work.wait()
             if self._is_closed:
                 return None
             message = self._queue.popleft()
-            if message[0] == "segment":
-                self._num_queued_bytes -= len(message[1]) + sum(map(len, message[2]))
+            if isinstance(message, Segment):
+                self._num_queued_bytes -= len(message.records) + sum(map(len, message.decisions))
             return message
 
     def _write(self) -> None:
@@ -98,7 +97,7 @@ class ShadowFeed:
         try:
             while (message := self._next()) is not None:
                 write_message(stream, message)
-        except (OSError, StepLogError):
+        except (OSError, CodecError):
             pass  # it has ended, and the reader says so
         with contextlib.suppress(OSError):
             stream.close()
@@ -107,11 +106,12 @@ class ShadowFeed:
         stream = cast("BinaryIO", self._process.stdout)
         problem = "its process has ended"
         try:
-            while (values := read_message(stream, MAX_REPORT_BYTES)) is not None:
-                report = SHADOW.unpack(values, "shadow")
+            while (report := read_message(stream, MAX_REPORT_BYTES)) is not None:
+                if not isinstance(report, ShadowReport):
+                    raise CodecError("the message is no report")
                 problem = report.problem or problem
                 self._report, self._is_new = report, True
-        except (OSError, StepLogError, CodecError) as error:
+        except (OSError, CodecError) as error:
             problem = f"its report cannot be read: {error}"
         with contextlib.suppress(OSError):
             stream.close()
