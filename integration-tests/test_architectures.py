@@ -49,6 +49,20 @@ LONG_ROPE = {
 }
 PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": None, "sliding_window": 24}
 PHI3 |= {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}
+DEEPSEEK = LLAMA | {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
 CASES = {
     "GPT2LMHeadModel": GPT2 | {"bos_token_id": None, "eos_token_id": None},
     "OPTForCausalLM": OPT | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
@@ -61,6 +75,8 @@ CASES = {
     "GptOssForCausalLM": LLAMA
     | {"head_dim": 16, "sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "StableLmForCausalLM": LLAMA | {"hidden_size": 64},
+    "DeepseekV2ForCausalLM": DEEPSEEK | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    "DeepseekV3ForCausalLM": DEEPSEEK | {"q_lora_rank": 24},
     "FalconForCausalLM": LLAMA | {"alibi": True, "multi_query": False},
     "BloomForCausalLM": LLAMA | {"n_layer": 2, "n_head": 4, "seq_length": 128},
     "GPTJForCausalLM": GPT2 | {"rotary_dim": 8, "bos_token_id": None, "eos_token_id": None},

@@ -111,9 +111,9 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 def reshape_and_cache(
     key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: torch.Tensor | None,  # [num_tokens, num_kv_heads, head_dim]
     key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor | None,  # [num_blocks, num_kv_heads, block_size, head_dim]
     slot_mapping: torch.Tensor,  # [num_tokens] int64
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
@@ -122,7 +122,8 @@ def reshape_and_cache(
     is_written = slot_mapping >= 0
     slots = slot_mapping[is_written]
     for heads, cache, scale in ((key, key_cache, key_scale), (value, value_cache, value_scale)):
-        _write_heads(heads[is_written], cache, slots, scale)
+        if heads is not None and cache is not None:
+            _write_heads(heads[is_written], cache, slots, scale)
 
 
 def _write_heads(heads: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> None:

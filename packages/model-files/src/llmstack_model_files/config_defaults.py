@@ -51,6 +51,24 @@ _ROBERTA: Mapping[str, Any] = {"vocab_size": 50_265, "max_position_embeddings": 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": {"vocab_size": 30_522, "max_position_embeddings": 512},
     "bloom": {"vocab_size": 250_880},
+    "deepseek_v2": {
+        **_LLAMA,
+        "vocab_size": 102_400,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+    },
+    "deepseek_v3": {
+        "vocab_size": 129_280,
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 4096,
+    },
     "distilbert": {"vocab_size": 30_522, "max_position_embeddings": 512},
     "falcon": {
         "vocab_size": 65_024,

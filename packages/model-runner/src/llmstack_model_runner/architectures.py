@@ -11,6 +11,8 @@ OLD_GROUP = "llmstack.models_out_of_tree"
 
 ARCHITECTURES: Mapping[str, str] = {
     "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
+    "DeepseekV2ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV2",
+    "DeepseekV3ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV3",
     "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
     "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",

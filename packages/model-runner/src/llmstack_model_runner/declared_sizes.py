@@ -68,10 +68,12 @@ def least_parameters(model_config: Mapping[str, Any]) -> int:
     hidden_size = first_int(text, "hidden_size", "n_embd")
     width = min(hidden_size, first_int(text, "word_embed_proj_dim") or hidden_size)
     num_heads = first_int(text, "num_attention_heads", "n_head")
-    head_dim = first_int(text, "head_dim") or (hidden_size // num_heads if num_heads else 0)
+    head_dim = first_int(text, "v_head_dim", "head_dim") or (hidden_size // num_heads if num_heads else 0)
     inner_size = first_int(text, "intermediate_size", "ffn_dim", "n_inner")
     inner_size = min(inner_size, first_int(text, "moe_intermediate_size") or inner_size)
     num_layers = first_int(text, "num_hidden_layers", "n_layer")
     # Queries and output of the attention; two matrices of the feed-forward block.
     per_layer = 2 * hidden_size * (num_heads * head_dim + inner_size)
+    if first_int(text, "kv_lora_rank"):  # queries may be made of a smaller latent
+        per_layer = hidden_size * (num_heads * head_dim + 2 * inner_size)
     return first_int(text, "vocab_size") * width + num_layers * per_layer

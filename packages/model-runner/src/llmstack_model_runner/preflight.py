@@ -145,7 +145,7 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
     target = ARCHITECTURES.get(architecture)
     if target is None:
         return ()
-    has_experts = target.partition(":")[0].endswith((".mixture_of_experts", ".gpt_oss"))
+    has_experts = target.partition(":")[0].endswith((".deepseek", ".mixture_of_experts", ".gpt_oss"))
     return ("attention", "experts" if has_experts else "feed-forward", *_ENDS)
 
 
@@ -211,7 +211,7 @@ def _rank_problems(config: ModelRunnerConfig, model_config: Mapping[str, Any], r
     num_layers = first_int(text, "num_hidden_layers", "n_layer")
     if 0 < num_layers < num_stages:
         yield f"pipeline_parallel_size is {num_stages}, but the model has only {num_layers} layers to split."
-    num_experts = first_int(text, "num_local_experts", "num_experts")
+    num_experts = first_int(text, "num_local_experts", "num_experts", "n_routed_experts")
     if config.enable_expert_parallel and num_experts < tp_size:
         count = f"{num_experts or 'no'} experts, which"
         yield f"enable_expert_parallel: the model has {count} cannot be spread over tensor_parallel_size {tp_size}."
@@ -308,7 +308,9 @@ def _least_token_bytes(model_config: Mapping[str, Any], kv_cache_dtype: str) -> 
     num_kv_heads = first_int(text, "num_key_value_heads", "num_kv_heads") or (1 if is_multi_query else num_heads)
     head_dim = first_int(text, "head_dim") or hidden_size // num_heads
     bits = _DTYPE_TO_BITS.get(KV_CACHE_DTYPE_ALIASES.get(kv_cache_dtype, kv_cache_dtype), _LEAST_KV_BITS)
-    return 2 * num_layers * min(num_kv_heads, num_heads) * head_dim * bits // 8
+    latent = first_int(text, "kv_lora_rank")
+    numbers = latent or 2 * min(num_kv_heads, num_heads) * head_dim
+    return num_layers * numbers * bits // 8
 
 
 def _memory_problems(weight_bytes: int, kv_bytes: int, config: ModelRunnerConfig, root: Path) -> Iterator[str]:

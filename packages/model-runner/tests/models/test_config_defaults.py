@@ -28,6 +28,10 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 64, "num_key_value_heads": 32, "max_position_embeddings": 48, "pad_token_id": 0,
 }  # fmt: skip
 GPT2_SIZES = {"vocab_size": VOCAB_SIZE, "n_embd": 256, "n_layer": 3, "n_head": 16, "n_positions": 48, "rotary_dim": 8}
+EXPERTS_IN_GROUPS: dict[str, Any] = {
+    "n_routed_experts": 256, "num_experts_per_tok": 2, "n_group": 8, "topk_group": 4, "moe_intermediate_size": 16,
+}  # fmt: skip
+WITHOUT_DEFAULT = {"DeepseekV2ForCausalLM"}  # has none for its experts of a token
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": GPT2_SIZES,
     "GPTJForCausalLM": GPT2_SIZES,
@@ -35,6 +39,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": SIZES | {"ffn_dim": 40, "num_attention_heads": 4, "word_embed_proj_dim": 256},
     "Qwen3MoeForCausalLM": SIZES | {"num_experts": 9, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "MixtralForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 3},
+    "DeepseekV2ForCausalLM": SIZES | EXPERTS_IN_GROUPS | {"topk_method": "group_limited_greedy"},
+    "DeepseekV3ForCausalLM": SIZES | EXPERTS_IN_GROUPS,
     "GptOssForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 2, "head_dim": 8},
 }
 DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
@@ -100,7 +106,9 @@ def test_a_field_that_is_left_out_has_the_default_of_transformers(architecture: 
 def test_a_configuration_without_any_field_is_the_smallest_published_one(architecture: str) -> None:
     model_type = config_class(architecture).model_type
     empty = {"model_type": model_type, "architectures": [architecture]}
-    assert settings(architecture, empty) == settings(architecture, complete(architecture, {})) != "refused"
+    found = settings(architecture, empty)
+    assert found == settings(architecture, complete(architecture, {}))
+    assert (found == "refused") == (architecture in WITHOUT_DEFAULT)
 
 
 def test_every_default_is_that_of_transformers() -> None:

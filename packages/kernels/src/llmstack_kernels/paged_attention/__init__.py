@@ -12,7 +12,7 @@ from llmstack_kernels.paged_attention.inputs import AttentionInputs
 __all__ = ["AttentionInputs", "paged_attention", "plan_paged_attention"]
 
 
-def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, value_dim]
     """Softmax attention of each token over its row's context up to itself.
 
     Raises:

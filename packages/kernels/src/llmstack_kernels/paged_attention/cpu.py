@@ -155,8 +155,8 @@ def _decode_group(
 
 
 def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Attends decodes in groups and prefill rows in tiles; caches of 8 bits go through the reference."""
-    if inputs.key_cache.dtype == STORED_TYPE:
+    """Attends decodes in groups and prefill rows in tiles. The reference has caches of 8 bits, and narrow values."""
+    if inputs.key_cache.dtype == STORED_TYPE or inputs.value_cache.shape != inputs.key_cache.shape:
         return reference.paged_attention(inputs)
     plan = inputs.plan
     if not isinstance(plan, AttentionPlan):

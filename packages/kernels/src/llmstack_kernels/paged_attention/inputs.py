@@ -16,7 +16,8 @@ class AttentionInputs(NamedTuple):
     Row i owns the tokens [query_start_loc[i], query_start_loc[i + 1]). They are the last tokens of its context, which
     has seq_lens[i] tokens. The context's keys and values, those of this step included, are in the blocks of
     `block_tables[i]`. Values of tensors are not read before the kernel, which trusts them: block ids have to be in the
-    cache. `num_heads` is a multiple of `num_kv_heads`; neighbouring query heads share a KV head.
+    cache. `num_heads` is a multiple of `num_kv_heads`; neighbouring query heads share a KV head. Values may be narrower
+    than keys, and may be the first numbers of the keys, as of latent attention: `value_cache` is then a view.
 
     The order of fields is the order of positional arguments. A named tuple is built in every layer of every step, and
     costs a third of a frozen dataclass.
@@ -40,7 +41,7 @@ class AttentionInputs(NamedTuple):
 
     query: torch.Tensor  # [num_tokens, num_heads, head_dim]
     key_cache: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor  # [num_blocks, num_kv_heads, block_size, value_dim]
     query_start_loc: torch.Tensor  # [num_rows + 1] int32
     seq_lens: torch.Tensor  # [num_rows] int32
     block_tables: torch.Tensor  # [num_rows, max_blocks_per_row] int32
@@ -60,7 +61,8 @@ class AttentionInputs(NamedTuple):
     def check(self) -> None:
         """Raises ValueError if shapes, rows or scales do not fit together."""
         num_heads, num_kv_heads = self.query.shape[1], self.key_cache.shape[1]
-        if self.key_cache.shape != self.value_cache.shape or self.key_cache.shape[3] != self.query.shape[2]:
+        are_alike = self.key_cache.shape[:3] == self.value_cache.shape[:3]
+        if not are_alike or not self.value_cache.shape[3] <= self.key_cache.shape[3] == self.query.shape[2]:
             shapes = [tuple(x.shape) for x in (self.query, self.key_cache, self.value_cache)]
             raise ValueError(f"A query of shape {shapes[0]} does not fit caches of {shapes[1]} and {shapes[2]}.")
         if not num_heads or num_heads % num_kv_heads:

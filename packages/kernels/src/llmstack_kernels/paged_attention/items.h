@@ -19,6 +19,7 @@ namespace {
 // items that they still end at about the same time.
 constexpr int64_t kItemQueries = 96, kManyItemQueries = 192;
 constexpr int64_t kManyItems = 8;  // per thread
+constexpr int64_t kPartQueries = 8;  // at least, of a KV head that several items share
 
 // Eight bytes a field, in the order of `_ARGUMENTS` in native.py.
 template <class T>
@@ -35,6 +36,7 @@ struct Call {
   const float* alibi_slopes;  // [num_heads] or null
   const float* sinks;         // [num_heads] or null: scores without a value
   int64_t num_rows, num_heads, num_kv_heads, head_dim, block_size;
+  int64_t value_dim, value_stride;  // numbers of a value, and from one to the next: those of a key where it begins with it
   int64_t sliding_window;  // none: more than any context has
   double scale, soft_cap;  // no cap: 0
 
@@ -51,6 +53,7 @@ struct Item {
   int64_t first_position;    // of one row: that token's, in the context
   int64_t num_tokens;
   int64_t first_head, num_heads;  // KV heads
+  int64_t first_query, group;     // query heads of each of them, counted from its first one
   int64_t cost;                   // in about the time of a key and a KV head
 };
 
@@ -138,9 +141,19 @@ void cut_row(const Call<T>& call, const int32_t* row, int64_t num_queries, std::
     for (int64_t token = start; token < end; token += item_tokens) {
       const int64_t num_tokens = std::min(item_tokens, end - token);
       const int64_t position = call.seq_lens[*row] - (end - token);
-      items.push_back({row, 1, 0, token, position, num_tokens, head, 1, num_tokens * (position + num_tokens)});
+      const int64_t cost = num_tokens * (position + num_tokens);
+      items.push_back({row, 1, 0, token, position, num_tokens, head, 1, 0, call.group(), cost});
     }
   }
+}
+
+// Parts of each KV head's query heads, where there are fewer runs of decodes and KV heads than threads, as of one latent:
+// every part reads the tiles, which caches of several threads share.
+template <class T>
+int64_t num_group_parts(const Call<T>& call, int64_t num_runs) {
+  if (num_runs * call.num_kv_heads == 0) return 1;
+  return std::clamp<int64_t>(num_threads() / (num_runs * call.num_kv_heads), 1,
+                             std::max<int64_t>(1, call.group() / kPartQueries));
 }
 
 // Items of decodes: `rows` sorted, those with common blocks together where `is_shared`. As many KV heads together as leave
@@ -157,12 +170,17 @@ void cut_decodes(const Call<T>& call, const std::vector<int32_t>& rows, bool is_
     total += num_keys;
   }
   const int64_t item_keys = total * call.num_kv_heads / (2 * num_threads());
+  const int64_t parts = num_group_parts(call, static_cast<int64_t>(cut.runs.size()));
   for (const auto& [first, count, shared_tiles, num_keys] : cut.runs) {
     const int64_t most = std::clamp<int64_t>(item_keys / std::max<int64_t>(1, num_keys), 1, call.num_kv_heads);
     const int64_t token = call.query_start_loc[*first], position = call.seq_lens[*first] - 1;
     for (int64_t head = 0; head < call.num_kv_heads; head += most) {
       const int64_t num_heads = std::min(most, call.num_kv_heads - head);
-      cut.items.push_back({first, count, shared_tiles, token, position, count, head, num_heads, num_heads * num_keys});
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t query = part * call.group() / parts, end = (part + 1) * call.group() / parts;
+        cut.items.push_back({first, count, shared_tiles, token, position, count, head, num_heads, query, end - query,
+                             num_heads * num_keys});
+      }
     }
   }
 }

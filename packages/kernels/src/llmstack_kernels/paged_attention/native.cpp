@@ -56,14 +56,14 @@ struct Scratch {
   std::vector<Query> queries;
   float factors[kQueriesTogether + kLanes] = {};  // whole vectors of them
 
-  void reserve(int64_t num_queries, int64_t head_dim) {
+  void reserve(int64_t num_queries, int64_t head_dim, int64_t value_dim) {
     grow(operands, num_queries * head_dim / kLanes);
     grow(keys, kTileVectors * head_dim);
-    grow(values, kTileKeys * head_dim / kLanes);
+    grow(values, kTileKeys * value_dim / kLanes);
     grow(weights, kQueriesTogether * kTileVectors);
-    grow(zeros, head_dim / kLanes);
+    grow(zeros, std::max(head_dim, value_dim) / kLanes);
     grow(scores, kQueriesTogether * kTileVectors);
-    grow(sums, num_queries * head_dim / kLanes);
+    grow(sums, num_queries * value_dim / kLanes);
     grow(queries, num_queries);
   }
 
@@ -79,7 +79,7 @@ class Attention {
   Attention(const Call<T>& call, const Item& item, Scratch& scratch)
       : call_(call),
         item_(item),
-        group_(call.group()),
+        group_(item.group),
         num_queries_(item.num_tokens * group_),
         first_seen_(item.num_rows > 1 ? 0 : std::max<int64_t>(0, item.first_position - call.sliding_window + 1)),
         soft_cap_(static_cast<float>(call.soft_cap)),
@@ -87,7 +87,7 @@ class Attention {
         product_scale_(static_cast<float>(call.scale)),
         scale_(has_bias_ ? 1.0f : product_scale_),
         scratch_(scratch) {
-    scratch_.reserve(num_queries_ * item.num_heads, call.head_dim);
+    scratch_.reserve(num_queries_ * item.num_heads, call.head_dim, call.value_dim);
   }
 
   // Heads within tiles, as they lie in the blocks: memory is then read in long pieces.
@@ -141,18 +141,21 @@ class Attention {
     Stretch *key_stretch = tile.key_stretches, *value_stretch = tile.value_stretches;
     for (int i = first; i < end; ++block, slot = 0) {
       const int block_end = static_cast<int>(std::min<int64_t>(end, i + call_.block_size - slot));
-      const int64_t offset = ((item_.first_head + place.head) * call_.block_size + slot) * call_.head_dim;
-      const T* key = call_.key_cache + blocks[block] * call_.key_block_stride + offset;
-      const T* value = call_.value_cache + blocks[block] * call_.value_block_stride + offset;
-      const int64_t num_bytes = (block_end - i) * call_.head_dim * sizeof(T);
-      *key_stretch++ = {reinterpret_cast<const char*>(key), reinterpret_cast<const char*>(key) + num_bytes};
-      *value_stretch++ = {reinterpret_cast<const char*>(value), reinterpret_cast<const char*>(value) + num_bytes};
-      for (; i < block_end; ++i, key += call_.head_dim, value += call_.head_dim) {
+      const int64_t place_of = (item_.first_head + place.head) * call_.block_size + slot, count = block_end - i;
+      const T* key = call_.key_cache + blocks[block] * call_.key_block_stride + place_of * call_.head_dim;
+      const T* value = call_.value_cache + blocks[block] * call_.value_block_stride + place_of * call_.value_stride;
+      *key_stretch++ = stretch_of(key, count * call_.head_dim);
+      if (key != value) *value_stretch++ = stretch_of(value, count * call_.value_stride);
+      for (; i < block_end; ++i, key += call_.head_dim, value += call_.value_stride) {
         tile.keys[i] = key;
         tile.values[i] = value;
       }
     }
     *key_stretch = *value_stretch = {};
+  }
+
+  static Stretch stretch_of(const T* first, int64_t count) {
+    return {reinterpret_cast<const char*>(first), reinterpret_cast<const char*>(first + count)};
   }
 
   // Among all the rows' tokens, and in its context.
@@ -163,13 +166,15 @@ class Attention {
     return item_.num_rows > 1 ? call_.seq_lens[item_.rows[index]] - 1 : item_.first_position + index;
   }
 
+  int64_t first_head_of(int64_t kv_head) const { return kv_head * call_.group() + item_.first_query; }
+
   // Queries are numbered KV head by KV head, token by token, query head by query head.
   template <class Work>
   void for_each_query(const Work& work) const {
     int64_t query = 0;
     for (int64_t kv_head = item_.first_head; kv_head < item_.first_head + item_.num_heads; ++kv_head) {
       for (int64_t token = 0; token < item_.num_tokens; ++token) {
-        for (int64_t i = 0; i < group_; ++i) work(query++, token, kv_head * group_ + i);
+        for (int64_t i = 0; i < group_; ++i) work(query++, token, first_head_of(kv_head) + i);
       }
     }
   }
@@ -186,7 +191,7 @@ class Attention {
     };
     const int64_t tokens_ahead = std::min(item_.num_tokens, (kQueriesAhead + group_ - 1) / group_);
     for (int64_t token = 0; token < tokens_ahead; ++token) {
-      for (int64_t i = 0; i < group_; ++i) fetch(token, item_.first_head * group_ + i);
+      for (int64_t i = 0; i < group_; ++i) fetch(token, first_head_of(item_.first_head) + i);
     }
     for_each_query([&](int64_t query, int64_t token, int64_t head) {
       if (token + tokens_ahead < item_.num_tokens) fetch(token + tokens_ahead, head);
@@ -199,18 +204,18 @@ class Attention {
         state.largest_score = call_.sinks[head];
         state.total[0] = 1.0f;
       }
-      std::fill_n(scratch_.sums.begin() + query * head_dim / kLanes, head_dim / kLanes, Floats{});
+      std::fill_n(sums(query), call_.value_dim / kLanes, Floats{});
     });
   }
 
   void end() {
-    const int64_t head_dim = call_.head_dim;
+    const int64_t value_dim = call_.value_dim;
     for_each_query([&](int64_t query, int64_t token, int64_t head) {
-      Floats* sums = scratch_.sums.data() + query * head_dim / kLanes;
-      to_natural_order<T>(sums, head_dim);
+      Floats* sums = this->sums(query);
+      to_natural_order<T>(sums, value_dim);
       const float scale = 1.0f / sum(scratch_.queries[query].total);
-      T* out = call_.out + (token_of(token) * call_.num_heads + head) * head_dim;
-      for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(out + dim, *sums++ * scale);
+      T* out = call_.out + (token_of(token) * call_.num_heads + head) * value_dim;
+      for (int64_t dim = 0; dim < value_dim; dim += kLanes) store(out + dim, *sums++ * scale);
     });
   }
 
@@ -241,11 +246,11 @@ class Attention {
       score(operands(first), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), scratch_.keys.data(),
             prefetches);
       const float* factors = weigh_all(tile, first, rows, of_both);
-      add_values(weights(), tile.values, call_.head_dim, rows, vectors * kLanes, factors, sums(first), prefetches);
+      add_values(weights(), tile.values, call_.value_dim, rows, vectors * kLanes, factors, sums(first), prefetches);
       return;
     }
     pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), prefetches.values);
-    pack_values(tile.values, call_.head_dim, vectors * kLanes, scratch_.values.data(), prefetches.values);
+    pack_values(tile.values, call_.value_dim, vectors * kLanes, scratch_.values.data(), prefetches.values);
     for (int64_t query = first; query < end; query += kQueriesTogether) {
       attend_packed(tile, query, static_cast<int>(std::min<int64_t>(kQueriesTogether, end - query)), prefetches.keys);
     }
@@ -255,7 +260,7 @@ class Attention {
     return reinterpret_cast<const Word*>(scratch_.operands.data()) + query * (call_.head_dim / kPerWord<T>);
   }
   const Word* weights() const { return reinterpret_cast<const Word*>(scratch_.weights.data()); }
-  Floats* sums(int64_t query) const { return scratch_.sums.data() + query * (call_.head_dim / kLanes); }
+  Floats* sums(int64_t query) const { return scratch_.sums.data() + query * (call_.value_dim / kLanes); }
 
   // Vectors that hold the tile's first `num_keys` keys.
   static int vectors_below(int64_t num_keys) {
@@ -264,7 +269,7 @@ class Attention {
 
   // The same with the packed tile, for queries together.
   void attend_packed(const Tile<T>& tile, int64_t query, int num_queries, Fetch& fetch) {
-    const int64_t steps = call_.head_dim / kPerWord<T>, dim_vectors = call_.head_dim / kLanes;
+    const int64_t steps = call_.head_dim / kPerWord<T>, dim_vectors = call_.value_dim / kLanes;
     int vectors[kBlocksTogether];
     const auto for_each_block = [&](const auto& work) {
       for (int first = 0, block = 0; first < num_queries; first += kRowBlock, ++block) {

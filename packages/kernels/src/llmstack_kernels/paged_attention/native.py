@@ -16,7 +16,7 @@ from llmstack_kernels.paged_attention.inputs import AttentionInputs
 _DIM_STEP = 16  # lanes of a vector
 _NO_WINDOW = 1 << 30  # more tokens than a context has
 # As `Call` in native.cpp. One packed argument: the conversion of 22 takes ctypes 2 us, and each layer makes a call.
-_ARGUMENTS = struct.Struct("=20q2d")
+_ARGUMENTS = struct.Struct("=22q2d")
 _FUNCTIONS = {dtype: f"paged_attention_{suffix}" for dtype, suffix in DTYPE_TO_SUFFIX.items()}
 
 
@@ -30,9 +30,10 @@ def describe() -> str:
     return f"{library()}; PyTorch where head_dim is no multiple of {_DIM_STEP}"
 
 
-def supports(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
-    """Whether the kernel computes in this type and head size; elsewhere PyTorch does."""
-    return supports_head_dim(query.shape[2]) and query.dtype in DTYPE_TO_SUFFIX and query.dtype == key_cache.dtype
+def supports(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
+    """Whether the kernel computes in this type and these head sizes; elsewhere PyTorch does."""
+    is_known = query.dtype in DTYPE_TO_SUFFIX and query.dtype == key_cache.dtype
+    return is_known and supports_head_dim(query.shape[2]) and supports_head_dim(value_cache.shape[3])
 
 
 def supports_head_dim(head_dim: int) -> bool:
@@ -40,9 +41,9 @@ def supports_head_dim(head_dim: int) -> bool:
     return head_dim % _DIM_STEP == 0
 
 
-def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, value_dim]
     """Attends all rows in one native call, which needs no lists; other shapes and types go through `cpu`."""
-    if not supports(inputs.query, inputs.key_cache):
+    if not supports(inputs.query, inputs.key_cache, inputs.value_cache):
         return cpu.paged_attention(inputs)
     query, key_cache, value_cache = inputs.query, inputs.key_cache, inputs.value_cache
     query_start_loc, seq_lens, block_tables = inputs.query_start_loc, inputs.seq_lens, inputs.block_tables
@@ -51,11 +52,13 @@ def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, nu
     value_block_stride, *value_strides = value_cache.stride()
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
-    if not (key_strides == value_strides == [block_size * head_dim, head_dim, 1] and dim_stride == 1):
+    value_dim, value_stride = value_cache.shape[3], value_strides[1]
+    is_whole = key_strides == [block_size * head_dim, head_dim, 1] and dim_stride == 1
+    if not is_whole or value_strides != [block_size * value_stride, value_stride, 1]:
         raise ValueError("Each block and each query head must be contiguous.")
     if not query_start_loc.dtype == seq_lens.dtype == block_tables.dtype == torch.int32:
         raise ValueError("query_start_loc, seq_lens and block_tables must be int32.")
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    out = query.new_empty((query.shape[0], num_heads, value_dim))
     arguments = _ARGUMENTS.pack(
         out.data_ptr(),
         query.data_ptr(),
@@ -76,6 +79,8 @@ def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, nu
         num_kv_heads,
         head_dim,
         block_size,
+        value_dim,
+        value_stride,
         inputs.sliding_window or _NO_WINDOW,
         inputs.scale,
         inputs.soft_cap or 0.0,

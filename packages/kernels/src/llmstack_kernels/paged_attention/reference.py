@@ -10,9 +10,9 @@ from llmstack_kernels.graph_safety import host_stands_in
 from llmstack_kernels.paged_attention.inputs import AttentionInputs
 
 
-def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, value_dim]
     """Attends each row over its gathered context. Missing lists are read from the tensors."""
-    out = torch.empty_like(inputs.query)
+    out = inputs.query.new_empty((*inputs.query.shape[:2], inputs.value_cache.shape[3]))
     with host_stands_in():
         lists = inputs.query_start_loc_list, inputs.seq_lens_list
         starts = inputs.query_start_loc.tolist() if lists[0] is None else lists[0]
@@ -40,9 +40,9 @@ def _context(
 def _attend(
     query: torch.Tensor,  # [query_len, num_heads, head_dim]
     keys: torch.Tensor,  # [num_kv_heads, seq_len, head_dim]
-    values: torch.Tensor,
+    values: torch.Tensor,  # [num_kv_heads, seq_len, value_dim]
     inputs: AttentionInputs,
-) -> torch.Tensor:  # [query_len, num_heads, head_dim]
+) -> torch.Tensor:  # [query_len, num_heads, value_dim]
     query_len, num_heads, _ = query.shape
     num_kv_heads, seq_len, _ = keys.shape
     group = num_heads // num_kv_heads

@@ -27,7 +27,7 @@ struct Storage {
 
 }  // namespace
 
-// Strides are between tokens, those of a cache between blocks; they and `head_bytes` are in bytes.
+// Strides are between tokens, those of a cache between blocks; they and `head_bytes` are in bytes. Values may be null.
 extern "C" void llmstack_reshape_and_cache(const char* key, int64_t key_stride, const char* value,
                                            int64_t value_stride, char* key_cache, int64_t key_cache_stride,
                                            char* value_cache, int64_t value_cache_stride, const int64_t* slots,
@@ -36,7 +36,9 @@ extern "C" void llmstack_reshape_and_cache(const char* key, int64_t key_stride, 
   const Storage keys{key_cache, key_cache_stride, num_kv_heads, block_size, head_bytes};
   const Storage values{value_cache, value_cache_stride, num_kv_heads, block_size, head_bytes};
   const auto write_keys = [&](int64_t token) { keys.write(key + token * key_stride, slots[token]); };
-  const auto write_values = [&](int64_t token) { values.write(value + token * value_stride, slots[token]); };
+  const auto write_values = [&](int64_t token) {
+    if (value != nullptr) values.write(value + token * value_stride, slots[token]);
+  };
   // In order, since a block's first slot clears the ones after it; keys on one thread, values on another.
   constexpr int64_t kSerialBytes = 1 << 16;
   if (num_tokens * num_kv_heads * head_bytes < kSerialBytes) {

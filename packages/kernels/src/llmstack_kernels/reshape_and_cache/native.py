@@ -12,9 +12,9 @@ _ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Int, Pointer, I
 
 def reshape_and_cache(
     key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: torch.Tensor | None,  # [num_tokens, num_kv_heads, head_dim]
     key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor | None,  # [num_blocks, num_kv_heads, block_size, head_dim]
     slot_mapping: torch.Tensor,  # [num_tokens] int64
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
@@ -23,22 +23,23 @@ def reshape_and_cache(
     if key_scale is not None:
         reference.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
         return
-    key, value = _prepare(key, key_cache.dtype), _prepare(value, value_cache.dtype)
+    key = _prepare(key, key_cache.dtype)
+    value = None if value is None else _prepare(value, key.dtype)
     num_tokens, num_kv_heads, head_dim = key.shape
     block_size, size = key_cache.shape[2], key.element_size()
     whole = (block_size * head_dim, head_dim, 1)
-    if not key_cache.stride()[1:] == value_cache.stride()[1:] == whole:
+    if any(cache.stride()[1:] != whole for cache in (key_cache, value_cache) if cache is not None):
         raise ValueError("Each block must be contiguous.")
     function = require_library().function("reshape_and_cache", *_ARGUMENTS)
     function(
         key.data_ptr(),
         key.stride(0) * size,
-        value.data_ptr(),
-        value.stride(0) * size,
+        0 if value is None else value.data_ptr(),
+        0 if value is None else value.stride(0) * size,
         key_cache.data_ptr(),
         key_cache.stride(0) * size,
-        value_cache.data_ptr(),
-        value_cache.stride(0) * size,
+        0 if value_cache is None else value_cache.data_ptr(),
+        0 if value_cache is None else value_cache.stride(0) * size,
         slot_mapping.data_ptr(),
         num_tokens,
         num_kv_heads,

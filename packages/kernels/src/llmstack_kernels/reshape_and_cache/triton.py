@@ -61,9 +61,9 @@ def _reshape_and_cache_kernel(
 
 def reshape_and_cache(
     key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: torch.Tensor | None,  # [num_tokens, num_kv_heads, head_dim]
     key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor | None,  # [num_blocks, num_kv_heads, block_size, head_dim]
     slot_mapping: torch.Tensor,  # [num_tokens] int64
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
@@ -71,14 +71,17 @@ def reshape_and_cache(
     """Write keys and values to their slots; tokens and heads may lie apart, as in a fused projection."""
     num_tokens, num_heads, head_dim = key.shape
     block_size = key_cache.shape[2]
-    if not key_cache.stride()[1:] == value_cache.stride()[1:] == (block_size * head_dim, head_dim, 1):
+    whole = (block_size * head_dim, head_dim, 1)
+    if any(cache.stride()[1:] != whole for cache in (key_cache, value_cache) if cache is not None):
         raise ValueError("Each block must be contiguous.")
-    key, value = with_whole_heads(key), with_whole_heads(value)
+    key = with_whole_heads(key)
+    value = None if value is None else with_whole_heads(value)
+    num_tensors = 1 if value is None else 2
     padded_dim = triton.next_power_of_2(head_dim)
     tile_heads = min(triton.next_power_of_2(num_heads), max(1, _TILE_SIZE // padded_dim))
     launch(
         _reshape_and_cache_kernel,
-        (num_tokens, triton.cdiv(num_heads, tile_heads), 2),
+        (num_tokens, triton.cdiv(num_heads, tile_heads), num_tensors),
         key,
         value,
         key_cache,
@@ -87,9 +90,9 @@ def reshape_and_cache(
         key_scale,
         value_scale,
         *key.stride()[:2],
-        *value.stride()[:2],
+        *(key if value is None else value).stride()[:2],
         key_cache.stride(0),
-        value_cache.stride(0),
+        (key_cache if value_cache is None else value_cache).stride(0),
         num_heads,
         num_warps=NUM_WARPS,
         launch_pdl=supports_dependent_launch(key.device),

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 # code of these models carry the code that transformers has since; llmstack has the models itself.
 _KNOWN: Mapping[str, tuple[str, str]] = {
     "BloomForCausalLM": ("bloom", "Bloom"),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", "DeepseekV2"),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "DeepseekV3"),
     "FalconForCausalLM": ("falcon", "Falcon"),
     "GPTNeoXForCausalLM": ("gpt_neox", "GPTNeoX"),
     "GptOssForCausalLM": ("gpt_oss", "GptOss"),

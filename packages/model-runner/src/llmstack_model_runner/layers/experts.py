@@ -19,6 +19,7 @@ from llmstack_kernels.grouped_linear import (
 from llmstack_kernels.linear import PackedLinear, StoredWeight, pack_linear
 from llmstack_model_runner.layers.adaptation import GATES
 from llmstack_model_runner.layers.adapted_experts import AdaptedExperts, ExpertMatrix
+from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.layers.linear import gated_activation
 from llmstack_model_runner.layers.packing import (
     are_packed,
@@ -28,7 +29,7 @@ from llmstack_model_runner.layers.packing import (
     packing,
 )
 from llmstack_model_runner.layers.sharding import sharding
-from llmstack_model_runner.layers.weight_slot import WeightPart, WeightSlot, unread
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class ExpertSettings:
         gate_name: Name of an expert's gate projection.
         up_name: Name of an expert's up projection.
         down_name: Name of an expert's down projection.
+        routing: Choice within groups of experts; `is_normalised` has then no meaning. None: the most likely experts.
     """
 
     num_experts: int
@@ -54,6 +56,7 @@ class ExpertSettings:
     gate_name: str = "gate_proj"
     up_name: str = "up_proj"
     down_name: str = "down_proj"
+    routing: GroupedRouting | None = None
 
 
 class Experts:
@@ -80,6 +83,9 @@ class Experts:
         self._settings = settings
         self._activation = gated_activation(activation)
         self._router: PackedLinear | None = None
+        routing = settings.routing
+        is_corrected = routing is not None and routing.is_corrected
+        self._correction = torch.zeros(settings.num_experts, device=device) if is_corrected else None
         self._make_stacks(num_experts, inner_size, size, dtype, device)
         self._dtype = dtype
         self._device = device
@@ -133,6 +139,9 @@ class Experts:
         settings, size = self._settings, self._down.shape[1]
         inner, outer = (settings.inner_size, size), (size, settings.inner_size)
         slots = {f"{self._name}.gate.weight": WeightSlot((settings.num_experts, size), self._load_router)}
+        if self._correction is not None:
+            name, shape = f"{self._name}.gate.e_score_correction_bias", (settings.num_experts,)
+            slots[name] = WeightSlot(shape, self._load_correction, WeightKind.BIAS)
         rows, columns = (WeightPart(dim, (self._inner,)) if self._is_cut else None for dim in (0, 1))
         stacks = [self._gate_up, self._down]
         gate_up, down = (partial(stack.slot, is_known=stack.is_known) for stack in stacks)
@@ -150,7 +159,7 @@ class Experts:
         """Output of the layer: [num_tokens, size] to [num_tokens, size]."""
         if self._router is None:
             raise RuntimeError(f"{self._name} has no weights yet")
-        shares, expert_ids = self._choose(self._router(x, out_dtype=torch.float32))
+        shares, expert_ids = self._choose(self._router(x.to(self._router_dtype), out_dtype=torch.float32))
         if self._sharding.size > 1 and self._sharding.is_expert_parallel:
             return self._sharding.all_reduce(self._compute_own(x, shares, expert_ids))
         return self._sharding.all_reduce(sum_choices(self._compute(x, expert_ids), shares))
@@ -182,14 +191,26 @@ class Experts:
 
     def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and ids of the most likely experts, each [num_tokens, num_choices]."""
+        routing = self._settings.routing
+        if routing is not None:
+            return routing.choose(logits, self._correction, self._settings.num_choices)
         if self._settings.is_normalised:  # equals a softmax over all experts, divided by the sum over the chosen ones
             chosen, expert_ids = torch.topk(logits, self._settings.num_choices, dim=-1)
             return torch.softmax(chosen, dim=-1), expert_ids
         shares, expert_ids = torch.topk(torch.softmax(logits, dim=-1), self._settings.num_choices, dim=-1)
         return shares, expert_ids
 
+    @property
+    def _router_dtype(self) -> torch.dtype:
+        """Float32 where experts are chosen by their own scores' sums, as such models were trained."""
+        return self._dtype if self._settings.routing is None else torch.float32
+
+    def _load_correction(self, tensor: torch.Tensor) -> None:
+        if self._correction is not None:
+            self._correction.copy_(tensor)
+
     def _load_router(self, tensor: torch.Tensor) -> None:
-        weight = tensor.to(self._device, self._dtype, copy=True)
+        weight = tensor.to(self._device, self._router_dtype, copy=True)
         self._router = pack_linear(weight, None, None, packing().is_batch_invariant)
 
 

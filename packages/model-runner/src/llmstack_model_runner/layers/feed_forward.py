@@ -23,16 +23,20 @@ class GatedFeedForward:
         is_joined: bool,
         dtype: torch.dtype,
         device: torch.device,
+        name: str = "mlp",
     ) -> None:
-        """`prefix` is that of the block's tensors; with `is_joined` the checkpoint has one tensor for gate and up."""
+        """`prefix` is that of the block's tensors, and `name` is the layer's own.
+
+        With `is_joined` the checkpoint has one tensor for gate and up.
+        """
         own = sharding().share(inner_size)
         names = {"gate_up_proj": 2 * inner_size} if is_joined else {"gate_proj": inner_size, "up_proj": inner_size}
-        parts = {f"{prefix}mlp.{name}": out_features for name, out_features in names.items()}
+        parts = {f"{prefix}{name}.{part}": out_features for part, out_features in names.items()}
         outputs = [own, range(own.start + inner_size, own.stop + inner_size)] if is_joined else [own]
         self._gate_up = Linear(
             size, parts, has_bias=has_bias, dtype=dtype, device=device, part_to_outputs=dict.fromkeys(parts, outputs)
         )
-        down = {f"{prefix}mlp.down_proj": size}
+        down = {f"{prefix}{name}.down_proj": size}
         self._down = Linear(inner_size, down, has_bias=has_bias, dtype=dtype, device=device, inputs=own)
         self._activation = gated_activation(activation)
 

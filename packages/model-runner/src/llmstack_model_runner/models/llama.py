@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers import (
+    AttentionPlans,
     Embedding,
     OutputHead,
     RMSNorm,
@@ -21,7 +22,7 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     plan_layers,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.models.base import CausalLM
@@ -42,6 +43,27 @@ class Settings:
     layers: list[LlamaLayerSettings]
     embedding_scale: float = 1.0
     logit_soft_cap: float | None = None
+
+
+class DecoderLayer(Protocol):
+    """One block of a model of the family."""
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Slots of all tensors that it needs."""
+
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """Slots of tensors that only some checkpoints have."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        kv_cache: LayerCache,
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output, and the residual that the next norm adds it to."""
 
 
 class Llama(CausalLM):
@@ -74,7 +96,7 @@ class Llama(CausalLM):
         ropes = _distinct([entry.rope for entry in settings.layers])
         self._rotaries = [RotaryEmbedding(rope, device) for rope in ropes]
         self._layers = [
-            LlamaLayer(f"model.layers.{index}.", entry, self._rotaries[ropes.index(entry.rope)], dtype, device)
+            self._make_layer(f"model.layers.{index}.", entry, self._rotaries[ropes.index(entry.rope)], dtype, device)
             for index, entry in enumerate(settings.layers)
         ]
         self._norm = RMSNorm("model.norm", size, layer.eps, dtype=dtype, device=device, is_offset=layer.is_norm_offset)
@@ -86,6 +108,11 @@ class Llama(CausalLM):
             tied_to=self._tokens if settings.is_tied else None,
             soft_cap=settings.logit_soft_cap,
         )
+
+    def _make_layer(
+        self, prefix: str, entry: LlamaLayerSettings, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device
+    ) -> DecoderLayer:
+        return LlamaLayer(prefix, entry, rotary, dtype, device)
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -109,7 +136,7 @@ class Llama(CausalLM):
         return {name: slot for layer in self._layers for name, slot in layer.optional_slots().items()}
 
     @property
-    def _own_layers(self) -> list[LlamaLayer]:
+    def _own_layers(self) -> list[DecoderLayer]:
         start = self.kv_spec.first_layer
         return self._layers[start : start + self.kv_spec.num_layers]
 

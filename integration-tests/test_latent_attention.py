@@ -1,0 +1,102 @@
+"""DeepSeek through the whole engine equals transformers: ranks, stages, blocks, chunks, forks, swaps and transfer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from llmstack_llm import LLM, SamplingParams
+
+NUM_OUTPUT_TOKENS = 16
+SHARED_PREFIX = [(7 * i + 3) % 97 for i in range(33)]
+PROMPTS = [SHARED_PREFIX + [(11 * i + j) % 97 for j in range(1 + 5 * i)] for i in range(6)]
+CONFIG: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "moe_intermediate_size": 24, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 8,
+    "n_shared_experts": 1, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "kv_lora_rank": 32,
+    "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "initializer_range": 0.3,
+    "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+ENGINES: dict[str, dict[str, Any]] = {
+    **{f"blocks of {size}": {"block_size": size} for size in (1, 8, 16)},
+    **{f"chunks of {size}": {"max_num_batched_tokens": size, "max_num_seqs": 4} for size in (7, 23)},
+    "preemption": {"num_kv_blocks": 24, "block_size": 4, "max_model_len": 80},
+    "swaps": {"num_kv_blocks": 24, "block_size": 4, "max_model_len": 80, "swap_space": 0.001},
+    "drafts": {"speculative_config": DRAFTS, "block_size": 8},
+    "two ranks": {"tensor_parallel_size": 2},
+    "two ranks of experts": {"tensor_parallel_size": 2, "enable_expert_parallel": True, "speculative_config": DRAFTS},
+    "two stages": {"pipeline_parallel_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A random checkpoint, and what transformers continues each prompt with."""
+    torch.manual_seed(1)
+    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**CONFIG)).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.2)
+    folder = tmp_path_factory.mktemp("deepseek")
+    model.save_pretrained(folder)
+    continuations = []
+    for prompt in PROMPTS:
+        mask = torch.ones(1, len(prompt), dtype=torch.long)
+        output = model.generate(
+            torch.tensor([prompt]), attention_mask=mask, max_new_tokens=NUM_OUTPUT_TOKENS, do_sample=False
+        )
+        continuations.append(output[0, len(prompt) :].tolist())
+    return folder, continuations
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def logprobs_of(outputs: list[Any]) -> list[list[float]]:
+    steps = [output.outputs[0].logprobs for output in outputs]
+    return [[entry.logprob for by_token in own for entry in by_token.values()] for own in steps]
+
+
+@pytest.fixture(scope="module")
+def expected_logprobs(checkpoint: tuple[Path, list[list[int]]]) -> list[list[float]]:
+    """Those of each prompt by itself, in one piece."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=3)
+    found = []
+    with LLM(str(checkpoint[0]), dtype="float32", skip_tokenizer_init=True, enable_prefix_caching=False) as llm:
+        for prompt in PROMPTS:
+            found += logprobs_of(llm.generate([prompt], params, use_tqdm=False))
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_greedy_tokens_equal_transformers_and_bits_those_of_one_prompt_alone(
+    checkpoint: tuple[Path, list[list[int]]], expected_logprobs: list[list[float]], engine: str
+) -> None:
+    folder, continuations = checkpoint
+    options = ENGINES[engine]
+    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=3)
+    with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **options) as llm:
+        for _ in range(2):  # the second time with prefix hits
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            assert tokens_of(outputs) == continuations
+            has_bits = "tensor_parallel_size" not in options
+            for own, expected in zip(logprobs_of(outputs), expected_logprobs, strict=True):
+                assert own == (expected if has_bits else pytest.approx(expected, abs=1e-4))
+        metrics = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    assert metrics["vllm:prefix_cache_hits"] > 0
+    assert (metrics["vllm:num_preemptions"] > 0) == (engine in ("preemption", "swaps"))
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] > 0 or "speculative_config" not in options
+
+
+def test_several_answers_and_beams_of_a_prompt_share_its_latents(checkpoint: tuple[Path, list[list[int]]]) -> None:
+    folder, continuations = checkpoint
+    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, n=3)
+    with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, block_size=8) as llm:
+        (output,) = llm.generate([PROMPTS[2]], params, use_tqdm=False)
+    assert [list(answer.token_ids) for answer in output.outputs] == [continuations[2]] * 3

@@ -1,0 +1,224 @@
+"""DeepSeek V2 and V3: latent attention, and experts in groups beside shared ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from llmstack_model_files import extended_positions
+from llmstack_model_runner.layers import AttentionPlans, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.experts import Experts, ExpertSettings
+from llmstack_model_runner.layers.feed_forward import GatedFeedForward
+from llmstack_model_runner.layers.grouped_routing import GroupedRouting
+from llmstack_model_runner.layers.latent_attention import LatentAttention, LatentSettings
+from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
+from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
+from llmstack_model_runner.models.kv_spec import LayerKVSpec, one_latent
+from llmstack_model_runner.models.llama import Llama, Settings
+from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekLayerSettings(LlamaLayerSettings):
+    """Sizes of one block.
+
+    Attributes:
+        latent: Those of its attention.
+        shared_size: Inner size of the experts that compute every token, as one; 0 for none.
+    """
+
+    latent: LatentSettings
+    shared_size: int = 0
+
+    def kv_spec(self) -> LayerKVSpec:
+        return one_latent(self.latent.width)
+
+
+class DeepseekV2(Llama):
+    """`DeepseekV2ForCausalLM`: experts by the softmax of their scores."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        refuse(config, "scoring_func", "softmax")
+        refuse(config, "norm_topk_prob", False)
+        refuse(config, "topk_method", "greedy", "group_limited_greedy")
+        is_limited = config.get("topk_method") == "group_limited_greedy"
+        routing = GroupedRouting(
+            num_groups=read_int(config, "n_group") if is_limited else 1,
+            num_group_choices=read_int(config, "topk_group") if is_limited else 1,
+            scaling=read_float(config, "routed_scaling_factor", 1.0),
+        )
+        return _read_settings(config, routing)
+
+    def is_ignored(self, name: str) -> bool:
+        """Layers behind the last one predict several tokens at once."""
+        layer = _LAYER.match(name)
+        num_layers = len(self._layers)
+        return (layer is not None and int(layer[1]) >= num_layers) or super().is_ignored(name)
+
+    def _make_layer(
+        self, prefix: str, entry: LlamaLayerSettings, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device
+    ) -> DeepseekLayer:
+        if not isinstance(entry, DeepseekLayerSettings):
+            raise TypeError("a layer of this model has settings of its own")
+        return DeepseekLayer(prefix, entry, rotary, dtype, device)
+
+
+class DeepseekV3(DeepseekV2):
+    """`DeepseekV3ForCausalLM`, also of Kimi K2 and GigaChat: experts by corrected sigmoids of their scores."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        refuse(config, "scoring_func", "sigmoid")
+        refuse(config, "topk_method", "noaux_tc")
+        routing = GroupedRouting(
+            num_groups=read_int(config, "n_group", 8),
+            num_group_choices=read_int(config, "topk_group", 4),
+            scaling=read_float(config, "routed_scaling_factor", 2.5),
+            is_corrected=True,
+            is_normalised=read_bool(config, "norm_topk_prob", True),
+        )
+        return _read_settings({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, routing)
+
+
+class DeepseekLayer:
+    """Latent attention and a feed-forward, each after a norm and added to the residual."""
+
+    def __init__(
+        self,
+        prefix: str,
+        settings: DeepseekLayerSettings,
+        rotary: RotaryEmbedding,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        size, activation = settings.hidden_size, settings.activation
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device)
+
+        def feed_forward(inner_size: int, name: str) -> GatedFeedForward:
+            return GatedFeedForward(
+                prefix, size, inner_size, activation, has_bias=settings.has_mlp_bias, is_joined=False, dtype=dtype,
+                device=device, name=name,
+            )  # fmt: skip
+
+        self._attention_norm = norm("input_layernorm")
+        self._attention = LatentAttention(f"{prefix}self_attn.", size, settings.latent, rotary, dtype, device)
+        self._mlp_norm = norm("post_attention_layernorm")
+        self._shared = feed_forward(settings.shared_size, "mlp.shared_experts") if settings.shared_size else None
+        if settings.experts is None:
+            self._feed_forward: GatedFeedForward | Experts = feed_forward(settings.intermediate_size, "mlp")
+        else:
+            self._feed_forward = Experts(prefix, size, activation, settings.experts, dtype, device)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Slots of all parts."""
+        parts = (self._attention_norm, self._attention, self._mlp_norm, self._feed_forward, self._shared)
+        return collect_slots(parts)
+
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """None: checkpoints have no scales of latents."""
+        return {}
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        residual: torch.Tensor | None,  # None before the first layer
+        positions: torch.Tensor,  # [num_tokens]
+        kv_cache: LayerCache,
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The feed-forward's output, and the residual that the next norm adds it to."""
+        normed, residual = self._attention_norm.add(hidden, residual)
+        attended = self._attention(normed, positions, kv_cache, metadata, plans)
+        normed, residual = self._mlp_norm.add(attended, metadata.of_queries(residual))
+        fed = self._feed_forward(normed)
+        return fed if self._shared is None else fed + self._shared(normed), residual
+
+
+def _read_settings(config: Mapping[str, Any], routing: GroupedRouting) -> Settings:
+    """The fields that configurations of V2 and V3 share."""
+    refuse(config, "pretraining_tp", 1)
+    refuse(config, "moe_layer_freq", 1)
+    hidden_size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
+    max_model_len = read_int(config, "max_position_embeddings", 2048)
+    latent, rope = _read_latent(config, num_heads, max_model_len)
+    num_layers = read_int(config, "num_hidden_layers")
+    num_dense = config.get("first_k_dense_replace") or 0
+    experts = _read_experts(config, routing)
+    inner_size = 0 if experts is None else experts.inner_size * (config.get("n_shared_experts") or 0)
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": read_int(config, "intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": 1,
+        "head_dim": latent.width,
+        "eps": read_float(config, "rms_norm_eps", 1e-6),
+        "rope": rope,
+        "activation": str(config.get("hidden_act") or "silu"),
+        "has_mlp_bias": read_bool(config, "mlp_bias", False),
+        "latent": latent,
+    }
+    dense = DeepseekLayerSettings(**fields)
+    mixed = DeepseekLayerSettings(**fields, experts=experts, shared_size=inner_size)
+    return Settings(
+        hidden_size=hidden_size,
+        vocab_size=read_int(config, "vocab_size"),
+        max_model_len=extended_positions(config, max_model_len),
+        is_tied=read_bool(config, "tie_word_embeddings", False),
+        layers=[dense if number < num_dense else mixed for number in range(num_layers)],
+    )
+
+
+def _read_latent(
+    config: Mapping[str, Any], num_heads: int, max_model_len: int
+) -> tuple[LatentSettings, RopeParameters]:
+    plain_dim, rotary_dim = read_int(config, "qk_nope_head_dim", 128), read_int(config, "qk_rope_head_dim", 64)
+    rope = parse_rope(config, rotary_dim, max_model_len)
+    scale = (plain_dim + rotary_dim) ** -0.5
+    mscale, factor = rope.values.get("mscale_all_dim", 0.0), rope.values.get("factor", 1.0)
+    if rope.kind != "default" and mscale and factor > 1:  # YaRN's, of queries and keys
+        scale *= (0.1 * mscale * math.log(factor) + 1.0) ** 2
+    query_rank = config.get("q_lora_rank", 1536)
+    latent = LatentSettings(
+        num_heads=num_heads,
+        query_rank=None if query_rank is None else read_int(config, "q_lora_rank", 1536),
+        rank=read_int(config, "kv_lora_rank", 512),
+        plain_dim=plain_dim,
+        rotary_dim=rotary_dim,
+        value_dim=read_int(config, "v_head_dim", 128),
+        scale=scale,
+        has_bias=read_bool(config, "attention_bias", False),
+        is_interleaved=read_bool(config, "rope_interleave", True),
+    )
+    return latent, rope
+
+
+def _read_experts(config: Mapping[str, Any], routing: GroupedRouting) -> ExpertSettings | None:
+    """The routed experts; None where all layers are dense."""
+    if config.get("n_routed_experts", 0) is None:
+        return None
+    num_experts = read_int(config, "n_routed_experts")
+    num_choices = read_int(config, "num_experts_per_tok")
+    num_groups, num_group_choices = routing.num_groups, routing.num_group_choices
+    least = 2 if routing.is_corrected else 1  # experts that say how good a group is
+    if num_experts % num_groups or (num_groups > 1 and num_experts // num_groups < least):
+        raise ValueError(f"config.json: {num_experts} experts do not form {num_groups} groups.")
+    if num_group_choices > num_groups or num_choices > num_experts // num_groups * num_group_choices:
+        raise ValueError(
+            f"config.json: {num_choices} experts of a token are more than {num_group_choices} of {num_groups} groups "
+            "have."
+        )
+    return ExpertSettings(
+        num_experts, num_choices, read_int(config, "moe_intermediate_size"), is_normalised=False, routing=routing
+    )
