@@ -17,6 +17,7 @@ from llmstack_engine_client.hosts.members import Members
 from llmstack_engine_client.hosts.messages import MAX_MESSAGE_BYTES, MESSAGES, Answer, Join, Leave, Message, Start
 from llmstack_engine_client.hosts.network import FirstMachine, Network
 from llmstack_engine_core.ipc.keys import make_key_file
+from llmstack_types import EngineStartError
 
 FACTS = (("version", "1"), ("dtype", "float32"))
 
@@ -67,6 +68,18 @@ async def test_a_node_joins_receives_what_to_start_and_leaves(first: FirstMachin
     await end(joining)
     assert await read(members) == [(sender, join(), Leave())]
     assert members.joined == {}
+
+
+async def test_a_machine_that_cannot_start_what_it_is_asked_for_leaves(first: FirstMachine, members: Members) -> None:
+    def fail(start: Start) -> None:
+        raise EngineStartError(f"no room for {start.name}")
+
+    joining = asyncio.create_task(Joining(first, 60, on_start=fail).run(join()))
+    ((sender, *_),) = await read(members)
+    members.send(sender, Start("7", "next"))
+    assert await read(members) == [(sender, join(), Leave())]
+    with pytest.raises(EngineStartError, match="no room for next"):
+        await joining
 
 
 async def test_numbers_that_no_other_machine_may_have_are_refused(first: FirstMachine, members: Members) -> None:

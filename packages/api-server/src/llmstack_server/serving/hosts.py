@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from llmstack_engine_client.hosts.machine import EnginesEndedError, Machine
 from llmstack_engine_client.hosts.messages import Start
@@ -61,12 +62,18 @@ def run_node(config: ServeConfig) -> int:
         check_model_runs(engine_config)
         agent = importlib.import_module(_AGENT)
         logger.info("machine %d of %d joins %s", engine.node_rank, engine.nnodes, engine.master_addr)
-        node = agent.NodeAgent(engine_config.model, engine_config.start_timeout_s)
-        return run_until_signal(node.run, EarlySignals())
+        make_node = partial(agent.NodeAgent, engine_config.model, engine_config.start_timeout_s)
+        return run_until_signal(partial(_host_ranks, make_node), EarlySignals())
     except ImportError as error:
         raise ServeError("--nnodes: pip install llmstack-parallel") from error
     except (LLMStackError, OSError) as error:
         raise start_error(error) from error
+
+
+async def _host_ranks(make_node: Callable[[], Any]) -> None:
+    """`make_node`: Reads all of the weights, for the digest that the first machine compares."""
+    node = await in_daemon_thread(make_node, "digest")
+    await node.run()
 
 
 class _Launches:

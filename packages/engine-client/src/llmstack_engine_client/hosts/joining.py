@@ -142,7 +142,7 @@ class Joining:
                 was_answered, self._num_failures = True, 0
         except _AskAgainError:
             return False, False
-        except asyncio.CancelledError:  # this machine ends
+        except (asyncio.CancelledError, EngineStartError):  # this machine ends
             self.tell(Leave())
             linger_ms = LINGER_MS
             raise
