@@ -40,7 +40,7 @@ from llmstack_types import EngineCoreRequest, SamplingParams
 Target = Callable[[bytes], None]
 DECLARING = (
     "llmstack_engine_core.messages.protocol", "llmstack_engine_client.hosts.messages", "llmstack_parallel.messages",
-    "llmstack_insight.shadow.wire",
+    "llmstack_insight.shadow.wire", "llmstack_engine_core.kv_transfer.messages",
 )  # fmt: skip
 for _module in DECLARING:
     importlib.import_module(_module)

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 
 from llmstack_engine_client.hosts.messages import MESSAGES as HOST_MESSAGES
+from llmstack_engine_core.kv_transfer.messages import MESSAGES as KV_MESSAGES
 from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_engine_core.messages.message_set import MessageSet
 from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ENGINE_MESSAGES
@@ -42,6 +43,7 @@ def test_the_fuzzer_of_frames_has_every_declared_set() -> None:
         HOST_MESSAGES,
         RANK_MESSAGES,
         SHADOW_MESSAGES,
+        KV_MESSAGES,
     }
     fuzzer = (ROOT / "benchmarks/fuzz_parsers.py").read_text()
     modules = {path for path in ROOT.glob("packages/*/src/**/*.py") if "= MessageSet(" in path.read_text()}

@@ -10,9 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import zmq
 
 from llmstack_engine_core.ipc.keys import Keys
@@ -20,13 +19,22 @@ from llmstack_engine_core.ipc.sockets import serve_keys
 from llmstack_engine_core.kv_transfer import sealed_memory
 from llmstack_engine_core.kv_transfer.config import TransferLimits
 from llmstack_engine_core.kv_transfer.exports import Export, ExportTable
+from llmstack_engine_core.kv_transfer.messages import (
+    MAX_MESSAGE_BYTES,
+    Ask,
+    Done,
+    Message,
+    Place,
+    Refused,
+    pack,
+    unpack,
+)
 from llmstack_engine_core.kv_transfer.nixl_agent import NixlAgent, Registration
-from llmstack_engine_core.kv_transfer.tag import KVTransferError, unpacked
+from llmstack_engine_core.kv_transfer.tag import KVTransferError
 from llmstack_types import EngineStartError
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES: Final = 64 << 20
 _POLL_MS: Final = 1
 _MAX_LATE: Final = 16
 _CLOSE_TIMEOUT_S: Final = 10.0
@@ -138,29 +146,30 @@ class ExportServer:
             self._agent = self._new_agent()
 
     def _serve(self, frames: list[bytes]) -> None:
+        answer: Message
         try:
-            peer, request = frames
-            values = unpacked(request)
-            if [type(value) for value in values] == [str]:
+            peer, frame = frames
+            request = unpack(frame)
+            if isinstance(request, Done):
                 self._done(peer)
                 return
-            answer = self._opened(peer, values)
+            answer = self._opened(peer, request)
         except (KVTransferError, ValueError) as error:
-            answer = [b"", 0, 0, b"", str(error)]
+            answer = Refused(str(error))
         except Exception as error:  # whatever a peer does, the next one is served
             logger.exception("an export could not be handed out")
-            answer = [b"", 0, 0, b"", type(error).__name__]
+            answer = Refused(type(error).__name__)
         with contextlib.suppress(zmq.ZMQError):  # it has gone
-            self._socket.send_multipart([frames[0], msgpack.packb(answer)], zmq.NOBLOCK)
+            self._socket.send_multipart([frames[0], pack(answer)], zmq.NOBLOCK)
 
-    def _opened(self, peer: bytes, values: list[Any]) -> list[Any]:
-        if [type(value) for value in values] != [str, bytes, int]:
+    def _opened(self, peer: bytes, request: Message) -> Place:
+        if not isinstance(request, Ask):
             raise KVTransferError("the request for KV blocks cannot be read")
         if peer in self._readings:
             raise KVTransferError("one connection reads one export")
-        export = self._table.take(*values)
+        export = self._table.take(request.handle, request.tag, request.num_bytes)
         try:
-            return [*self._registered(peer, export), export.tag, None]
+            return Place(*self._registered(peer, export), export.tag)
         finally:
             os.close(export.descriptor)
 

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import zmq
 
 from llmstack_engine_core.ipc.addresses import TCP, interface_address, tcp_address
 from llmstack_engine_core.ipc.keys import Keys, read_keys
 from llmstack_engine_core.ipc.sockets import use_keys
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferNetwork
-from llmstack_engine_core.kv_transfer.export_server import MAX_MESSAGE_BYTES, ExportServer
+from llmstack_engine_core.kv_transfer.export_server import ExportServer
 from llmstack_engine_core.kv_transfer.exports import ExportTable
+from llmstack_engine_core.kv_transfer.messages import MAX_MESSAGE_BYTES, Ask, Done, Place, Refused, pack, unpack
 from llmstack_engine_core.kv_transfer.nixl_agent import NixlAgent
-from llmstack_engine_core.kv_transfer.tag import KVTransferError, difference, unpacked
+from llmstack_engine_core.kv_transfer.tag import KVTransferError, difference
 
 _HANDLE_LENGTH: Final = 32
 _NO_EXPORT: Final = "the parameters name no export of this cluster"
@@ -83,14 +83,14 @@ class NixlTransfer:
             raise KVTransferError("another import takes all the time")
         try:
             with self._channel(address) as channel:
-                channel.send(msgpack.packb([handle, tag, num_bytes]))
-                metadata, place, checksum = _answer(channel, deadline_s, tag)
+                channel.send(pack(Ask(handle, tag, num_bytes)))
+                place = _answer(channel, deadline_s, tag)
                 memory = mmap.mmap(-1, num_bytes)
-                self._read(metadata, place, memory, deadline_s)
-                channel.send(msgpack.packb([handle]))
+                self._read(place, memory, deadline_s)
+                channel.send(pack(Done()))
         finally:
             self._reading.release()
-        if crc32(memory) != checksum:
+        if crc32(memory) != place.checksum:
             raise KVTransferError("the bytes of the export are damaged")
         return memoryview(memory)
 
@@ -131,11 +131,11 @@ class NixlTransfer:
         finally:
             channel.close()
 
-    def _read(self, metadata: bytes, place: int, memory: mmap.mmap, deadline_s: float) -> None:
+    def _read(self, place: Place, memory: mmap.mmap, deadline_s: float) -> None:
         if self._reader is None or self._reader.is_worn:
             self._reader = self._new_agent()
         try:
-            self._reader.read(metadata, place, memory, deadline_s, time.monotonic)
+            self._reader.read(place.metadata, place.address, memory, deadline_s, time.monotonic)
         except BaseException:
             # What is under way could still be written, but only while the agent exists.
             self._reader = None
@@ -145,23 +145,20 @@ class NixlTransfer:
         return NixlAgent(f"{self._name}-{secrets.token_hex(4)}", self._interface)
 
 
-def _answer(channel: zmq.Socket[bytes], deadline_s: float, tag: bytes) -> tuple[bytes, int, int]:
+def _answer(channel: zmq.Socket[bytes], deadline_s: float, tag: bytes) -> Place:
     """The place of the export, which must be the requested one."""
     wait_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
     if not channel.poll(wait_ms):
         raise KVTransferError("the other engine core does not answer")
-    values = unpacked(channel.recv())
-    if len(values) != 5 or not isinstance(values[4], str | None):
+    answer = unpack(channel.recv())
+    if isinstance(answer, Refused):
+        raise KVTransferError(answer.reason)
+    if not isinstance(answer, Place):
         raise KVTransferError(_CANNOT_BE_READ)
-    metadata, place, checksum, exported, error = values
-    if error is not None:
-        raise KVTransferError(error[:256])
-    if [type(value) for value in values[:4]] != [bytes, int, int, bytes]:
-        raise KVTransferError(_CANNOT_BE_READ)
-    differs = difference(exported, tag)
+    differs = difference(answer.tag, tag)
     if differs is not None:
         raise KVTransferError(f"the export differs in {differs or 'its owner'}")
-    return metadata, place, checksum
+    return answer
 
 
 def _code(secret: bytes, engine_id: str, handle: str) -> str:

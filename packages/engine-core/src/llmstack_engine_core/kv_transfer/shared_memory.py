@@ -17,19 +17,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
-
-import msgpack  # type: ignore[import-untyped]  # it has no annotations
+from typing import Final
 
 from llmstack_engine_core.kv_transfer import sealed_memory
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig
 from llmstack_engine_core.kv_transfer.exports import Export, ExportTable
+from llmstack_engine_core.kv_transfer.messages import MAX_MESSAGE_BYTES, Ask, Handed, Message, Refused, pack, unpack
 from llmstack_engine_core.kv_transfer.tag import KVTransferError
 
 logger = logging.getLogger(__name__)
 
 _NAME_PREFIX: Final = "\0llmstack-kv-"
-_MAX_MESSAGE_BYTES: Final = 64 << 20
 _SERVE_TIMEOUT_S: Final = 2.0
 _BACKLOG: Final = 64
 _LENGTH: Final = struct.Struct("<I")
@@ -66,19 +64,18 @@ class SharedMemoryTransfer:
                 peer.settimeout(self._limits.import_timeout_s)
                 peer.connect(_NAME_PREFIX + engine_id)
                 _check_user(peer)
-                _send(peer, [transfer_id, tag, num_bytes])
+                _send(peer, Ask(transfer_id, tag, num_bytes))
                 answer = _receive(peer, deadline_s)
-                if not isinstance(answer, list) or len(answer) != 2:
+                if isinstance(answer, Refused):
+                    raise KVTransferError(answer.reason)
+                if not isinstance(answer, Handed):
                     raise KVTransferError("the other engine core gave no answer that can be read")
-                checksum, error = answer
-                if error is not None:
-                    raise KVTransferError(str(error)[:256])
                 _, descriptors, _, _ = socket.recv_fds(peer, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except (OSError, UnicodeError) as error:
             raise KVTransferError(f"the other engine core cannot be reached: {error}") from error
         if not descriptors:
             raise KVTransferError("the export came without its memory")
-        return sealed_memory.checked(descriptors[0], num_bytes, checksum)
+        return sealed_memory.checked(descriptors[0], num_bytes, answer.checksum)
 
     def num_exports(self) -> int:
         """Exports that are kept now."""
@@ -140,21 +137,20 @@ class _Server:
                 export = self._asked_for(_receive(peer, time.monotonic() + _SERVE_TIMEOUT_S))
             except KVTransferError as error:
                 with contextlib.suppress(OSError):
-                    _send(peer, [0, str(error)])
+                    _send(peer, Refused(str(error)))
                 return
             except OSError as error:
                 logger.warning("a request for KV blocks was cut off: %s", error)
                 return
             with contextlib.suppress(OSError):  # the other side has gone, and computes the prompt
-                _send(peer, [sealed_memory.checksum_of(export.descriptor, export.num_bytes), None])
+                _send(peer, Handed(sealed_memory.checksum_of(export.descriptor, export.num_bytes)))
                 socket.send_fds(peer, [b"m"], [export.descriptor])
             os.close(export.descriptor)
 
-    def _asked_for(self, request: Any) -> Export:
-        if not isinstance(request, list) or [type(value) for value in request] != [str, bytes, int]:
+    def _asked_for(self, request: Message) -> Export:
+        if not isinstance(request, Ask):
             raise KVTransferError("the request for KV blocks cannot be read")
-        handle, tag, num_bytes = request
-        return self._table.take(handle, tag, num_bytes)
+        return self._table.take(request.handle, request.tag, request.num_bytes)
 
 
 def _check_user(peer: socket.socket) -> None:
@@ -163,19 +159,16 @@ def _check_user(peer: socket.socket) -> None:
         raise KVTransferError("the other process belongs to another user")
 
 
-def _send(peer: socket.socket, message: list[Any]) -> None:
-    packed = msgpack.packb(message)
+def _send(peer: socket.socket, message: Message) -> None:
+    packed = pack(message)
     peer.sendall(_LENGTH.pack(len(packed)) + packed)
 
 
-def _receive(peer: socket.socket, deadline_s: float) -> Any:
+def _receive(peer: socket.socket, deadline_s: float) -> Message:
     (length,) = _LENGTH.unpack(_read(peer, _LENGTH.size, deadline_s))
-    if length > _MAX_MESSAGE_BYTES:
+    if length > MAX_MESSAGE_BYTES:
         raise KVTransferError(f"a message of {length} bytes is too large")
-    try:
-        return msgpack.unpackb(_read(peer, length, deadline_s))
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise KVTransferError("a message cannot be read") from error
+    return unpack(_read(peer, length, deadline_s))
 
 
 def _read(peer: socket.socket, num_bytes: int, deadline_s: float) -> bytes:

@@ -77,21 +77,6 @@ def difference(exported: bytes, wanted: bytes) -> str | None:
     return ""
 
 
-def unpacked(frame: bytes) -> list[Any]:
-    """The values of a message.
-
-    Raises:
-        KVTransferError: It cannot be read.
-    """
-    try:
-        values = msgpack.unpackb(frame)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise KVTransferError("a message cannot be read") from error
-    if not isinstance(values, list):
-        raise KVTransferError("a message cannot be read")
-    return values
-
-
 def _values(tag: bytes) -> list[Any]:
     try:
         values = msgpack.unpackb(tag, unicode_errors="surrogatepass")
