@@ -16,7 +16,7 @@ import transformers
 from llmstack_core_scheduler import SpeculativeConfig
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
 from llmstack_step_log import read_step_log
-from llmstack_step_log.control_plane import CacheConfig
+from llmstack_step_log.control_plane import CacheConfig, GroupConfig
 from llmstack_step_log.replay import verify
 from llmstack_types import (
     EngineCoreRequest,
@@ -177,7 +177,7 @@ def poison_unheld_blocks(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> d
             blocks = once_held.setdefault(request_id, set())
             blocks.update(block_id for table in by_group for block_id in table if block_id != NULL_BLOCK)
             poisoned.setdefault(request_id, set()).update(blocks - held)
-        unheld = [block_id for block_id in range(scheduler._num_blocks + 1) if block_id not in held]
+        unheld = [block_id for block_id in range(manager.num_blocks + 1) if block_id not in held]
         for keys, values in runner._kv_caches:
             keys[unheld] = values[unheld] = torch.nan
         return execute_model(scheduled)
@@ -226,7 +226,7 @@ def test_preemption_swaps_forks_and_hits_change_no_token(
 ) -> None:
     name, folder, _ = checkpoint
     windows = tuple(0 if num_blocks == 26 else 32 for num_blocks in HOLDS[name])
-    cache = CacheConfig(1, block_size, sliding_windows=windows)
+    cache = CacheConfig(1, block_size, groups=tuple(GroupConfig(sliding_window=window) for window in windows))
     num_blocks = 1 + cache.num_blocks_needed(LONGEST, SchedulerConfig(**LIMITS))  # one request fits, two do not
     log_path = tmp_path / "run.steps"
     core = build(

@@ -135,6 +135,48 @@ def test_the_simulations_with_windows_are_messy_enough_to_mean_something():
     assert min(totals["crashes"], totals["protected"], totals["refused"], totals["yields"]) > 5
 
 
+@cache
+def run_states(seed, num_stages=1):
+    """A run of a model with states; the pools of half of the seeds have hardly room for the rows."""
+    kv_cache = pytest.importorskip("llmstack_kv_cache")
+    num_state_blocks = 3 + seed % 7 if seed % 2 else 200
+
+    def make_manager(num_blocks, block_size, num_host_blocks):
+        return kv_cache.StateKVCacheManager(num_blocks, num_state_blocks, block_size, num_host_blocks=num_host_blocks)
+
+    return run_seed(seed, make_manager, num_stages=num_stages, num_state_blocks=num_state_blocks)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 150, 50))
+def test_every_answer_of_a_model_with_states_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 50):
+        run_states(seed)
+
+
+@pytest.mark.parametrize("first_seed", range(1000, 1050, 50))
+def test_every_answer_of_a_model_with_states_in_several_stages_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 50):
+        run_states(seed, 2 + seed % 3)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first_seed", range(150, 5_150, 500))
+def test_every_answer_of_5_000_runs_with_states_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 500):
+        run_states(seed)
+
+
+def test_the_simulations_with_states_are_messy_enough_to_mean_something():
+    totals = Counter()
+    for seed in range(100):
+        totals += run_states(seed)
+    for name in ("preemptions", "swap_outs", "swap_ins", "shared", "drafts", "accepted", "aborted", "without_state"):
+        assert totals[name] > 50, name
+    assert totals["hits"] > 500
+    assert min(totals["crashes"], totals["protected"], totals["refused"], totals["yields"]) > 5
+
+
 class ForgetsToCopy(FakeKVCacheManager):
     def fork(self, parent_id, child_id, num_tokens):
         return super().fork(parent_id, child_id, num_tokens) and []

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager, snapshot
+from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager, StateKVCacheManager, snapshot
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.groups import GroupTable
@@ -17,7 +17,7 @@ from llmstack_kv_cache.swap import HostBlockPool
 LEFT_OUT = {
     "_block_size", "_enable_prefix_caching", "_watermark", "_groups", "_leader", "_companions", "_num_bytes",
     "num_reserved_blocks", "num_blocks", "num_host_blocks", "_events", "events", "_last_lookup", "_last_ends",
-    "_found", "_pool",
+    "_found", "_pool", "num_known_tokens",
 }  # fmt: skip
 
 
@@ -28,6 +28,10 @@ def plain(num_blocks=40):
 def hybrid(num_blocks=60):
     groups = [KVCacheGroup("window", 6), KVCacheGroup("full")]
     return HybridKVCacheManager(groups, num_blocks, 4, num_host_blocks=30)
+
+
+def stateful(num_blocks=40):
+    return StateKVCacheManager(num_blocks, 12, 4, num_host_blocks=20)
 
 
 def answers(cache, rng, num_calls, names=("a", "b", "c", "d", "e"), most_tokens=20):
@@ -41,7 +45,9 @@ def answers(cache, rng, num_calls, names=("a", "b", "c", "d", "e"), most_tokens=
             if kind < 3:
                 blocks, num_tokens = cache.get_computed_blocks(name, token_ids)
                 found.append((blocks, num_tokens, cache.allocate_slots(name, len(token_ids), blocks)))
+                found.append(cache.advance_state(name, len(token_ids)))
                 cache.cache_blocks(name, token_ids, len(token_ids))
+                cache.end_step()
             elif kind == 3:
                 found.append(cache.swap_out(name))
             elif kind == 4:
@@ -53,7 +59,7 @@ def answers(cache, rng, num_calls, names=("a", "b", "c", "d", "e"), most_tokens=
     return [*found, cache.stats()]
 
 
-@pytest.mark.parametrize("make", [plain, hybrid])
+@pytest.mark.parametrize("make", [plain, hybrid, stateful])
 @pytest.mark.parametrize(("num_blocks", "most_tokens"), [(60, 20), (180, 60)])  # the collectors alone, and more
 def test_a_restored_cache_gives_the_same_answers(make, num_blocks, most_tokens):
     num_segments = set()

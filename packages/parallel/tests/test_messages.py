@@ -100,7 +100,7 @@ def test_a_step_arrives_with_all_its_fields() -> None:
         (msgpack.packb([2, 16, 5]), "list of 1 items"),
         (msgpack.packb([2, 16, 5, ["x"]]), "integers"),
         (msgpack.packb([2, 1, 5, 77, []]), "call must be one of"),
-        (msgpack.packb([2, 2, 5, 0, [1], False, []]), "scheduled must be a list of 8"),
+        (msgpack.packb([2, 2, 5, 0, [1], False, []]), "scheduled must be a list of 9"),
         (msgpack.packb([2, 3, 5, 0, [["a"], "x"]]), "bits"),
     ],
 )

@@ -15,8 +15,8 @@ from step_log_helpers.logged_runs import LoggedRun, ended_requests, write_long_l
 
 from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
 from llmstack_step_log import RecordedRun, StepLogError, read_step_log, seek, snapshot_writer, snapshots
-from llmstack_step_log.control_plane import CacheConfig, build_scheduler
-from llmstack_step_log.encoding import MAGIC
+from llmstack_step_log.control_plane import CacheConfig, GroupConfig, build_scheduler
+from llmstack_step_log.encoding import FORMAT_VERSION, MAGIC
 from llmstack_step_log.records import Tag
 from llmstack_step_log.replay import (
     Decision,
@@ -54,13 +54,13 @@ def check_all_snapshots(path: Path) -> int:
 
 
 def check_scenario(
-    seed: int, policy: str, num_blocks: int, finds_prefixes: bool, windows: tuple[int, ...], num_host_blocks: int,
-    speculative: SpeculativeConfig | None, num_under_way: int,
+    seed: int, policy: str, num_blocks: int, finds_prefixes: bool, groups: tuple[GroupConfig, ...],
+    num_host_blocks: int, speculative: SpeculativeConfig | None, num_under_way: int,
 ) -> None:  # fmt: skip
     num_under_way = 1 if speculative else num_under_way
     num_stages = 3 if num_under_way == 3 else 1
     scheduler = replace(LIMITS, policy=policy, speculative=speculative, pipeline_parallel_size=num_stages)
-    cache = CacheConfig(num_blocks * max(1, len(windows)), 4, finds_prefixes, num_host_blocks, windows)
+    cache = CacheConfig(num_blocks * max(1, len(groups)), 4, finds_prefixes, num_host_blocks, groups)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.steps"
         run = LoggedRun(path, scheduler, cache, seed, snapshot_steps=8)
@@ -75,7 +75,16 @@ SCENARIOS = given(
     policy=st.sampled_from(["fcfs", "priority", "fair", "deadline"]),
     num_blocks=st.integers(12, 40),
     finds_prefixes=st.booleans(),
-    windows=st.sampled_from([(), (), (0, 8), (6,), (5, 0, 9)]),
+    groups=st.sampled_from(
+        [
+            (),
+            (),
+            tuple(GroupConfig(sliding_window=window) for window in (0, 8)),
+            (GroupConfig("window", 6),),
+            tuple(GroupConfig(sliding_window=window) for window in (5, 0, 9)),
+            (GroupConfig(), GroupConfig("state", num_blocks=9)),
+        ]
+    ),
     num_host_blocks=st.sampled_from([0, 0, 30]),
     speculative=st.sampled_from([None, None, SpeculativeConfig("ngram", 3, 3, 1)]),
     num_under_way=st.sampled_from([1, 1, 2, 3]),
@@ -100,13 +109,13 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_log_without_its_snapshots_is_one_that_older_packages_read(log_path: Path) -> None:
+def test_a_log_without_its_snapshots_is_a_whole_log(log_path: Path) -> None:
     run = read_step_log(log_path)
-    older = run.without_snapshots()
-    assert older[len(MAGIC)] == 1
-    assert run.header.marker not in older
-    assert list(decisions_as_recorded(RecordedRun(older))) == list(decisions_as_recorded(run))
-    assert RecordedRun(older).last == run.last
+    without = run.without_snapshots()
+    assert without[len(MAGIC)] == FORMAT_VERSION
+    assert run.header.marker not in without
+    assert list(decisions_as_recorded(RecordedRun(without))) == list(decisions_as_recorded(run))
+    assert RecordedRun(without).last == run.last
 
 
 def test_a_comparison_with_another_installation_leaves_snapshots_out(
@@ -121,13 +130,13 @@ def test_a_comparison_with_another_installation_leaves_snapshots_out(
     monkeypatch.setattr(installation, "_run_child", run_child)
     checkout = Path(__file__).parents[3]
     assert not list(decisions_against(read_step_log(log_path), log_path, str(checkout)))
-    assert seen[0][len(MAGIC)] == 1
+    assert not RecordedRun(seen[0]).header.marker
 
 
-def test_a_log_without_snapshots_has_the_format_from_before_them(tmp_path: Path) -> None:
+def test_a_run_without_snapshots_has_a_log_without_them(tmp_path: Path) -> None:
     path = tmp_path / "run.steps"
     recorded(path, 20, snapshot_steps=0)
-    assert path.read_bytes()[len(MAGIC)] == 1
+    assert not read_step_log(path).header.marker
     assert LogFile(path).snapshot_steps == []
     assert verify(read_step_log(path)).num_steps == 20
 

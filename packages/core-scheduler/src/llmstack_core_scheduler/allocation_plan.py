@@ -73,6 +73,7 @@ class _FromPrefixCache:
             self._block_ids, self.num_computed_tokens = manager.get_computed_blocks(
                 request.request_id, request.token_ids, request.prefix_salt
             )
+            request.num_known_tokens = manager.num_known_tokens
         self.num_needed_blocks = needs.to_admit(request, self.num_computed_tokens, self.num_computed_tokens)
 
     def allocate(self, num_tokens: int, plan: StepPlan) -> list[int] | None:

@@ -37,6 +37,8 @@ class SchedulerConfig:
         min_stage_tokens: With several stages, steps take a sixteenth of the tokens that are left when the first of
             them begins, and at least so many: only one stage has work in the first and the last one. 0 is no limit.
         max_loras: Most distinct adapters among the requests that run; 0 is no such limit.
+        state_snapshot_interval: For a model with states: tokens of a prompt between those that are kept for later
+            requests. They are rounded up to whole blocks. 0 keeps the states where chunks of the prompt end.
         speculative: Which drafts the scheduler makes itself; None makes none.
 
     Raises:
@@ -58,12 +60,13 @@ class SchedulerConfig:
     pipeline_parallel_size: int = 1
     min_stage_tokens: int = 0
     max_loras: int = 0
+    state_snapshot_interval: int = 0
 
     def __post_init__(self) -> None:
         limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum")
         check_integers(self, (*limits, "pipeline_parallel_size"), 1)
         can_be_off = ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots", "max_loras")
-        check_integers(self, (*can_be_off, "max_prefill_tokens", "min_stage_tokens"), 0)
+        check_integers(self, (*can_be_off, "max_prefill_tokens", "min_stage_tokens", "state_snapshot_interval"), 0)
         if self.policy not in tuple(POLICIES):  # a list is no key of a mapping
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if self.speculative is not None and self.num_lookahead_slots:

@@ -58,7 +58,9 @@ class Drafting:
         for place in range(num_accepted):
             self.num_accepted[place] += 1
         request.num_tokens = len(request.token_ids)
-        if not is_stale:
+        if not is_stale and self._manager.has_states:
+            request.num_computed_tokens -= num_drafts  # to the last state: those accepted are computed from there again
+        elif not is_stale:
             request.num_computed_tokens = request.num_tokens - 1
 
     def forget(self, request: Request) -> None:

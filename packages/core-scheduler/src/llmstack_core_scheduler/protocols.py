@@ -45,6 +45,21 @@ class KVCacheManager(Protocol):
         ...
 
     @property
+    def has_states(self) -> bool:
+        """Whether the model has layers with a state: then each step calls `advance_state` and `end_step`."""
+        ...
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that the last lookup would have found, if there were a state at every boundary."""
+        ...
+
+    @property
+    def prefix_tokens_without_state(self) -> int:
+        """Counter of tokens that were found in the prefix cache, but are computed again for want of a state."""
+        ...
+
+    @property
     def num_host_blocks(self) -> int:
         """Blocks of the host pool, to which requests can be swapped out; 0 for none."""
         ...
@@ -99,6 +114,21 @@ class KVCacheManager(Protocol):
         The scheduler calls it before it allocates blocks in the same step. Returns the number of computed tokens from
         which on another call can free more.
         """
+        ...
+
+    def advance_state(
+        self, request_id: str, num_tokens: int, *, is_kept: bool = True, replaces_last: bool = False
+    ) -> tuple[int, int]:
+        """The state blocks that a request's row reads and writes: it reaches the state after `num_tokens` tokens.
+
+        Once per row of a step that is otherwise complete, so that none lacks room: a request that holds blocks has room
+        for two states. One that `is_kept` can be found later, if it is at a block boundary; with `replaces_last` in
+        place of the one before.
+        """
+        ...
+
+    def end_step(self) -> None:
+        """Ends a step. Its states can be found from the next one on: they are not read in the step that writes them."""
         ...
 
     def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:

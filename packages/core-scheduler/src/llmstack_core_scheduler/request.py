@@ -44,6 +44,7 @@ class Request:
         repetition: Ends it when it repeats itself; None where that was not asked for.
         ending_token_ids: `eos_token_ids` and `stop_token_ids` together.
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
+        num_known_tokens: Tokens whose KV was found when it was last looked up, whether a state was found there or not.
         num_slots: Tokens that its block table has room for.
         next_passed_token: Computed tokens at which a sliding window passes another block; 0 where that is to be asked.
         num_queued_tokens: Tokens that it counts with in the waiting queue; set when it is queued.
@@ -77,6 +78,7 @@ class Request:
         "next_passed_token",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_known_tokens",
         "num_overtakers",
         "num_paid_tokens",
         "num_preemptions",
@@ -129,6 +131,7 @@ class Request:
         detection = params.repetition_detection
         self.repetition = None if detection is None else RepetitionDetector(detection, self.num_prompt_tokens)
         self.num_computed_tokens = 0
+        self.num_known_tokens = 0
         self.num_slots = 0
         self.next_passed_token = 0
         self.num_queued_tokens = self.num_queued_prefill_tokens = 0

@@ -21,6 +21,7 @@ from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
+from llmstack_core_scheduler.state_rows import make_state_rows
 from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay, check_results, count_left_tokens
 from llmstack_core_scheduler.step_stats import NO_STEP, step_stats
 from llmstack_core_scheduler.stop_check import append_until_stop
@@ -77,9 +78,8 @@ class Scheduler:
         self._config = config
         self._max_num_row_tokens = config.max_num_row_tokens
         self._kv_cache_manager = kv_cache_manager
-        self._block_size = kv_cache_manager.block_size
         self._has_windows = kv_cache_manager.has_windows
-        self._num_blocks = kv_cache_manager.num_blocks
+        self._states = make_state_rows(kv_cache_manager, config.state_snapshot_interval)
         self._num_host_blocks = kv_cache_manager.num_host_blocks
         self._needs = BlockNeeds(config, kv_cache_manager)
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
@@ -162,8 +162,9 @@ class Scheduler:
         self._schedule_running(plan)
         if self.waiting.requests and not plan.has_preempted:
             self._admit_waiting(plan, now_s)
-        if self._drafting.has_source:
-            self._drafting.extend(plan)
+        self._drafting.extend(plan)
+        if self._states is not None:
+            self._states.finish(plan)
         return self._issue(plan, now_s)
 
     def update_from_output(
@@ -231,7 +232,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         running, max_num_row_tokens = self.running.requests, self._max_num_row_tokens
-        add_row, block_size = plan.add, self._block_size
+        add_row, block_size = plan.add, self._kv_cache_manager.block_size
         num_unknown_tokens = plan.num_unknown_tokens if self._steps_under_way else 0
         num_visited = 0
         while num_visited < len(running) and len(plan.rows) < plan.max_num_rows:
@@ -243,6 +244,8 @@ class Scheduler:
             if num_tokens > 1:
                 # A token is left for each row behind, so that no decode starves behind a prefill.
                 num_tokens = min(num_tokens, plan.budget - (len(running) - num_visited), max_num_row_tokens)
+                if self._states is not None:
+                    num_tokens = self._states.cut(request, request.num_computed_tokens, num_tokens)
             end = request.num_computed_tokens + num_tokens
             new_block_ids = [] if end <= request.num_slots else self._make_room(request, end, plan)
             if new_block_ids is not None:
@@ -300,6 +303,8 @@ class Scheduler:
         is_cut = num_tokens < num_missing_tokens and not self._config.enable_chunked_prefill
         if is_cut or not plan.has_room_for_prefill(num_tokens):
             return False
+        if self._states is not None:
+            num_tokens = self._states.cut(request, allocation.num_computed_tokens, num_tokens)
         # All its tokens have to find room now, though the step takes only a chunk: half a prompt admitted is preempted.
         if allocation.num_needed_blocks > self._kv_cache_manager.num_free_blocks or not self._has_room_for(request):
             return False

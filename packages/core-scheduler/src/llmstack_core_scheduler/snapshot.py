@@ -27,6 +27,7 @@ _COUNTS: Final = (
     "num_tokens", "max_num_tokens", "max_num_slots", "num_computed_tokens", "num_slots", "next_passed_token",
     "num_queued_tokens", "num_queued_prefill_tokens", "num_paid_tokens", "has_lost_deadline", "num_preemptions",
     "num_overtakers", "is_protected", "recompute_step", "has_more_to_tell", "num_cached_tokens",
+    "num_known_tokens",
 )  # fmt: skip
 _TOKENS: Final = 3
 _counts_of = attrgetter(*_COUNTS)

@@ -54,6 +54,7 @@ class StepPlan:
         swap_outs: Copies (block, host block) that come first.
         swap_ins: Copies (host block, block) that come next.
         block_copies: Copies (source, destination) that come last.
+        states: State blocks (read, written) of each row; empty for a model without states.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class StepPlan:
         "preempted_request_ids",
         "requests",
         "rows",
+        "states",
         "swap_ins",
         "swap_outs",
     )
@@ -92,6 +94,7 @@ class StepPlan:
         self.swap_outs: list[tuple[int, int]] = []
         self.swap_ins: list[tuple[int, int]] = []
         self.block_copies: list[tuple[int, int]] = []
+        self.states: list[tuple[int, int]] = []
 
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Adds a row of the request's next `num_tokens` tokens; from now on they count as computed."""
@@ -164,4 +167,5 @@ class StepPlan:
             swap_outs=self.swap_outs,
             swap_ins=self.swap_ins,
             block_copies=self.block_copies,
+            states=self.states,
         )

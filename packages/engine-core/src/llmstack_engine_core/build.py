@@ -102,10 +102,11 @@ def _build_with_runner(
         available_bytes = runner.available_kv_bytes(is_size_given=is_size_given)
         num_blocks = choose_num_blocks(config, spec, available_bytes)
         num_host_blocks = config.num_host_blocks or config.host_kv_bytes // spec.bytes_per_block
-        cache = cache_config(spec, num_blocks, config.enable_prefix_caching, num_host_blocks)
+        max_num_rows = config.scheduler.max_num_seqs
+        cache = cache_config(spec, num_blocks, config.enable_prefix_caching, num_host_blocks, max_num_rows)
         max_model_len = choose_max_model_len(config, cache)
     with timer.phase("initialize_kv_cache"):
-        _initialize_kv_cache(runner, num_blocks, num_host_blocks, spec)
+        _initialize_kv_cache(runner, cache, spec)
     residency = make_block_residency(config, cache)
     profiles = make_profiles(config, runner)
     own = [hook for hook in (recorder, residency, profiles) if hook is not None]
@@ -189,7 +190,7 @@ def _make_ready(
         vocab_size=spec.vocab_size,
         dtype=spec.dtype,
         device=spec.device,
-        kv_cache_bytes=cache.num_blocks * spec.bytes_per_block,
+        kv_cache_bytes=spec.num_cache_bytes(cache.num_blocks, config.scheduler.max_num_seqs),
         pid=os.getpid(),
         phases_s=phases_s,
         backends=dict(backends),
@@ -241,25 +242,30 @@ def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: 
     Raises:
         EngineStartError: More was asked for than there is, or there is not room for a block.
     """
+    max_num_rows = config.scheduler.max_num_seqs
     if config.num_blocks is not None:
         num_blocks, flag = config.num_blocks, "--num-kv-blocks"
     elif config.kv_cache_bytes is not None:
-        num_blocks, flag = config.kv_cache_bytes // spec.bytes_per_block, "--kv-cache-memory-bytes"
+        num_blocks, flag = spec.num_blocks_within(config.kv_cache_bytes, max_num_rows), "--kv-cache-memory-bytes"
     else:
         cache = cache_config(spec, 1, enable_prefix_caching=False, num_host_blocks=0)
         num_row_blocks = cache.num_blocks_needed(config.model.max_model_len, config.scheduler)
-        useful = 2 * config.scheduler.max_num_seqs * num_row_blocks + bool(spec.table_groups)
-        num_blocks, flag = min(available_bytes // spec.bytes_per_block, useful), "--gpu-memory-utilization"
+        useful = 2 * max_num_rows * num_row_blocks + bool(spec.table_groups)
+        num_blocks, flag = (
+            min(spec.num_blocks_within(available_bytes, max_num_rows), useful),
+            "--gpu-memory-utilization",
+        )
     least = len(spec.table_groups) + 1 if spec.table_groups else 1  # the null block, and one of each group
     what = f"{f'{least} blocks' if spec.table_groups else 'one block'} of {spec.block_size} tokens"
     if num_blocks < least:
         raise EngineStartError(
-            f"the KV cache needs at least {least * spec.bytes_per_block} bytes for {what}, but "
+            f"the KV cache needs at least {spec.num_cache_bytes(least, max_num_rows)} bytes for {what}, but "
             f"has {config.kv_cache_bytes or max(available_bytes, 0)}; raise {flag} or choose a smaller model"
         )
-    if num_blocks * spec.bytes_per_block > available_bytes:
+    num_bytes = spec.num_cache_bytes(num_blocks, max_num_rows)
+    if num_bytes > available_bytes:
         raise EngineStartError(
-            f"out of memory: the KV cache needs {num_blocks * spec.bytes_per_block} bytes ({num_blocks} blocks of "
+            f"out of memory: the KV cache needs {num_bytes} bytes ({num_blocks} blocks of "
             f"{spec.bytes_per_block}), but {available_bytes} are available; lower {flag}"
         )
     return num_blocks
@@ -301,10 +307,13 @@ def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:
     )
 
 
-def _initialize_kv_cache(runner: ModelRunner, num_blocks: int, num_host_blocks: int, spec: KVCacheSpec) -> None:
+def _initialize_kv_cache(runner: ModelRunner, cache: CacheConfig, spec: KVCacheSpec) -> None:
+    num_blocks = cache.num_blocks
     try:
-        if num_host_blocks:
-            runner.initialize_kv_cache(num_blocks, num_host_blocks)
+        if cache.num_state_blocks:
+            runner.initialize_kv_cache(num_blocks, cache.num_host_blocks, cache.num_state_blocks)
+        elif cache.num_host_blocks:
+            runner.initialize_kv_cache(num_blocks, cache.num_host_blocks)
         else:  # a runner without host storage need not know of it
             runner.initialize_kv_cache(num_blocks)
     except MemoryError as error:

@@ -48,11 +48,12 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0) -> None:
         """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower.
 
         `num_host_blocks` further ones lie in the host's memory, for requests that are swapped out; a runner without
-        them may leave the argument out.
+        them may leave the argument out. `num_state_blocks` are those of states, where `kv_cache_spec` has a group of
+        that kind.
         """
         ...
 

@@ -10,9 +10,12 @@ from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup
 from llmstack_kv_cache.hybrid import HybridKVCacheManager
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.segments import CachedSegments, segment_blocks, segment_keys
+from llmstack_kv_cache.state_manager import StateKVCacheManager
+from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
 from llmstack_kv_cache.stats import KVCacheStats
 
 __all__ = [
+    "EMPTY_STATE_ID",
     "NULL_BLOCK_ID",
     "AllCleared",
     "BlockRemoved",
@@ -26,6 +29,7 @@ __all__ = [
     "KVCacheIntegrityError",
     "KVCacheManager",
     "KVCacheStats",
+    "StateKVCacheManager",
     "UnknownRequestError",
     "num_blocks_for",
     "segment_blocks",

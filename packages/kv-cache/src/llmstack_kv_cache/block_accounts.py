@@ -10,6 +10,7 @@ from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError
 from llmstack_kv_cache.events import BlockStored, EventLog, KVCacheEvent
 from llmstack_kv_cache.prefix_index import ROOT, Prefix
+from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
 from llmstack_kv_cache.stats import KVCacheStats
 from llmstack_kv_cache.swap import HostBlockPool
 
@@ -33,6 +34,8 @@ class BlockAccounts(ABC):
         num_host_blocks: Blocks of the host pool, which swapped-out requests use; their ids are 0 to this number - 1.
         prefix_cache_queries: Counter of tokens looked up, by requests that were then given blocks.
         prefix_cache_hits: Counter of tokens they found.
+        prefix_tokens_without_state: Counter of tokens that were found, but are computed again for want of a state.
+        num_known_tokens: Tokens that the last lookup would have found if states were at every boundary.
 
     Raises:
         ValueError: A size that makes no sense; the text names the argument.
@@ -63,6 +66,7 @@ class BlockAccounts(ABC):
         self.num_host_blocks = num_host_blocks
         # Attributes and no properties: every step reads them.
         self.prefix_cache_queries = self.prefix_cache_hits = 0
+        self.prefix_tokens_without_state = self.num_known_tokens = 0
         self._num_forks = 0
 
     @property
@@ -94,6 +98,20 @@ class BlockAccounts(ABC):
     def has_windows(self) -> bool:
         """Whether `advance` ever frees a block."""
         return False
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the model has layers with a state, so that `advance_state` and `end_step` are to be called."""
+        return False
+
+    def advance_state(
+        self, request_id: str, num_tokens: int, *, is_kept: bool = True, replaces_last: bool = False
+    ) -> tuple[int, int]:
+        """The state blocks that a row reads and writes: the empty state, without states."""
+        return EMPTY_STATE_ID, EMPTY_STATE_ID
+
+    def end_step(self) -> None:  # noqa: B027 - most caches have no states
+        """Ends the making of a step: nothing to do without states."""
 
     def num_blocks_needed(self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int) -> int:
         """Most blocks that a request holds at once while it grows from `num_computed_tokens` to `num_tokens`.

@@ -14,6 +14,7 @@ from llmstack_kv_cache.groups import GroupTable
 from llmstack_kv_cache.hybrid import HybridKVCacheManager
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.prefix_index import ROOT, Prefix, PrefixIndex, Run
+from llmstack_kv_cache.state_manager import StateKVCacheManager
 
 State = dict[str, Any]
 """Builtins only, which msgpack and JSON with bytes can hold."""
@@ -47,10 +48,15 @@ def take_snapshot(manager: BlockAccounts) -> State:
             (request_id, host._request_id_to_salt[request_id], block_ids.copy())
             for request_id, block_ids in host._request_id_to_block_ids.items()
         ],
-        "counters": [manager.prefix_cache_queries, manager.prefix_cache_hits, manager._num_forks],
+        "counters": [
+            manager.prefix_cache_queries,
+            manager.prefix_cache_hits,
+            manager._num_forks,
+            manager.prefix_tokens_without_state,
+        ],
         "tables": _tables_state(manager),
         "swapped": _swapped_state(manager),
-    }
+    } | ({"states": manager.snapshot_states()} if isinstance(manager, StateKVCacheManager) else {})
 
 
 def restore_snapshot(manager: BlockAccounts, state: State) -> None:
@@ -69,7 +75,10 @@ def restore_snapshot(manager: BlockAccounts, state: State) -> None:
         host.num_swap_outs, host.num_swap_ins, host._free = state["host"]
         host._request_id_to_block_ids = {request_id: block_ids for request_id, _, block_ids in state["host_tables"]}
         host._request_id_to_salt = {request_id: salt for request_id, salt, _ in state["host_tables"]}
-        manager.prefix_cache_queries, manager.prefix_cache_hits, manager._num_forks = state["counters"]
+        manager.prefix_cache_queries, manager.prefix_cache_hits, *counters = state["counters"]
+        manager._num_forks, manager.prefix_tokens_without_state = counters
+        if isinstance(manager, StateKVCacheManager):
+            manager.restore_states(state["states"])
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"it is no snapshot of a cache: {type(error).__name__}") from error
     try:

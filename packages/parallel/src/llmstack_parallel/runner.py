@@ -106,10 +106,10 @@ class ParallelRunner:
         others = self._call_all(measure, Call.AVAILABLE_KV_BYTES, int(is_size_given))
         return min([*own, *(numbers[0] for numbers in others)])
 
-    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0) -> None:
         """Allocates the KV storage of all ranks, and warms them up together."""
         peers, runner = self._started
-        sizes = (num_blocks, num_host_blocks)
+        sizes = (num_blocks, num_host_blocks, num_state_blocks)
         self._call_all(lambda: runner.initialize_kv_cache(*sizes), Call.INITIALIZE_KV_CACHE, *sizes)
         peers.exchange.set_timeout(self._config.rank_timeout_s)
 

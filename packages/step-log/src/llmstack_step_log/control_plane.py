@@ -11,8 +11,23 @@ from dataclasses import dataclass
 from llmstack_core_scheduler import KVCacheManager as KVCache
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_core_scheduler.request import StatusListener
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager, StateKVCacheManager
 from llmstack_types import KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """A group of layers.
+
+    Attributes:
+        kind: As `KVCacheGroupSpec.kind` says.
+        sliding_window: The tokens that a token attends to, itself included; 0 for all.
+        num_blocks: Blocks of a storage of its own, for states; 0 where it shares that of the other groups.
+    """
+
+    kind: str = "full"
+    sliding_window: int = 0
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +36,41 @@ class CacheConfig:
 
     Attributes:
         num_blocks: Blocks of the storage.
-        sliding_windows: For each group of layers with block tables of its own, the tokens that a token attends to, 0
-            for all; empty where all layers share one table and keep all blocks.
+        groups: The groups of layers. Several without states, or one with a window, have block tables of their own.
+            Empty where all layers share one table and keep all blocks.
     """
 
     num_blocks: int
     block_size: int = 16
     enable_prefix_caching: bool = True
     num_host_blocks: int = 0
-    sliding_windows: tuple[int, ...] = ()
+    groups: tuple[GroupConfig, ...] = ()
 
     @property
-    def groups(self) -> list[KVCacheGroup]:
-        """The groups of layers; one without a window where all layers share a table."""
+    def sliding_windows(self) -> tuple[int, ...]:
+        """The windows of the groups with block tables of their own; empty where all layers share one table."""
+        windows = tuple(group.sliding_window for group in self.groups if group.kind != "state")
+        return windows if len(windows) > 1 or any(windows) else ()
+
+    @property
+    def num_state_blocks(self) -> int:
+        """Blocks of the storage of states; 0 for a model without states."""
+        return sum(group.num_blocks for group in self.groups if group.kind == "state")
+
+    @property
+    def table_groups(self) -> list[KVCacheGroup]:
+        """The groups as the cache manager knows them; one without a window where all layers share a table."""
         return [KVCacheGroup(str(number), window or None) for number, window in enumerate(self.sliding_windows or (0,))]
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that requests can use: with groups, one is the null block."""
+        """Blocks that requests can use: with block tables by group, one is the null block."""
         return self.num_blocks - bool(self.sliding_windows)
 
     def num_blocks_needed(self, num_tokens: int, scheduler: SchedulerConfig) -> int:
         """Most blocks that a request of `num_tokens` tokens holds at once."""
         size, step = self.block_size, scheduler.max_num_step_tokens
-        return sum(group.num_blocks_needed(num_tokens, 0, step, size) for group in self.groups)
+        return sum(group.num_blocks_needed(num_tokens, 0, step, size) for group in self.table_groups)
 
     def longest_request(self, max_num_tokens: int, scheduler: SchedulerConfig) -> int:
         """Most tokens, up to `max_num_tokens`, of a request that the cache has room for."""
@@ -55,18 +81,33 @@ class CacheConfig:
         return bisect_left(range(max_num_tokens + 1), True, key=is_too_long) - 1
 
 
-def cache_config(spec: KVCacheSpec, num_blocks: int, enable_prefix_caching: bool, num_host_blocks: int) -> CacheConfig:
+def cache_config(
+    spec: KVCacheSpec, num_blocks: int, enable_prefix_caching: bool, num_host_blocks: int, max_num_rows: int = 1
+) -> CacheConfig:
     """The configuration of the cache for a loaded model; what is not causal finds no prefixes."""
-    windows = tuple(group.sliding_window or 0 for group in spec.table_groups)
-    return CacheConfig(num_blocks, spec.block_size, enable_prefix_caching and spec.is_causal, num_host_blocks, windows)
+    num_state_blocks = spec.num_state_blocks(num_blocks, max_num_rows)
+    groups = tuple(
+        GroupConfig(group.kind, group.sliding_window or 0, num_state_blocks if group.kind == "state" else 0)
+        for group in spec.groups
+    )
+    return CacheConfig(num_blocks, spec.block_size, enable_prefix_caching and spec.is_causal, num_host_blocks, groups)
 
 
 def build_cache(cache: CacheConfig) -> HybridKVCacheManager | KVCacheManager:
-    """The cache as configured: the hybrid one for groups of layers."""
-    sizes = (cache.num_blocks, cache.block_size, cache.enable_prefix_caching)
+    """The cache as configured: the hybrid one for groups with windows, another one for states.
+
+    Raises:
+        ValueError: There are both.
+    """
+    num_blocks, options = cache.num_blocks, (cache.block_size, cache.enable_prefix_caching)
+    if cache.sliding_windows and cache.num_state_blocks:
+        raise ValueError("a model with states beside sliding windows is not supported")
+    if cache.num_state_blocks:
+        num_state_blocks = cache.num_state_blocks
+        return StateKVCacheManager(num_blocks, num_state_blocks, *options, num_host_blocks=cache.num_host_blocks)
     if cache.sliding_windows:
-        return HybridKVCacheManager(cache.groups, *sizes, num_host_blocks=cache.num_host_blocks)
-    return KVCacheManager(*sizes, num_host_blocks=cache.num_host_blocks)
+        return HybridKVCacheManager(cache.table_groups, num_blocks, *options, num_host_blocks=cache.num_host_blocks)
+    return KVCacheManager(num_blocks, *options, num_host_blocks=cache.num_host_blocks)
 
 
 def build_scheduler(

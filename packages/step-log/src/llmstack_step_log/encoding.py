@@ -36,9 +36,8 @@ from llmstack_step_log.request_fields import pack_request, unpack_request
 from llmstack_types import EngineCoreRequest
 
 MAGIC: Final = b"llmsteps"
-FORMAT_VERSION: Final = 2
-OLDEST_VERSION: Final = 1
-"""Without snapshots; written where there are none, so that older packages can read it."""
+FORMAT_VERSION: Final = 3
+"""Since 3 the header names the groups of layers by kind."""
 
 _HAS_COUNTS: Final = 1
 _HAS_ERRORS: Final = 2
@@ -56,7 +55,7 @@ def put_record(segment: bytearray, tag: int, payload: bytes | bytearray) -> None
 def encode_header(header: LogHeader) -> bytearray:
     """The beginning of a log; its first segment."""
     segment = bytearray(MAGIC)
-    segment.append(FORMAT_VERSION if header.marker else OLDEST_VERSION)
+    segment.append(FORMAT_VERSION)
     packed = header.pack()
     put_uint(segment, len(packed))
     segment += packed

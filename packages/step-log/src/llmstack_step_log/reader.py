@@ -11,7 +11,6 @@ from typing import Protocol
 from llmstack_step_log.encoding import (
     FORMAT_VERSION,
     MAGIC,
-    OLDEST_VERSION,
     EventDecoder,
     encode_header,
     put_checkpoint,
@@ -91,7 +90,7 @@ class RecordedRun:
         return list_up_to(came, request_id, max_requests)
 
     def without_snapshots(self) -> bytes:
-        """The same log as packages wrote it before there were snapshots; the hashes are those of this one."""
+        """The same log as a run without snapshots would have written it; the hashes are those of this one."""
         segment = encode_header(replace(self.header, marker=b""))
         written = bytearray()
         for _, tag, start, end in self._records():
@@ -223,10 +222,8 @@ def _split_header(data: bytes) -> tuple[bytes, int]:
     if len(data) <= len(MAGIC):
         raise StepLogError(_NO_HEADER)
     version = data[len(MAGIC)]
-    if not OLDEST_VERSION <= version <= FORMAT_VERSION:
-        raise StepLogError(
-            f"has format version {version}, and these packages read {OLDEST_VERSION} to {FORMAT_VERSION}"
-        )
+    if version != FORMAT_VERSION:
+        raise StepLogError(f"has format version {version}, and these packages read version {FORMAT_VERSION}")
     cursor = Cursor(data, len(MAGIC) + 1)
     try:
         packed = cursor.take(cursor.take_uint())

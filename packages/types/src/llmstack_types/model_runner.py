@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -135,6 +136,9 @@ class ModelRunnerConfig:
         return self.num_engines * self.num_local_ranks
 
 
+_KV_BYTES_PER_STATE_BYTE = 8
+"""Bytes of keys and values for each byte of states that are kept for later requests."""
+
 _DTYPE_TO_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -186,7 +190,7 @@ class KVCacheSpec:
     """Shape of the KV storage of a loaded model, and facts about the model that the layers above need.
 
     Attributes:
-        bytes_per_block: Bytes of one block: those of the largest group.
+        bytes_per_block: Bytes of one block of keys and values: those of the largest group.
         vocab_size: Width of the logits.
         dtype: The type in which the model computes.
         kv_cache_dtype: The type of stored keys and values; empty where that is `dtype`.
@@ -219,5 +223,37 @@ class KVCacheSpec:
         Groups share the storage. Lists of block ids have the id of every group for each block of tokens, group after
         group, and block 0 is the null block: it stands where a window has passed, and belongs to no request.
         """
-        has_tables = len(self.groups) > 1 or any(group.sliding_window for group in self.groups)
-        return self.groups if has_tables else ()
+        groups = self.kv_groups
+        return groups if len(groups) > 1 or any(group.sliding_window for group in groups) else ()
+
+    @property
+    def kv_groups(self) -> tuple[KVCacheGroupSpec, ...]:
+        """The groups that keep something of each token."""
+        return tuple(group for group in self.groups if group.kind != "state")
+
+    @property
+    def state_group(self) -> KVCacheGroupSpec | None:
+        """The layers with a state, which have blocks of their own: one block has the state of all of them."""
+        return next((group for group in self.groups if group.kind == "state"), None)
+
+    def num_state_blocks(self, num_blocks: int, max_num_rows: int) -> int:
+        """State blocks beside so many blocks of keys and values; 0 for a model without states.
+
+        One is the state before the first token, and each of `max_num_rows` rows may use two. What is kept for later
+        requests gets an eighth of the bytes of keys and values, and at least one block per row.
+        """
+        group = self.state_group
+        if group is None:
+            return 0
+        num_kept = num_blocks * self.bytes_per_block // max(_KV_BYTES_PER_STATE_BYTE * group.bytes_per_block, 1)
+        return 1 + 2 * max_num_rows + max(num_kept, max_num_rows)
+
+    def num_cache_bytes(self, num_blocks: int, max_num_rows: int) -> int:
+        """Bytes of so many blocks of keys and values, and of the state blocks beside them."""
+        state_bytes = self.state_group.bytes_per_block if self.state_group else 0
+        return num_blocks * self.bytes_per_block + self.num_state_blocks(num_blocks, max_num_rows) * state_bytes
+
+    def num_blocks_within(self, num_bytes: int, max_num_rows: int) -> int:
+        """The most blocks of keys and values that leave room for the state blocks beside them; at least 0."""
+        most = range(max(num_bytes, 0) // self.bytes_per_block + 1)
+        return max(bisect_right(most, num_bytes, key=lambda count: self.num_cache_bytes(count, max_num_rows)) - 1, 0)

@@ -20,7 +20,7 @@ def to_plain(config: Any) -> dict[str, Any]:
 def _value_to_plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_plain(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [_value_to_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def from_plain(cls: type[T], data: object, where: str = "") -> T:

@@ -72,11 +72,17 @@ class SchedulerOutput:
     Copies go in the order `swap_outs`, `swap_ins`, `block_copies`, each list from its first pair to its last: a block
     that is swapped out may be another's destination in the same step.
 
+    A model with states also reads and writes a state block per row. A row reads what an earlier step has written, and
+    writes a block that no row of the step reads, so a step may be computed again. It writes the state after its known
+    tokens; drafts write none, and their tokens that are accepted are part of the request's next row again.
+
     Attributes:
         removed_request_ids: Rows to drop: finished, aborted or preempted since the last step.
         swap_outs: Copies to the host, (block, host block).
         swap_ins: Copies from the host, (host block, block).
         block_copies: Copies on the device, (source, destination).
+        states: State blocks (read, written) of each row, in the order of `scheduled_requests`. 0 is the state before
+            the first token, and is never written. Empty for a model without states.
         total_num_scheduled_tokens: Sum over the rows, at most `max_num_batched_tokens`; 0 when there is nothing to run.
     """
 
@@ -88,6 +94,7 @@ class SchedulerOutput:
     swap_outs: list[tuple[int, int]] = field(default_factory=list)
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    states: list[tuple[int, int]] = field(default_factory=list)
 
     def is_empty(self) -> bool:
         """True when no row has anything to compute."""

@@ -42,6 +42,8 @@ class SchedulerStats(NamedTuple):
         num_waiting_tokens_per_tenant: The waiting tokens of the tenants with the most; empty where all share one
             queue.
         waiting_tenants: The same tenants.
+        prefix_tokens_without_state: Counter of tokens that were found in the prefix cache, but are computed again since
+            no state was kept where they end.
     """
 
     step: int = 0
@@ -71,6 +73,7 @@ class SchedulerStats(NamedTuple):
     num_waiting_prefill_tokens: int = 0
     num_waiting_tokens_per_tenant: tuple[int, ...] = ()
     waiting_tenants: tuple[str, ...] = ()
+    prefix_tokens_without_state: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

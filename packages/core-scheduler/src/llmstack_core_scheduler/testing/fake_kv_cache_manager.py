@@ -13,7 +13,8 @@ class FakeKVCacheManager:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.num_groups = 1
-        self.has_windows = False
+        self.has_windows = self.has_states = False
+        self.num_known_tokens = self.prefix_tokens_without_state = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self._free = list(range(num_blocks))
@@ -71,6 +72,15 @@ class FakeKVCacheManager:
     def advance(self, request_id: str, num_computed_tokens: int) -> int:
         """There are no windows: to be called again after more tokens than any request has."""
         return 2**62
+
+    def advance_state(
+        self, request_id: str, num_tokens: int, *, is_kept: bool = True, replaces_last: bool = False
+    ) -> tuple[int, int]:
+        """The empty state: there are no others."""
+        return 0, 0
+
+    def end_step(self) -> None:
+        """Does nothing, since there are no states."""
 
     def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:
         """True, since nothing is freed before the end."""

@@ -45,6 +45,7 @@ class FakeModelRunner:
         num_host_blocks: Blocks of the host's storage.
         error_request_ids: The rows of these requests fail when they would sample.
         sliding_windows: For each group of layers, the tokens that a token attends to; None for all.
+        num_state_blocks: Blocks of the states; 0 for a model without states. A state is the digest of all tokens.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class FakeModelRunner:
         num_host_blocks: int = 0,
         error_request_ids: Collection[str] = (),
         sliding_windows: Sequence[int | None] = (None,),
+        num_state_blocks: int = 0,
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
@@ -63,6 +65,8 @@ class FakeModelRunner:
         self._sliding_windows = tuple(sliding_windows)
         self._slots: list[_Content | None] = [None] * (num_blocks * block_size)
         self._host_slots: list[_Content | None] = [None] * (num_host_blocks * block_size)
+        self._states: list[int | None] = [0] + [None] * (num_state_blocks - 1)
+        self._has_states = num_state_blocks > 0
         self._error_request_ids = error_request_ids
         self._rows: dict[str, _Row] = {}
 
@@ -86,6 +90,8 @@ class FakeModelRunner:
         self._copy(self._slots, self._slots, scheduled.block_copies)
         for row in scheduled.scheduled_requests:
             self._write(row)
+        if self._has_states:
+            self._advance_states(scheduled)
         sampled = [self._attend_and_sample(row) for row in scheduled.scheduled_requests]
         request_ids = [row.request_id for row in scheduled.scheduled_requests]
         errors = {
@@ -120,6 +126,19 @@ class FakeModelRunner:
         for group in range(len(self._sliding_windows)):
             for position in range(scheduled.num_computed_tokens, end):
                 self._slots[self._slot(row, position, group)] = (digests[position], group)
+
+    def _advance_states(self, scheduled: SchedulerOutput) -> None:
+        """Each row goes on from the state of its own tokens, as an earlier step has left it."""
+        targets = [target for _, target in scheduled.states]
+        read = {source for source, _ in scheduled.states}
+        if len(set(targets)) != len(targets) or not read.isdisjoint(targets) or 0 in targets:
+            raise WrongKVError("two rows write one state block, or one reads what another writes")
+        for row, (source, target) in zip(scheduled.scheduled_requests, scheduled.states, strict=True):
+            start, digests = row.num_computed_tokens, self._rows[row.request_id].digests
+            if self._states[source] != (digests[start - 1] if start else 0):
+                raise WrongKVError(f"{row.request_id} would go on from another state than that of {start} tokens")
+            end = start + row.num_scheduled_tokens - len(row.draft_token_ids)
+            self._states[target] = digests[end - 1]
 
     def _attend_and_sample(self, scheduled: ScheduledRequest) -> list[int]:
         row = self._rows[scheduled.request_id]

@@ -39,10 +39,14 @@ def load_manager(name: str) -> ManagerFactory:
 
 
 def run_seed(
-    seed: int, make_manager: ManagerFactory, sliding_windows: Sequence[int | None] = (None,), num_stages: int = 1
+    seed: int,
+    make_manager: ManagerFactory,
+    sliding_windows: Sequence[int | None] = (None,),
+    num_stages: int = 1,
+    num_state_blocks: int = 0,
 ) -> Counter[str]:
     """What happened in the run of a seed; an exception of the run gets the seed as a note."""
-    simulation = Simulation(seed, make_manager, sliding_windows, num_stages)
+    simulation = Simulation(seed, make_manager, sliding_windows, num_stages, num_state_blocks)
     try:
         simulation.run()
     except Exception as error:  # whatever it was, it is of no use without its seed

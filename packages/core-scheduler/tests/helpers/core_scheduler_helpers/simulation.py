@@ -63,10 +63,11 @@ class Simulation:
         make_manager: ManagerFactory,
         sliding_windows: Sequence[int | None] = (None,),
         num_stages: int = 1,
+        num_state_blocks: int = 0,
     ) -> None:
-        """`sliding_windows` are those of the groups of layers that the managers have."""
+        """`sliding_windows` are those of the groups of layers that the managers have, which may have states too."""
         random = self.random = Random(seed)  # reproducible, nothing secret
-        self.config = draw_config(random)
+        self.config = replace(draw_config(random), state_snapshot_interval=(0, 5, 24)[seed % 3])
         if num_stages > 1:
             self.config = replace(self.config, pipeline_parallel_size=num_stages, num_lookahead_slots=0)
         self.block_size = random.choice(BLOCK_SIZES)
@@ -90,6 +91,7 @@ class Simulation:
         self.failing: set[str] = set()
         self._make_manager = make_manager
         self._sliding_windows = sliding_windows
+        self._num_state_blocks = num_state_blocks
         self._num_arrivals = 0
         self._now_s = 0.0
         self._under_way: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
@@ -128,7 +130,7 @@ class Simulation:
         choose_token = (lambda _, token_ids: repetitive_token(token_ids)) if self.has_lookup else None
         self.runner = FakeModelRunner(
             self.num_blocks, self.block_size, VOCAB_SIZE, choose_token, self.num_host_blocks, self.failing,
-            self._sliding_windows,
+            self._sliding_windows, self._num_state_blocks,
         )  # fmt: skip
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -311,17 +313,14 @@ class Simulation:
         return answer
 
     def _books(self) -> tuple[Any, ...]:
-        scheduler = self.scheduler
-        ids = [[request.request_id for request in queue] for queue in (scheduler.running, scheduler.waiting)]
-        return (*ids, scheduler.stats())
+        queues = (self.scheduler.running, self.scheduler.waiting)
+        return (*([request.request_id for request in queue] for queue in queues), self.scheduler.stats())
 
     def _check_step(self, scheduled: SchedulerOutput, oldest: str | None) -> None:
         rows = scheduled.scheduled_requests
         row_ids = [row.request_id for row in rows]
-        _expect(
-            scheduled.total_num_scheduled_tokens == sum(row.num_scheduled_tokens for row in rows),
-            "the tokens of a step are those of its rows",
-        )
+        num_tokens = sum(row.num_scheduled_tokens for row in rows)
+        _expect(scheduled.total_num_scheduled_tokens == num_tokens, "the tokens of a step are those of its rows")
         _expect(scheduled.total_num_scheduled_tokens <= self.config.max_num_batched_tokens, "a step keeps its budget")
         _expect(len(rows) <= self.config.max_num_rows, "a step keeps its number of rows")
         _expect(len(set(row_ids)) == len(row_ids), "a request has one row")
@@ -331,9 +330,9 @@ class Simulation:
             running = [request.request_id for request in self.scheduler.running]
             has_turns = self.config.pipeline_parallel_size > 1  # then a step takes a share of them
             _expect(has_turns or sorted(row_ids) == sorted(running), "every running request advances")
-        drafts = sum(len(row.draft_token_ids) for row in rows)
-        self.totals += Counter(steps=1, swap_outs=len(scheduled.swap_outs), drafts=drafts)
-        self.totals += Counter(swap_ins=len(scheduled.swap_ins), copies=len(scheduled.block_copies))
+        drafts, swap_outs = sum(len(row.draft_token_ids) for row in rows), len(scheduled.swap_outs)
+        swap_ins, copies = len(scheduled.swap_ins), len(scheduled.block_copies)
+        self.totals += Counter(steps=1, drafts=drafts, swap_outs=swap_outs, swap_ins=swap_ins, copies=copies)
 
     def _check_books(self) -> None:
         scheduler = self.scheduler
@@ -386,6 +385,7 @@ class Simulation:
         stats = self.scheduler.stats()
         self.totals += Counter(preemptions=stats.num_preemptions, hits=stats.prefix_cache_hits)
         self.totals += Counter(accepted=stats.num_accepted_draft_tokens, shared=stats.num_forks)
+        self.totals += Counter(without_state=self.manager.prefix_tokens_without_state)
         _expect(not self.alive, "all requests end")
         _expect(self.manager.num_free_blocks == self.manager.num_blocks, "no block is left behind")
         _expect(self.manager.num_free_host_blocks == self.num_host_blocks, "no host block is left behind")

@@ -50,5 +50,6 @@ STEP: Final = row(
         "swap_outs": _COPIES,
         "swap_ins": _COPIES,
         "block_copies": _COPIES,
+        "states": columns(tuple, {"read": UINT32S, "written": UINT32S}),
     },
 )

@@ -66,6 +66,12 @@ def add_prefix_match(
         )
         if text_of is not None:
             sentence = f"{sentence} {_parting(made.facts, request, shared, text_of)}"
+    elif cache.num_state_blocks:
+        made.facts["shared_with"], made.facts["shared_tokens"] = shared.request_id, shared.num_tokens
+        sentence = (
+            f"Its first {shared.num_tokens} tokens are also those of {shared.request_id}, but at no block boundary "
+            f"after token {num_cached} were its blocks and a state found."
+        )
     else:
         steps = [record for record in log.steps if record.start_s <= own_rows[0][0].start_s]
         alike = (shared.request_id, shared.num_tokens)

@@ -1,0 +1,184 @@
+"""Random steps over a cache with states: every row begins with the state of its own tokens, and the books agree."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from llmstack_kv_cache import EMPTY_STATE_ID, StateKVCacheManager
+
+
+class StateMachine(RuleBasedStateMachine):
+    """Requests and their states; `states` holds after which tokens each state block is the state.
+
+    A step is made of several rows, as a scheduler makes it, and then computed row by row in any order, perhaps twice.
+    """
+
+    @initialize(
+        num_blocks=st.integers(4, 50),
+        num_state_blocks=st.integers(3, 14),
+        block_size=st.integers(1, 8),
+        num_host_blocks=st.integers(0, 40),
+        enable_prefix_caching=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, num_blocks, num_state_blocks, block_size, **options):
+        self.manager = StateKVCacheManager(num_blocks, num_state_blocks, block_size, **options)
+        self.states = {EMPTY_STATE_ID: ()}
+        self.tokens, self.num_computed = {}, {}
+        self.swapped = []
+        self.num_requests = 0
+        self.num_without_state = 0
+        self.kept = {}  # prefix of whole blocks to whether a state after it was made to be kept
+
+    @property
+    def held(self):
+        return [request_id for request_id in self.tokens if request_id not in self.swapped]
+
+    def next_id(self):
+        self.num_requests += 1
+        return str(self.num_requests)
+
+    def free_request(self, request_id):
+        self.manager.free(request_id)
+        self.manager.free(request_id)
+        self.swapped = [other for other in self.swapped if other != request_id]
+        del self.tokens[request_id], self.num_computed[request_id]
+
+    def begin(self, tokens, chunk, written):
+        """A new request in the step that is being made; None without room."""
+        request_id, size = self.next_id(), self.manager.block_size
+        free = self.manager.num_free_blocks
+        found, num_hits = self.manager.get_computed_blocks(request_id, tokens)
+        assert num_hits == len(found) * size < len(tokens)
+        num_known = self.manager.num_known_tokens
+        assert num_hits <= num_known
+        if self.manager.allocate_slots(request_id, min(num_hits + chunk, len(tokens)), found) is None:
+            assert self.manager.num_free_blocks == free
+            return None
+        self.num_without_state += num_known - num_hits
+        self.tokens[request_id], self.num_computed[request_id] = list(tokens), num_hits
+        return request_id
+
+    def row(self, request_id, chunk, written, is_kept, replaces_last):
+        """One row of the step; what it reads and writes, or None without room."""
+        tokens, start = self.tokens[request_id], self.num_computed[request_id]
+        end = min(start + chunk, len(tokens))
+        if end == start or self.manager.allocate_slots(request_id, end) is None:
+            return
+        options = {"is_kept": is_kept, "replaces_last": replaces_last}
+        source, target = self.manager.advance_state(request_id, end, **options)
+        assert target not in (source, EMPTY_STATE_ID)
+        # Of this very step nothing is read: the source was written by an earlier one, with the request's own tokens.
+        assert source not in {other_target for _, other_target, _ in written}
+        assert self.states[source] == tuple(tokens[:start])
+        assert target not in {block_id for pair in written for block_id in pair[:2]}
+        written.append((source, target, tuple(tokens[:end])))
+        self.num_computed[request_id] = end
+        self.manager.cache_blocks(request_id, tokens, end)
+
+    @rule(
+        data=st.data(),
+        rows=st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.booleans()), min_size=1, max_size=4),
+        arrivals=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3), st.integers(1, 20)), max_size=3),
+        times=st.integers(1, 2),
+    )
+    def step(self, data, rows, arrivals, times):
+        written = []
+        for (chunk, is_kept, replaces_last), request_id in zip(rows, self.held, strict=False):
+            self.row(request_id, chunk, written, is_kept, replaces_last)
+        for length, period, chunk in arrivals:
+            tokens = [int(position % period == 0) for position in range(length)]
+            request_id = self.begin(tokens, chunk, written)
+            if request_id is not None:
+                self.row(request_id, chunk, written, True, False)
+        self.manager.end_step()
+        for _ in range(times):  # a step that is computed again finds what it read the first time
+            for source, target, prefix in data.draw(st.permutations(written)):
+                assert self.states[source] == prefix[: len(self.states[source])]
+                self.states[target] = prefix
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), max_size=20))
+    def extend(self, data, tokens):
+        self.tokens[data.draw(st.sampled_from(self.held))] += tokens
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), back=st.integers(0, 10))
+    def fork(self, data, back):
+        parent_id, child_id = data.draw(st.sampled_from(self.held)), self.next_id()
+        num_tokens = self.num_computed[parent_id] - back
+        if num_tokens < 1 or not self.manager.keeps_prefix(parent_id, num_tokens):
+            return
+        if self.manager.fork(parent_id, child_id, num_tokens) is not None:
+            self.tokens[child_id] = self.tokens[parent_id][:num_tokens]
+            self.num_computed[child_id] = num_tokens
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def swap_out(self, data):
+        request_id = data.draw(st.sampled_from(self.held))
+        before = self.manager.stats()
+        if self.manager.swap_out(request_id) is None:
+            assert self.manager.stats() == before
+        else:
+            self.swapped.append(request_id)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def swap_in(self, data):
+        request_id = data.draw(st.sampled_from(self.swapped))
+        if self.manager.swap_in(request_id) is not None:
+            self.swapped.remove(request_id)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def free(self, data):
+        self.free_request(data.draw(st.sampled_from(list(self.tokens))))
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), num_tokens=st.integers(0, 40))
+    def forget(self, data, num_tokens):
+        tokens = self.tokens[data.draw(st.sampled_from(list(self.tokens)))]
+        self.manager.forget_prefix(tokens, num_tokens)
+        _, num_found = self.manager.get_computed_blocks("somebody", [*tokens, 0])
+        assert num_found <= num_tokens
+
+    @rule()
+    def reset(self):
+        assert self.manager.reset_prefix_cache() == (not self.held)
+
+    @rule()
+    def a_new_request_gets_in_when_nothing_runs(self):
+        """Swapped-out requests never hold all state blocks."""
+        if not self.held:
+            assert self.manager.allocate_slots("probe", 1) is not None
+            self.manager.free("probe")
+
+    @invariant()
+    def the_books_agree(self):
+        self.manager.check_integrity()
+
+    @invariant()
+    def every_request_goes_on_from_its_own_state(self):
+        """At most two blocks are live, and the next row's source is the state of the tokens that are computed."""
+        for request_id in self.tokens:
+            states = self.manager._state_tables[request_id].states
+            assert len(states) <= 2
+            assert states[-1].num_tokens == self.num_computed[request_id]
+            assert self.states[states[-1].block_id] == tuple(self.tokens[request_id][: states[-1].num_tokens])
+
+    @invariant()
+    def a_findable_state_is_written(self):
+        for block_id in self.manager._states._block_to_identity:
+            assert len(self.states[block_id]) % self.manager.block_size == 0
+
+    def teardown(self):
+        if hasattr(self, "manager"):
+            for request_id in self.tokens:
+                self.manager.free(request_id)
+            assert self.manager.num_free_blocks == self.manager.num_blocks
+            assert self.manager.num_free_state_blocks == self.manager.num_state_blocks
+            assert self.manager.prefix_tokens_without_state == self.num_without_state
+
+
+TestStateMachine = StateMachine.TestCase
+TestStateMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
