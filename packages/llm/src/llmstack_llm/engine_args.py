@@ -161,11 +161,11 @@ class EngineArgs(
             "fair_quantum": self.fair_quantum, "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "max_prefill_tokens": self.prefill_tokens(usage_context), "speculative": speculative,
             "pipeline_parallel_size": self.pipeline_parallel_size, "max_loras": self.max_loras * self.enable_lora,
-            "max_num_partial_prefills": self.max_num_partial_prefills, **limits,
+            "max_num_partial_prefills": self.max_num_partial_prefills,
+            "state_snapshot_interval": self.state_snapshot_interval, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {
-            "model": model, "scheduler": scheduler,
-            "runner": self.runner_name, "weights_name": self.weights_name,
+            "model": model, "scheduler": scheduler, "runner": self.runner_name, "weights_name": self.weights_name,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None,

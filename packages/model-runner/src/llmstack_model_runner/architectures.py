@@ -21,6 +21,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
     "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
+    "Lfm2ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",

@@ -15,15 +15,15 @@ from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.profiling import Profiling
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
-from llmstack_model_runner.device.start_checks import (
-    own_device,
-)
+from llmstack_model_runner.device.start_checks import own_device
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.loading import ModelReport, load_served_model
 from llmstack_model_runner.memory.block_copies import BlockCopies, DirectBlockCopies
 from llmstack_model_runner.memory.kv_cache_groups import (
+    allocate_states,
     allocate_storage,
     by_layer,
+    kv_layers,
     max_positions,
     num_storage_tensors,
 )
@@ -116,7 +116,7 @@ class ModelRunner:
         self._steps: HostSteps | DeviceSteps | None = None
         self._recovery = StepRecovery(self._make_room)
         self._blocks = BlockTransfer([], self._recovery, self._device)
-        self._num_blocks = self._num_host_blocks = 0
+        self._num_blocks = (0, 0, 0)
 
     def load_model(self) -> None:
         """Reads the weights, or generates dummy weights.
@@ -161,11 +161,12 @@ class ModelRunner:
             EngineStartError: The device has not enough memory for these steps.
         """
         config, spec = self._config, self.kv_cache_spec()
-        self._allocate(num_blocks := -(-_NUM_PROFILE_TOKENS // spec.block_size))
+        num_blocks = -(-_NUM_PROFILE_TOKENS // spec.block_size)
+        self._allocate(num_blocks, 0, spec.num_state_blocks(num_blocks, config.max_num_seqs))
         limits = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, spec.block_size)
         steps = list(largest_steps(*limits, is_generative=spec.is_generative))
         self._hold_positions(num_positions(steps))
-        for step in for_groups(steps, spec.table_groups):
+        for step in for_groups(steps, spec.table_groups, has_states=spec.state_group is not None):
             check_warm_up(self.execute_model(step).result())
         self._release_kv_cache()
         return_freed_memory(self._device)  # captured steps contain reference cycles
@@ -183,21 +184,22 @@ class ModelRunner:
             logger.info("%s", line)
         return profile
 
-    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0) -> None:
         """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower.
 
-        `num_host_blocks` more blocks in host memory hold swapped-out requests.
+        `num_host_blocks` more blocks in host memory hold swapped-out requests. `num_state_blocks` are those of layers
+        with a state, two for each row and the state before the first token at least.
         """
         config, spec = self._config, self.kv_cache_spec()
-        self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
-        steps = self._allocate(num_blocks, num_host_blocks)
+        self._num_blocks = (num_blocks, num_host_blocks, num_state_blocks)
+        steps = self._allocate(*self._num_blocks)
         self._hold_positions(max_positions(config, spec, num_blocks))
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
         sizes, device_type = (num_blocks, spec.block_size, max_num_tokens), self._device.type
         warm_up = warm_up_steps(*sizes, config.max_num_seqs, device_type)
         if not spec.is_generative:
             warm_up = pooling_warm_up_steps(*sizes, device_type)
-        for step in for_groups(warm_up, spec.table_groups):
+        for step in for_groups(warm_up, spec.table_groups, has_states=spec.state_group is not None):
             masks = partial(allow_all, step, spec.vocab_size) if step.step == MASKED_STEP else None
             check_warm_up(self.execute_model(step, masks).result())
             if not self._sharding.is_last_stage and step.scheduled_requests:
@@ -209,21 +211,22 @@ class ModelRunner:
         if self._model is not None:
             self._model.hold_positions(count)
 
-    def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> HostSteps | DeviceSteps:
+    def _allocate(self, num_blocks: int, num_host_blocks: int, num_state_blocks: int) -> HostSteps | DeviceSteps:
         """Allocates the KV storage and creates the input batch and the steps."""
         config, spec = self._config, self.kv_cache_spec()
         self._recovery = StepRecovery(self._make_room)
         num_device_blocks = num_blocks + self._has_device_rows  # one more, the scratch block of padding rows
         with allocation(f"a KV cache of {num_device_blocks * spec.bytes_per_block} bytes cannot be allocated", _LOWER):
             storage = allocate_storage(spec, num_device_blocks, self._device)
-        self._kv_caches = self._layer_reports.over(by_layer(storage, spec))
-        self._blocks = BlockTransfer(self._kv_caches, self._recovery, self._device)
+            states = allocate_states(spec, num_state_blocks, self._device)
+        self._kv_caches = self._layer_reports.over(by_layer(storage, spec, states))
+        self._blocks = BlockTransfer(kv_layers(self._kv_caches, spec), self._recovery, self._device)
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
         size = (config.max_num_seqs, spec.vocab_size, self._device)
         processors = LogitsProcessors([make(*size) for make in self._logits_processor_types])
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors,
-            spec.table_groups, self._adapters,
+            spec.table_groups, self._adapters, num_state_blocks,
         )  # fmt: skip
         if self._adapters is not None:
             self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens)
@@ -349,7 +352,7 @@ class ModelRunner:
         """
         if self._model is None:
             self.load_model()
-        self.initialize_kv_cache(self._num_blocks, self._num_host_blocks)
+        self.initialize_kv_cache(*self._num_blocks)
 
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
@@ -388,7 +391,8 @@ class ModelRunner:
         if isinstance(model, CausalLM) and self._has_device_rows:
             runtime = self._runtime or CudaRuntime(self._device)
             return DeviceSteps(model, batch, kv_caches, self._sampler, runtime, config, self.timing, self._adapters)
-        is_capturing = self._device.type == "cpu" and not config.enforce_eager
+        has_states = self.kv_cache_spec().state_group is not None  # captured steps read the states of one step only
+        is_capturing = self._device.type == "cpu" and not config.enforce_eager and not has_states
         return HostSteps(
             model, batch, kv_caches, self._sampler, self._device, self.timing, label_head=self._label_head,
             max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,

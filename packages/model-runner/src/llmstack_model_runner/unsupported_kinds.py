@@ -9,7 +9,7 @@ _STATE_SPACE = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "codestral_mamba", "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"}
 )
 _HYBRID = frozenset(
-    {"jamba", "bamba", "zamba", "zamba2", "falcon_h1", "nemotron_h", "granitemoehybrid", "plamo2", "lfm2", "lfm2_moe",
+    {"jamba", "bamba", "zamba", "zamba2", "falcon_h1", "nemotron_h", "granitemoehybrid", "plamo2", "lfm2_moe",
      "qwen3_next", "minimax"}
 )  # fmt: skip
 _ENCODER_DECODERS = frozenset(

@@ -103,6 +103,11 @@ LONG_ROPE = {
     "long_factor": [1.0, 1.5, 3.0, 6.0],
 }
 
+LFM2 = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 96, "block_multiple_of": 8, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3,
+    "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention", "conv"],
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2 with inner size and exact gelu": ("GPT2", GPT2 | {"n_inner": 40, "activation_function": "gelu"}),
@@ -111,6 +116,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", OPT),
     "opt with projections and norms after": ("OPT", OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
     "opt without biases": ("OPT", OPT | {"enable_bias": False}),
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2 with biases, longer convolutions and its own head": (
+        "Lfm2",
+        LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
+    ),
     "llama 2": ("Llama", LLAMA | {"num_key_value_heads": 4}),
     "llama with shared kv heads": ("Llama", LLAMA),
     "llama tied with one kv head": ("Llama", LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),

@@ -44,6 +44,7 @@ _COUNTERS = {
     "num_preemptions": "Preemptions of requests.",
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "prefix_tokens_without_state": "Tokens found in the prefix cache, but computed again for want of a state.",
     "prompt_tokens": "Prompt tokens processed.",
     "prompt_tokens_cached": "Prompt tokens taken from the prefix cache.",
     "generation_tokens": "Tokens generated.",
@@ -292,7 +293,8 @@ class EngineMetrics:
 # Counter to the total in `SchedulerStats`.
 _TOTALS = {
     "engine_steps": "step", "num_preemptions": "num_preemptions", "prefix_cache_queries": "prefix_cache_queries",
-    "prefix_cache_hits": "prefix_cache_hits", "spec_decode_num_drafts": "num_drafts",
+    "prefix_cache_hits": "prefix_cache_hits", "prefix_tokens_without_state": "prefix_tokens_without_state",
+    "spec_decode_num_drafts": "num_drafts",
     "spec_decode_num_draft_tokens": "num_draft_tokens",
     "spec_decode_num_accepted_tokens": "num_accepted_draft_tokens",
 }  # fmt: skip

@@ -71,6 +71,15 @@ class SchedulingOptions(OptionGroup):
         metavar="N",
         help="maximum requests with partly computed prompts; 0 for no limit",
     )
+    state_snapshot_interval: int = option(
+        0,
+        flag="--state-snapshot-interval",
+        at_least=0,
+        suffixes=True,
+        metavar="N",
+        help="for models with convolutions or another state: keep the state of every N tokens of a prompt for later "
+        "requests, beside that of its end; 0 keeps the states where its chunks end",
+    )
     async_scheduling: bool | None = option(
         None,
         flag="--async-scheduling",

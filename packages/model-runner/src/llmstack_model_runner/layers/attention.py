@@ -140,9 +140,14 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:  # [num_heads] float32
 
 
 def plan_layers(
-    metadata: AttentionMetadata, key_cache: torch.Tensor, sliding_windows: Sequence[int | None]
+    metadata: AttentionMetadata, key_cache: torch.Tensor | None, sliding_windows: Sequence[int | None]
 ) -> list[tuple[AttentionMetadata, AttentionPlans]]:
-    """For each layer, whose windows are given, its group's metadata and its plans."""
+    """For each layer, whose windows are given, its group's metadata and its plans.
+
+    `key_cache`: That of any layer with attention; None where there is no such layer.
+    """
+    if key_cache is None:
+        return [(metadata, {})] * len(sliding_windows)
     planned = _plan_whole_layers(metadata, key_cache, sliding_windows)
     last_layer = planned[-1][0].last_layer
     if last_layer is not None:

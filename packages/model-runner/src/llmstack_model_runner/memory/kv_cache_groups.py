@@ -22,9 +22,9 @@ _MAX_NUM_GROUPS = 8
 def group_layers(
     layers: Sequence[LayerKVSpec], max_model_len: int, block_size: int, dtype: str
 ) -> tuple[KVCacheGroupSpec, ...]:
-    """Groups of layers with equal windows; one where no request outgrows a window.
+    """Groups of layers with equal windows, one where no request outgrows a window, and one of all layers with a state.
 
-    All groups have the same number of layers, since they share the storage; where the numbers do not divide, the last
+    The first have the same number of layers, since they share the storage; where the numbers do not divide, the last
     group of a window has fewer and leaves a part of its blocks unused. The size is the one that leaves the least.
 
     `block_size`: Tokens per block. `dtype`: The type of stored numbers.
@@ -32,23 +32,32 @@ def group_layers(
     Raises:
         ValueError: Layers have tensors of different shapes, whose blocks cannot share a storage.
     """
-    if not layers:
+    with_states = [(number, layer) for number, layer in enumerate(layers) if layer.kind == "state"]
+    others = [(number, layer) for number, layer in enumerate(layers) if layer.kind != "state"]
+    if not others:
         return ()
-    first = layers[0]
-    if any((layer.tensors, layer.kind) != (first.tensors, first.kind) for layer in layers):
+    first = others[0][1]
+    states = tuple(layer.states for _, layer in with_states)
+    if len(set(states)) > 1 or any((one.tensors, one.kind) != (first.tensors, first.kind) for _, one in others):
         raise ValueError("the layers keep tensors of different shapes, which is not supported")
     tensors = first.block_tensors(block_size, dtype)
     window_to_layers: dict[int | None, list[int]] = {}
-    for number, layer in enumerate(layers):
+    for number, layer in others:
         window = layer.sliding_window
         is_outgrown = window is not None and window < max_model_len
         window_to_layers.setdefault(window if is_outgrown else None, []).append(number)
     size = _choose_size([len(numbers) for numbers in window_to_layers.values()])
-    return tuple(
+    groups = [
         KVCacheGroupSpec(tuple(numbers[start : start + size]), window, "window" if window else first.kind, tensors)
         for window, numbers in window_to_layers.items()
         for start in range(0, len(numbers), size)
-    )
+    ]
+    if with_states:
+        numbers = tuple(number for number, _ in with_states)
+        groups.append(
+            KVCacheGroupSpec(numbers, kind="state", tensors=with_states[0][1].block_tensors(block_size, dtype))
+        )
+    return tuple(groups)
 
 
 def group_stage_layers(
@@ -66,38 +75,57 @@ def group_stage_layers(
 
 
 def join_groups(groups: Sequence[KVCacheGroupSpec]) -> tuple[KVCacheGroupSpec, ...]:
-    """One group of all layers, which keep all blocks."""
-    layers = sorted(layer for group in groups for layer in group.layers)
-    return (
-        (KVCacheGroupSpec(tuple(layers), tensors=groups[0].tensors),)
-        if any(group.sliding_window for group in groups)
-        else tuple(groups)
-    )
+    """One group of all layers without a state, which keep all blocks."""
+    if not any(group.sliding_window for group in groups):
+        return tuple(groups)
+    with_states = tuple(group for group in groups if group.kind == "state")
+    layers = sorted(layer for group in groups if group.kind != "state" for layer in group.layers)
+    return (KVCacheGroupSpec(tuple(layers), tensors=groups[0].tensors), *with_states)
 
 
 def num_storage_layers(spec: KVCacheSpec) -> int:
     """Layers of the storage, which the groups share: those of the largest group."""
-    return max((len(group.layers) for group in spec.groups), default=0)
+    return max((len(group.layers) for group in spec.kv_groups), default=0)
 
 
 def num_storage_tensors(spec: KVCacheSpec) -> int:
     """Tensors of the storage on a GPU."""
-    return max((len(group.layers) * len(group.tensors) for group in spec.groups), default=0)
+    return max((len(group.layers) * len(group.tensors) for group in spec.kv_groups), default=0)
 
 
 def allocate_storage(spec: KVCacheSpec, num_blocks: int, device: torch.device | str) -> Storage:
     """Zeroed tensors of `num_blocks` blocks, which all groups share."""
-    if not spec.groups:
+    if not spec.kv_groups:
         return []
-    largest = max(spec.groups, key=lambda group: len(group.layers))
-    layer = [(tensor.shape, getattr(torch, tensor.dtype)) for tensor in largest.tensors]
-    return allocate_block_storage([layer] * len(largest.layers), num_blocks, device)
+    return _allocate_layers(max(spec.kv_groups, key=lambda group: len(group.layers)), num_blocks, device)
 
 
-def by_layer(storage: Storage, spec: KVCacheSpec) -> Storage:
-    """The tensors of each layer of the model: the n-th layers of all groups have the same ones."""
-    layer_to_place = {layer: place for group in spec.groups for place, layer in enumerate(group.layers)}
-    return [storage[layer_to_place[layer]] for layer in range(spec.num_layers)]
+def allocate_states(spec: KVCacheSpec, num_state_blocks: int, device: torch.device | str) -> Storage:
+    """Zeroed tensors of so many state blocks, for each layer with a state; block 0 is to stay zero."""
+    return [] if spec.state_group is None else _allocate_layers(spec.state_group, num_state_blocks, device)
+
+
+def _allocate_layers(group: KVCacheGroupSpec, num_blocks: int, device: torch.device | str) -> Storage:
+    layer = [(tensor.shape, getattr(torch, tensor.dtype)) for tensor in group.tensors]
+    return allocate_block_storage([layer] * len(group.layers), num_blocks, device)
+
+
+def by_layer(storage: Storage, spec: KVCacheSpec, states: Sequence[tuple[torch.Tensor, ...]] = ()) -> Storage:
+    """The tensors of each layer of the model: the n-th layers of all groups have the same ones, but those with a state.
+
+    `states`: The storage of those.
+    """
+    layer_to_tensors = {
+        layer: tensors
+        for group in spec.groups
+        for layer, tensors in zip(group.layers, states if group.kind == "state" else storage, strict=False)
+    }
+    return [layer_to_tensors[layer] for layer in range(spec.num_layers)]
+
+
+def kv_layers(layers: Storage, spec: KVCacheSpec) -> Storage:
+    """The tensors of the layers without a state."""
+    return [layers[number] for number in sorted(layer for group in spec.kv_groups for layer in group.layers)]
 
 
 def num_blocks_needed(spec: KVCacheSpec, num_tokens: int, max_num_step_tokens: int) -> int:
@@ -135,6 +163,6 @@ def _choose_size(numbers: Sequence[int]) -> int:
 
 def max_positions(config: ModelRunnerConfig, spec: KVCacheSpec, num_blocks: int) -> int:
     """The most positions of one request: what the KV cache holds, unless windows free all that they have passed."""
-    if spec.table_groups and all(group.sliding_window for group in spec.groups):
+    if spec.table_groups and all(group.sliding_window for group in spec.table_groups):
         return config.max_model_len
     return min(config.max_model_len, num_blocks * spec.block_size)

@@ -45,7 +45,7 @@ def make_kv_cache_spec(
         block_size=block_size,
         dtype=dtype_name(dtype),
         # Without KV the blocks only bound the tokens in flight; one byte each accounts for the block tables.
-        bytes_per_block=max((group.bytes_per_block for group in groups), default=0) or 1,
+        bytes_per_block=max((group.bytes_per_block for group in groups if group.kind != "state"), default=0) or 1,
         vocab_size=spec.vocab_size,
         device=device.type,
         embedding_size=embedding_size(model_config),

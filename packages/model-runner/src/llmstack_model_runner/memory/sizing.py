@@ -93,5 +93,5 @@ def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_gi
     if is_size_given:
         return obtainable_host_kv_bytes(step_bytes) // config.num_processes
     num_row_blocks = num_blocks_needed(spec, config.max_model_len, config.max_num_batched_tokens)
-    needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
+    needed_bytes = spec.num_cache_bytes(config.max_num_seqs * num_row_blocks, config.max_num_seqs)
     return min(needed_bytes, available_host_kv_bytes() // config.num_processes)

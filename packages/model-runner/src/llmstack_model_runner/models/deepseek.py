@@ -38,7 +38,7 @@ class DeepseekLayerSettings(LlamaLayerSettings):
     latent: LatentSettings
     shared_size: int = 0
 
-    def kv_spec(self) -> LayerKVSpec:
+    def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
         return one_latent(self.latent.width)
 
 

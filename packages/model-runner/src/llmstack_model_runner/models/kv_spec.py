@@ -26,20 +26,38 @@ class TokenTensor(NamedTuple):
     width: int
 
 
+class StateTensor(NamedTuple):
+    """What a layer keeps of all tokens together.
+
+    Attributes:
+        name: What it is, such as the matrix of a recurrence.
+        dtype: The type of its numbers, whatever the type of stored keys and values is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKVSpec:
     """What one layer keeps in the KV storage.
 
     Attributes:
+        tensors: Of each token.
         sliding_window: How many tokens a token attends to; None for all.
+        states: Of all tokens together, for a layer of the kind `state`, which keeps nothing else.
     """
 
-    tensors: tuple[TokenTensor, ...]
+    tensors: tuple[TokenTensor, ...] = ()
     kind: KVGroupKind = "full"
     sliding_window: int | None = None
+    states: tuple[StateTensor, ...] = ()
 
     def block_tensors(self, block_size: int, dtype: str) -> tuple[KVTensorSpec, ...]:
-        """The tensors of a block of so many tokens."""
+        """The tensors of a block of so many tokens, or of a state."""
+        if self.states:
+            return tuple(KVTensorSpec(*tensor) for tensor in self.states)
         return tuple(KVTensorSpec(name, (heads, block_size, width), dtype) for name, heads, width in self.tensors)
 
 
@@ -47,6 +65,11 @@ def keys_and_values(num_kv_heads: int, head_dim: int, sliding_window: int | None
     """A layer with keys and values of one shape."""
     tensors = tuple(TokenTensor(name, num_kv_heads, head_dim) for name in ("keys", "values"))
     return LayerKVSpec(tensors, sliding_window=sliding_window)
+
+
+def one_state(name: str, shape: tuple[int, ...], dtype: str) -> LayerKVSpec:
+    """A layer with a state of one tensor."""
+    return LayerKVSpec(kind="state", states=(StateTensor(name, shape, dtype),))
 
 
 def one_latent(width: int) -> LayerKVSpec:
@@ -76,6 +99,11 @@ class ModelKVSpec:
     def num_layers(self) -> int:
         """Layers of this stage."""
         return len(self.layers)
+
+    @property
+    def first_attention(self) -> int | None:
+        """The first layer that keeps something of each token; None where all of this stage have states."""
+        return next((number for number, layer in enumerate(self.layers) if layer.kind != "state"), None)
 
     @property
     def head_dim(self) -> int:

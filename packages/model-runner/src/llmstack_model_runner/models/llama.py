@@ -78,7 +78,7 @@ class Llama(CausalLM):
         self._sharding = sharding()
         self._hidden_size = settings.hidden_size
         self.kv_spec = ModelKVSpec(
-            tuple(entry.kv_spec() for entry in settings.layers),
+            tuple(entry.kv_spec(dtype) for entry in settings.layers),
             vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
         ).of_rank(layer.num_heads)
@@ -163,7 +163,9 @@ class Llama(CausalLM):
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
         """Hidden states after the last norm, or after this stage's last layer."""
-        planned = plan_layers(metadata, kv_caches[0][0], self.kv_spec.sliding_windows)
+        first_attention = self.kv_spec.first_attention
+        key_cache = None if first_attention is None else kv_caches[first_attention][0]
+        planned = plan_layers(metadata, key_cache, self.kv_spec.sliding_windows)
         hidden, residual = self._enter(token_ids)
         for layer, kv_cache, (own_metadata, plans) in zip(self._own_layers, kv_caches, planned, strict=True):
             hidden, residual = layer(hidden, residual, positions, kv_cache, own_metadata, plans)

@@ -61,8 +61,8 @@ class LlamaLayerSettings:
     has_sinks: bool = False
     experts: ExpertSettings | None = None
 
-    def kv_spec(self) -> LayerKVSpec:
-        """What the layer keeps in the KV storage, of the whole model."""
+    def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
+        """What the layer keeps in the KV storage, of the whole model, which computes in `dtype`."""
         return keys_and_values(self.num_kv_heads, self.head_dim, self.sliding_window)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class StepRows:
         num_drafts: Draft tokens of each row, stored in the batch after the known tokens.
         num_left: Known tokens and drafts of each row that are left after the step; rows that sample have none.
         num_tokens: Scheduled tokens of all rows.
+        states: State blocks that each row reads and writes; None for a model without states.
     """
 
     request_ids: list[str]
@@ -38,6 +39,7 @@ class StepRows:
     num_drafts: IntArray  # [num_rows]
     num_left: IntArray  # [num_rows]
     num_tokens: int
+    states: IntArray | None = None  # [num_rows, 2]
 
     @property
     def has_drafts(self) -> bool:
@@ -100,6 +102,7 @@ class InputBatch:
         logits_processors: LogitsProcessors | None = None,
         groups: Sequence[KVCacheGroupSpec] = (),
         adapters: AdapterStore | None = None,
+        num_state_blocks: int = 0,
     ) -> None:
         """Allocates rows for `max_num_rows` requests of up to `max_model_len` tokens.
 
@@ -127,6 +130,7 @@ class InputBatch:
         self._adapters = adapters
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
+        self._num_state_blocks = num_state_blocks
         self._vocab_size = vocab_size
         self._request_id_to_row: dict[str, int] = {}
         # Popped from the end: low rows first.
@@ -145,7 +149,8 @@ class InputBatch:
             self.remove(request_id)
         for request in scheduled.new_requests:
             self.add(request)
-        return self._schedule(scheduled.scheduled_requests)
+        step = self._schedule(scheduled.scheduled_requests)
+        return self._with_states(step, scheduled) if self._num_state_blocks else step
 
     def add(self, request: NewRequest) -> None:
         """Adds a request in a free row.
@@ -260,6 +265,18 @@ class InputBatch:
         step = StepRows(list(request_ids), rows, computed, counts, num_drafts, num_left, sum(num_scheduled))
         self._check_extent(step)
         return step
+
+    def _with_states(self, step: StepRows, scheduled: SchedulerOutput) -> StepRows:
+        states = np.array(scheduled.states, dtype=np.int64).reshape(-1, 2)
+        if len(states) != len(step.rows):
+            raise InputBatchError(f"a step of {len(step.rows)} rows has the states of {len(states)}")
+        # A block outside the storage would be written outside its memory, and block 0 is the state of no tokens.
+        sources, targets = states[:, 0], states[:, 1]
+        if len(states) and (sources.min() < 0 or targets.min() < 1 or states.max() >= self._num_state_blocks):
+            raise InputBatchError(f"a row has a state block outside [1, {self._num_state_blocks})")
+        if np.intersect1d(sources, targets).size or len(np.unique(targets)) != len(targets):
+            raise InputBatchError("a state block is written by two rows of a step, or read by one and written by one")
+        return replace(step, states=states)
 
     def _append_blocks(self, row: int, request: ScheduledRequest) -> None:
         block_ids, num_groups = request.new_block_ids, len(self.group_windows)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables, RowStates
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 
@@ -102,6 +102,7 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
         seq_lens_list=layout.seq_lens.tolist(),
         max_query_len=int(step.num_scheduled_tokens.max()),
         max_seq_len=int(layout.seq_lens.max()),
+        states=None if step.states is None else _row_states(step, device),
     )
     return ModelInputs(
         token_ids=_to_device(layout.token_ids, device),
@@ -112,6 +113,14 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
         query_start_loc=layout.query_start_loc,
         token_types=None if token_types is None else _to_device(token_types, device),
     )
+
+
+def _row_states(step: StepRows, device: torch.device) -> RowStates:
+    states = np.ascontiguousarray(step.states.T if step.states is not None else [])
+    sources, targets, num_known_tokens = (
+        _to_device(array, device) for array in (*states, step.num_scheduled_tokens - step.num_drafts)
+    )
+    return RowStates(sources, targets, num_known_tokens)
 
 
 def _token_types(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> IntArray:

@@ -2,8 +2,9 @@
 
 A failed step is tried again with freed memory, then in halves, down to single rows. Earlier rows come first, since
 later ones may read the blocks that they fill. A step that is computed again writes the same keys and values into the
-same slots. Its only other effect before sampling is on the partial results of pooling rows, which are restored. Errors
-after which no step can be correct are raised and end the engine.
+same slots, and goes on from the same states, since no row of a step writes a state that one reads. Its only other
+effect before sampling is on the partial results of pooling rows, which are restored. Errors after which no step can be
+correct are raised and end the engine.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class StepRecovery:
         Raises:
             Exception: As `compute`, where no further step can be right: a failed device, or an inconsistent step.
         """
-        if self.unwritten.on_device and self.unwritten.readers(batch, step):
+        if self.unwritten.has_any and self.unwritten.readers(batch, step):
             return SettledStep(_merge(step, self._run_parts(batch, step, compute)))
         started = self._attempt(batch, step, compute)
         if isinstance(started, PendingStep):
@@ -131,6 +132,7 @@ def _take(step: StepRows, indices: IntArray | list[int]) -> StepRows:
         num_drafts=step.num_drafts[chosen],
         num_left=step.num_left[chosen],
         num_tokens=int(step.num_scheduled_tokens[chosen].sum()),
+        states=None if step.states is None else step.states[chosen],
     )
 
 

@@ -23,16 +23,25 @@ class UnwrittenBlocks:
 
     Attributes:
         on_device: Unwritten blocks of the device; nearly always there are none.
+        states: Unwritten state blocks.
     """
 
     def __init__(self) -> None:
         self._step = 0
         self.on_device: _Ages = {}
         self._host: _Ages = {}
+        self.states: _Ages = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a row of the device may read what was not written."""
+        return bool(self.on_device or self.states)
 
     def follow(self, scheduled: SchedulerOutput) -> None:
         """Applies a step's copies, in their order."""
         self._step += 1
+        if self.states:
+            self.states = self._young(self.states)
         if self.on_device or self._host:
             self.on_device, self._host = self._young(self.on_device), self._young(self._host)
             _follow(scheduled.swap_outs, self.on_device, self._host)
@@ -42,7 +51,7 @@ class UnwrittenBlocks:
     def add(self, batch: InputBatch, step: StepRows) -> None:
         """Adds the blocks of rows that have failed."""
         for index in range(len(step.rows)):
-            self.on_device.update(dict.fromkeys(_written(batch, step, index, is_whole=False), self._step))
+            self._add_row(batch, step, index)
 
     def note_written(self, block_ids: Iterable[int]) -> None:
         """Removes blocks that were written from elsewhere."""
@@ -52,14 +61,21 @@ class UnwrittenBlocks:
     def readers(self, batch: InputBatch, step: StepRows) -> list[int]:
         """Indices of the rows that would read an unwritten block; blocks that the other rows write are removed."""
         found: list[int] = []
-        for index in range(len(step.rows) if self.on_device else 0):
-            if self.on_device.keys().isdisjoint(_read(batch, step, index)):
+        for index in range(len(step.rows) if self.has_any else 0):
+            source, target = (-1, -1) if step.states is None else step.states[index].tolist()
+            if source not in self.states and self.on_device.keys().isdisjoint(_read(batch, step, index)):
                 for block_id in _written(batch, step, index, is_whole=True):
                     self.on_device.pop(block_id, None)
+                self.states.pop(target, None)
             else:
                 found.append(index)
-                self.on_device.update(dict.fromkeys(_written(batch, step, index, is_whole=False), self._step))
+                self._add_row(batch, step, index)
         return found
+
+    def _add_row(self, batch: InputBatch, step: StepRows, index: int) -> None:
+        self.on_device.update(dict.fromkeys(_written(batch, step, index, is_whole=False), self._step))
+        if step.states is not None:
+            self.states[int(step.states[index, 1])] = self._step
 
     def _young(self, ages: _Ages) -> _Ages:
         return {block_id: step for block_id, step in ages.items() if self._step - step <= _MAX_AGE}

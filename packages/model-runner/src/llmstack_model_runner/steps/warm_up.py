@@ -81,8 +81,12 @@ def pooling_warm_up_steps(
     yield SchedulerOutput(1, removed_request_ids=[_POOLING_ID])
 
 
-def for_groups(steps: Iterable[SchedulerOutput], groups: Sequence[KVCacheGroupSpec]) -> Iterator[SchedulerOutput]:
+def for_groups(
+    steps: Iterable[SchedulerOutput], groups: Sequence[KVCacheGroupSpec], *, has_states: bool = False
+) -> Iterator[SchedulerOutput]:
     """The same made-up steps for groups of layers; all write to the same blocks, whose content means nothing.
+
+    With states every row begins with the one before the first token, and each writes one of its own.
 
     A terminal shows how many are done.
     """
@@ -92,7 +96,8 @@ def for_groups(steps: Iterable[SchedulerOutput], groups: Sequence[KVCacheGroupSp
             row._replace(new_block_ids=[block_id for block_id in row.new_block_ids for _ in groups or (None,)])
             for row in step.scheduled_requests
         ]
-        yield replace(step, scheduled_requests=rows)
+        states = [(0, 1 + index) for index in range(len(rows))] if has_states else []
+        yield replace(step, scheduled_requests=rows, states=states)
 
 
 def allow_all(step: SchedulerOutput, vocab_size: int) -> TokenMasks:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, RowStates
 from llmstack_model_runner.models.base import CausalLM
+from llmstack_model_runner.models.kv_spec import StateTensor
 
 
 class PagedHarness:
@@ -15,6 +16,10 @@ class PagedHarness:
 
     def __init__(self, model: CausalLM, dtype: torch.dtype, *, num_blocks: int = 64, block_size: int = 4) -> None:
         spec = model.kv_spec
+        self._has_states = False
+        self._num_state_blocks = num_blocks
+        self._num_states_taken = 0
+        self._state_blocks: dict[str, int] = {}
         self._model = model
         self._block_size = block_size
         self._kv_caches = [
@@ -22,12 +27,21 @@ class PagedHarness:
                 torch.full((num_blocks, heads, block_size, width), torch.nan, dtype=dtype)
                 for _, heads, width in layer.tensors
             )
+            or self._states_of(layer.states, num_blocks)
             for layer in spec.layers
         ]
         generator = torch.Generator().manual_seed(0)
         self._free_block_ids: list[int] = torch.randperm(num_blocks, generator=generator).tolist()
         self._block_tables: dict[str, list[int]] = {}
         self._num_computed: dict[str, int] = {}
+
+    def _states_of(self, states: Sequence[StateTensor], num_blocks: int) -> tuple[torch.Tensor, ...]:
+        """Block 0 is the state before the first token."""
+        tensors = [torch.full((num_blocks, *shape), torch.nan, dtype=getattr(torch, name)) for _, shape, name in states]
+        for tensor in tensors:
+            tensor[0] = 0
+        self._has_states = True
+        return tuple(tensors)
 
     def step(self, rows: Sequence[tuple[str, Sequence[int]]]) -> torch.Tensor:
         """Compute the next tokens of each named request; logits of every token, float32 [num_tokens, vocab_size]."""
@@ -64,7 +78,17 @@ class PagedHarness:
             seq_lens_list=seq_lens,
             max_query_len=max(len(tokens) for _, tokens in rows),
             max_seq_len=max(seq_lens),
+            states=self._row_states([(name, len(tokens)) for name, tokens in rows]) if self._has_states else None,
         )
+
+    def _row_states(self, rows: Sequence[tuple[str, int]]) -> RowStates:
+        """Each row writes to a block that has not been used for long."""
+        sources = [self._state_blocks.get(name, 0) for name, _ in rows]
+        for name, _ in rows:
+            self._num_states_taken += 1
+            self._state_blocks[name] = 1 + self._num_states_taken % (self._num_state_blocks - 1)
+        targets = [self._state_blocks[name] for name, _ in rows]
+        return RowStates(*(torch.tensor(values) for values in (sources, targets, [count for _, count in rows])))
 
     def _slot(self, name: str, position: int) -> int:
         table = self._block_tables.setdefault(name, [])

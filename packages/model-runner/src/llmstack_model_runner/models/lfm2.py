@@ -1,0 +1,101 @@
+"""LFM2: gated short convolutions, with attention after every two or three."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+import torch
+
+from llmstack_model_runner.layers import RotaryEmbedding
+from llmstack_model_runner.models.config_values import read_bool, read_float, read_int
+from llmstack_model_runner.models.convolution_layer import ConvolutionLayer, ConvolutionLayerSettings
+from llmstack_model_runner.models.llama import DecoderLayer, Llama, Settings, read_llama
+from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+
+_LAYER_NAMES: Mapping[str, str] = {
+    "operator_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "self_attn.q_layernorm": "self_attn.q_norm",
+    "self_attn.k_layernorm": "self_attn.k_norm",
+    "self_attn.out_proj": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}
+_NAMES: Mapping[str, str] = {"model.embedding_norm.weight": "model.norm.weight"}
+
+
+class Lfm2(Llama):
+    """`Lfm2ForCausalLM`: the dense models of LFM2 and LFM2.5."""
+
+    can_omit_tokens: ClassVar[bool] = False
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise ValueError("Lfm2ForCausalLM runs on CPUs only: its convolutions have no kernel for GPUs.")
+        super().__init__(config, dtype, device)
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        is_tied = read_bool(config, "tie_word_embeddings", True)
+        settings = read_llama(
+            {
+                **config,
+                "intermediate_size": _intermediate_size(config),
+                "rms_norm_eps": read_float(config, "norm_eps", 1e-5),
+                "tie_word_embeddings": read_bool(config, "tie_embedding", is_tied),
+                "hidden_act": "silu",
+            },
+            has_qk_norm=True,
+        )
+        length, has_bias = read_int(config, "conv_L_cache", 3), read_bool(config, "conv_bias", False)
+        if length < 2:
+            raise ValueError(f"config.json: conv_L_cache must be at least 2, got {length}.")
+        attention = settings.layers[0]
+        convolution = ConvolutionLayerSettings(**_fields(attention), length=length, has_bias=has_bias)
+        kinds = _have_attention(config, len(settings.layers))
+        return replace(settings, layers=[attention if has_attention else convolution for has_attention in kinds])
+
+    def _make_layer(
+        self, prefix: str, entry: LlamaLayerSettings, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device
+    ) -> DecoderLayer:
+        if isinstance(entry, ConvolutionLayerSettings):
+            return ConvolutionLayer(prefix, entry, dtype, device)
+        return super()._make_layer(prefix, entry, rotary, dtype, device)
+
+    def rename(self, name: str) -> str:
+        """The name that the Llama family has for a tensor."""
+        for part, ours in _LAYER_NAMES.items():
+            if name.endswith(f".{part}.weight"):
+                return f"{name.removesuffix(f'{part}.weight')}{ours}.weight"
+        return _NAMES.get(name, name)
+
+
+def _fields(settings: LlamaLayerSettings) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
+def _intermediate_size(config: Mapping[str, Any]) -> int:
+    """Width of the feed-forward, which a configuration may give before two thirds of it are taken and rounded up."""
+    size = read_int(config, "block_ff_dim", read_int(config, "intermediate_size", 12288))
+    if not read_bool(config, "block_auto_adjust_ff_dim", True):
+        return size
+    size = int(read_float(config, "block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    multiple = read_int(config, "block_multiple_of", 256)
+    return -(-size // multiple) * multiple
+
+
+def _have_attention(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Which layers have attention, by `layer_types`, or by the list of their numbers in older configurations."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        numbers = config.get("full_attn_idxs")
+        numbers = range(num_layers) if numbers is None else numbers
+        kinds = ["full_attention" if number in numbers else "conv" for number in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {"full_attention", "conv"}:
+        raise ValueError("config.json: layer_types must name each layer full_attention or conv.")
+    if "full_attention" not in kinds:
+        raise ValueError("config.json: layer_types has no layer with attention, which is not supported.")
+    return [kind == "full_attention" for kind in kinds]
