@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from llmstack_demo_model import model_path
 from llmstack_llm import LLM, SamplingParams
 
 NUM_OUTPUT_TOKENS = 16
@@ -100,3 +106,46 @@ def test_several_answers_and_beams_of_a_prompt_share_its_latents(checkpoint: tup
     with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, block_size=8) as llm:
         (output,) = llm.generate([PROMPTS[2]], params, use_tqdm=False)
     assert [list(answer.token_ids) for answer in output.outputs] == [continuations[2]] * 3
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with the embedded model's tokenizer and template, as a user would have one."""
+    source, folder = model_path(), tmp_path_factory.mktemp("chat")
+    vocab_size = json.loads((source / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(2)
+    config = transformers.DeepseekV3Config(**(CONFIG | {"vocab_size": vocab_size, "max_position_embeddings": 512}))
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (source / name).exists():
+            shutil.copy(source / name, folder)
+    return folder
+
+
+def test_a_chat_finds_its_beginning_and_goes_on_after_the_engine_was_killed(
+    chat_folder: Path, serve: Callable[..., Any]
+) -> None:
+    with serve(str(chat_folder), "--dtype", "float32", "--served-model-name", "deepseek") as server:
+        messages = [{"role": "user", "content": "Tell me a story about a bear, a fox and an owl. " * 3}]
+
+        def ask(kill: bool) -> tuple[str, Any]:
+            stream = server.client.chat.completions.create(
+                model="deepseek", messages=messages, max_tokens=120, temperature=0, stream=True,
+                stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            text, usage = "", None
+            for number, chunk in enumerate(stream):
+                if kill and number == 5:
+                    os.kill(server.engine_pid(), signal.SIGKILL)
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+                usage = chunk.usage or usage
+            return text, usage
+
+        first, usage = ask(kill=False)
+        assert usage.completion_tokens == 120
+        assert usage.prompt_tokens_details.cached_tokens == 0
+        again, usage = ask(kill=False)
+        assert usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens - 16
+        disturbed, _ = ask(kill=True)
+        assert first == again == disturbed
+        assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == 1

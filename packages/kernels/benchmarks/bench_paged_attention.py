@@ -20,6 +20,8 @@ from llmstack_kernels.paged_attention import AttentionInputs, cpu, paged_attenti
 
 BLOCK_SIZE = 16
 COLD_BYTES = 100 << 20  # of caches: more than a processor keeps
+LATENT = (576, 512)  # numbers of a key, and those of a value with which it begins: DeepSeek's
+LATENT_BATCHES = {"1 decode of 4096": (1, 4096), "8 decodes of 1024": (8, 1024)}
 # Query heads, KV heads, head_dim.
 SHAPES = {"GPT-2": (12, 12, 64), "8B": (32, 8, 128)}
 BATCHES = {
@@ -110,4 +112,38 @@ def bench_paged_attention(benchmark: Any, memory: torch.Tensor, batch: str, shap
         "PyTorch backend over it": cpu_s / own_s,
         "of memory's speed in sequence": num_bytes / own_s / (memory.nbytes / least_s(memory.sum)),
         "of linear layers' speed": 4 * num_pairs * num_heads * head_dim / own_s / flops(dtype),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_heads", [1, 2, 4, 8, 16, 128])
+@pytest.mark.parametrize("batch", LATENT_BATCHES)
+def bench_latent_attention(benchmark: Any, batch: str, num_heads: int, dtype: torch.dtype) -> None:
+    """A latent is read once for all heads: their number decides whether reading or multiplying takes longer."""
+    num_rows, context = LATENT_BATCHES[batch]
+    num_blocks = num_rows * context // BLOCK_SIZE
+    num_bytes = num_blocks * BLOCK_SIZE * LATENT[0] * dtype.itemsize
+    caches = [torch.randn(num_blocks, 1, BLOCK_SIZE, LATENT[0]).to(dtype) for _ in range(COLD_BYTES // num_bytes)]
+    query = torch.randn(num_rows, num_heads, LATENT[0]).to(dtype)
+    rows = (
+        torch.arange(num_rows + 1, dtype=torch.int32),
+        torch.full((num_rows,), context, dtype=torch.int32),
+        torch.randperm(num_blocks).to(torch.int32).view(num_rows, -1),
+    )
+
+    def run() -> None:
+        for cache in caches:
+            paged_attention(
+                AttentionInputs(query, cache, cache[..., : LATENT[1]], *rows, LATENT[0] ** -0.5, max_query_len=1)
+            )
+
+    benchmark.pedantic(run, rounds=3, warmup_rounds=1)
+    memory = torch.ones(COLD_BYTES // 4)
+    own_s, read_s = least_s(run) / len(caches), least_s(memory.sum) * num_bytes / memory.nbytes
+    multiply_s = 2 * num_rows * context * num_heads * (LATENT[0] + LATENT[1]) / flops(dtype)
+    benchmark.extra_info |= {
+        "us": own_s * 1e6,
+        "over reading": own_s / read_s,
+        "over multiplying": own_s / multiply_s,
+        "over the bound": own_s / max(read_s, multiply_s),
     }

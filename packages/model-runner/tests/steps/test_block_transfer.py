@@ -66,3 +66,21 @@ def test_blocks_of_a_failed_row_count_as_written_once_they_are_imported():
     transfer._recovery.unwritten.on_device.update({1: 0, 2: 0})
     transfer.write([1], memoryview(bytearray(num_bytes(1, torch.float32))))
     assert transfer._recovery.unwritten.on_device == {2: 0}
+
+
+def test_layers_may_have_any_number_of_tensors_of_any_shape():
+    shapes = [[(4, 1, 4, 6)], [(4, 2, 4, 3), (4, 2, 4, 2)]]
+
+    def make(seed):
+        generator = torch.Generator().manual_seed(seed)
+        caches = [tuple(torch.randn(shape, generator=generator) for shape in layer) for layer in shapes]
+        return BlockTransfer(caches, StepRecovery(lambda: None), torch.device("cpu"))
+
+    source, target = make(1), make(2)
+    assert source.num_block_bytes == (24 + 24 + 16) * 4
+    data = memoryview(bytearray(2 * source.num_block_bytes))
+    source.read([3, 1], data)
+    target.write([0, 2], data)
+    for layer, other in zip(source._kv_caches, target._kv_caches, strict=True):
+        for mine, theirs in zip(layer, other, strict=True):
+            assert torch.equal(mine[[3, 1]], theirs[[0, 2]])

@@ -1,6 +1,7 @@
 """Paged attention on a GPU.
 
-Rows of one token go through `triton_decode`, all others through `triton_prefill`.
+Rows of one token go through `triton_decode`, all others through `triton_prefill`. Latents, of which values are a part,
+have a kernel of their own, `triton_latent`.
 
 A row's result is bit-equal alone and in any batch, and a prompt's however it is cut into chunks of two tokens or more.
 A token that is decoded and the same token within a prompt may differ in the last bits, since their sums are cut
@@ -19,6 +20,7 @@ from llmstack_kernels.launch import describe, is_available
 from llmstack_kernels.paged_attention import reference
 from llmstack_kernels.paged_attention.inputs import AttentionInputs
 from llmstack_kernels.paged_attention.triton_decode import attend_decodes
+from llmstack_kernels.paged_attention.triton_latent import attend_latents, is_latent
 from llmstack_kernels.paged_attention.triton_operands import Operands
 from llmstack_kernels.paged_attention.triton_prefill import attend_prefills
 
@@ -40,9 +42,11 @@ def supports(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
     return bool(group <= _MAX_GROUP and query_size <= _MAX_QUERY_SIZE.get(query.element_size(), 0))
 
 
-def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, value_dim]
     """Launches the kernels for the kinds of rows that there may be, without reading a tensor's values."""
-    if not supports(inputs.query, inputs.key_cache):
+    if is_latent(inputs):
+        return attend_latents(inputs)
+    if inputs.key_cache.shape != inputs.value_cache.shape or not supports(inputs.query, inputs.key_cache):
         return reference.paged_attention(inputs)
     query = inputs.query
     if query.stride()[1:] != (query.shape[2], 1):

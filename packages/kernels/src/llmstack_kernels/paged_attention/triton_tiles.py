@@ -106,7 +106,7 @@ def attend(
             if WINDOW > 0:
                 is_seen = is_seen & (distances > -WINDOW)
             scores = tl.where(is_seen, scores, float("-inf"))
-        maxima, sums, totals = _softmax_step(scores, values.to(own.dtype), maxima, sums, totals, to_exponent)
+        maxima, sums, totals = softmax_step(scores, values.to(own.dtype), maxima, sums, totals, to_exponent)
     return maxima, sums, totals
 
 
@@ -150,7 +150,7 @@ def _scores(own, keys, distances, heads, scoring):
 
 
 @triton.jit
-def _softmax_step(scores, values, maxima, sums, totals, to_exponent):
+def softmax_step(scores, values, maxima, sums, totals, to_exponent):
     """The running softmax with a tile more."""
     higher = tl.maximum(maxima, tl.max(scores, 1))
     # Of a query that has seen no key yet: infinities must not be subtracted from each other.

@@ -100,7 +100,38 @@ def _paged_attention_cases() -> Iterator[CompileCase]:
         yield CompileCase(f"prefill_{name}", prefill, name == "8b_bf16", layer.claims, min_arch)
     yield CompileCase("decode_gemma_bf16_fp8_cache", partial(_GEMMA_FLOAT8.attend, 64, 64, 1), min_arch=90)
     as_prefills = partial(_LAYERS["8b_bf16"].attend, 64, 64, 1, decodes_as_prefills=True)
+    for name, num_heads, dtype in (
+        ("v3_bf16", 128, torch.bfloat16),
+        ("v2_lite_fp16", 16, torch.float16),
+        ("v2_lite_fp32", 16, torch.float32),
+    ):
+        latent = partial(_attend_latents, num_heads, 64, dtype)
+        yield CompileCase(f"latent_{name}", latent, name == "v3_bf16", {"_latent_kernel": ("pdl",)})
+    latent = partial(_attend_latents, 128, 64, torch.bfloat16, torch.float8_e4m3fn)
+    yield CompileCase("latent_v3_bf16_fp8_cache", latent, min_arch=90)
     yield CompileCase("decode_as_prefill_8b_bf16", as_prefills, claims={"_prefill_kernel": ("pdl", "wgmma")})
+
+
+def _attend_latents(
+    num_heads: int, num_tokens: int, dtype: torch.dtype, cache_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Decodes over latents of DeepSeek's shape: 512 numbers of a value, 64 more of a key."""
+    cache = meta_tensor(4096, 1, 16, 576, dtype=cache_dtype or dtype)
+    scale = meta_tensor(1, dtype=torch.float32) if cache_dtype else None
+    return paged_attention.paged_attention(
+        AttentionInputs(
+            meta_tensor(num_tokens, num_heads, 576, dtype=dtype),
+            cache,
+            cache[..., :512],
+            meta_tensor(num_tokens + 1, dtype=torch.int32),
+            meta_tensor(num_tokens, dtype=torch.int32),
+            meta_tensor(num_tokens, 512, dtype=torch.int32),
+            192**-0.5,
+            max_query_len=1,
+            key_scale=scale,
+            value_scale=scale,
+        )
+    )
 
 
 def _reshape_and_cache_cases() -> Iterator[CompileCase]:
