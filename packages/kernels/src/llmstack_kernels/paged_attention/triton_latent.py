@@ -56,7 +56,7 @@ def _latent_kernel(
         return  # padding
     end = tl.load(seq_lens + row) - tl.load(query_start_loc + row + 1) + token + 1
     wait_for_previous()
-    block_table = block_tables + row.to(tl.int64) * table_stride
+    block_table = block_tables + tl.cast(row, tl.int64) * table_stride
     firsts, lasts = tl.arange(0, triton.next_power_of_2(RANK)), tl.arange(0, triton.next_power_of_2(REST))
     is_head = (heads < num_heads)[:, None]
     places = query + token.to(tl.int64) * query_stride + heads[:, None] * (RANK + REST)

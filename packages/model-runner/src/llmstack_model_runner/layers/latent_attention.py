@@ -195,7 +195,9 @@ class _HeadProducts:
         found = self._groups
         if found is None or found.num_tokens != num_tokens:
             heads = torch.arange(len(self._own), device=self._device).expand(num_tokens, -1)
-            found = self._groups = group_rows(heads, len(self._own))
+            found = group_rows(heads, len(self._own))
+            if self._device.type == "cpu":  # memory of a captured step holds nothing before its first replay
+                self._groups = found
         return found
 
     def to_latents(self, queries: torch.Tensor, groups: RowGroups) -> torch.Tensor:

@@ -52,6 +52,11 @@ SHAPE: dict[str, Any] = {
 GPT: dict[str, Any] = {"n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 96, "n_positions": 64}
 GEMMA = SHAPE | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5, "final_logit_softcapping": 2.0}
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "num_hidden_layers": 2, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4,
+    "topk_group": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 32, "q_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
 BERT = SHAPE | {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "num_labels": 3}
 DECODERS: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": GPT,
@@ -61,6 +66,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": SHAPE | {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
     "BloomForCausalLM": {"hidden_size": 64, "n_head": 4, "n_layer": 1, "vocab_size": 96},
     "GPTNeoXForCausalLM": SHAPE | {"rotary_pct": 0.5},
+    "DeepseekV3ForCausalLM": SHAPE | LATENT,
     "Qwen3MoeForCausalLM": SHAPE | EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
