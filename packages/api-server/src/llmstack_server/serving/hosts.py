@@ -56,14 +56,15 @@ def run_node(config: ServeConfig) -> int:
     """
     from llmstack_llm.model.preflight import check_model_runs
 
-    engine = config.engine
+    engine, signals = config.engine, EarlySignals()
     try:
-        _, engine_config = resolve_engine_args(config).create_engine_config()
-        check_model_runs(engine_config)
-        agent = importlib.import_module(_AGENT)
+        with signals.installed():
+            _, engine_config = resolve_engine_args(config).create_engine_config()
+            check_model_runs(engine_config)
+            agent = importlib.import_module(_AGENT)
         logger.info("machine %d of %d joins %s", engine.node_rank, engine.nnodes, engine.master_addr)
         make_node = partial(agent.NodeAgent, engine_config.model, engine_config.start_timeout_s)
-        return run_until_signal(partial(_host_ranks, make_node), EarlySignals())
+        return run_until_signal(partial(_host_ranks, make_node), signals)
     except ImportError as error:
         raise ServeError("--nnodes: pip install llmstack-parallel") from error
     except (LLMStackError, OSError) as error:
