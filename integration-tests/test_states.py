@@ -15,6 +15,8 @@ import transformers
 from llmstack_core_scheduler import SpeculativeConfig
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig
+from llmstack_insight.explain import add_prefix_match, explain
+from llmstack_insight.steps_of_log import steps_of_log
 from llmstack_step_log import read_step_log
 from llmstack_step_log.replay import verify
 from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
@@ -294,3 +296,46 @@ def test_a_configuration_as_published_is_read(checkpoint: tuple[Path, Any], tmp_
     assert run(core) == run(other)
     for one in (core, other):
         one.shutdown()
+
+
+def test_beams_fork_from_the_state_after_all_their_tokens(checkpoint: tuple[Path, Any]) -> None:
+    plain = build(checkpoint[0], enable_prefix_caching=False, max_num_batched_tokens=200)
+    core = build(checkpoint[0], max_num_batched_tokens=23)
+    params = SamplingParams(use_beam_search=True, n=3, temperature=0.0, max_tokens=12, ignore_eos=True, seed=0)
+    for number, prompt in enumerate(PROMPTS):
+        beams: list[dict[str, list[int]]] = []
+        for one in (plain, core):
+            for index in range(3):
+                fork_of = f"{number}_0" if index else ""
+                one.add_request(EngineCoreRequest(f"{number}_{index}", prompt, params, fork_of=fork_of))
+            found: dict[str, list[int]] = {}
+            while one.has_unfinished_requests():
+                for output in one.step().outputs:
+                    assert output.error is None
+                    found.setdefault(output.request_id, []).extend(output.new_token_ids)
+            beams.append(found)
+        assert beams[0] == beams[1]
+        assert [len(tokens) for tokens in beams[0].values()] == [12, 12, 12]
+    assert core.stats().num_forks > 60  # each but a few begins from a state that is shared
+    for one in (core, plain):
+        one.shutdown()
+
+
+def test_the_explanation_says_where_no_state_was_found(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+    log_path = tmp_path / "run.steps"
+    core = build(checkpoint[0], max_num_batched_tokens=200, record_steps=str(log_path))
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, seed=0)
+    run_tokens = {"before": SHARED[:140], "r": [*SHARED[:70], *range(40)]}
+    for name, prompt in run_tokens.items():
+        core.add_request(EngineCoreRequest(name, prompt, params))
+        while core.has_unfinished_requests():
+            core.step()
+    core.shutdown()
+    recorded = read_step_log(log_path)
+    log = steps_of_log(recorded, 1000)
+    made = explain(log, "r")
+    add_prefix_match(made, recorded, log, recorded.header.configs()[1], None)
+    assert (
+        "Its first 70 tokens are also those of before, but at no block boundary after token 0 were its blocks and a "
+        "state found."
+    ) in made.sentences

@@ -20,7 +20,7 @@ from llmstack_model_runner.memory.kv_cache_groups import (
 )
 from llmstack_model_runner.memory.profile import MemoryState
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_model_runner.models.kv_spec import keys_and_values, one_latent
+from llmstack_model_runner.models.kv_spec import keys_and_values, one_latent, one_state
 from llmstack_types import KVCacheGroupSpec, KVCacheSpec, KVTensorSpec, ModelRunnerConfig
 
 SIZES = {"block_size": 16, "dtype": "float32", "bytes_per_block": 1, "vocab_size": 9}
@@ -158,4 +158,9 @@ def test_the_log_says_which_layers_free_blocks_and_if_not_why():
     expected = "layers: 2 with a window of 32, 1 with full attention; 3 block tables"
     assert describe_groups(groups, is_enabled=True) == expected
     assert describe_groups(groups, is_enabled=False).endswith("--disable-hybrid-kv-cache-manager")
+    with_states = group_layers([keys_and_values(2, 4), one_state("tail", (2, 8), "float32")], 64, 16, "float32")
+    assert describe_groups(with_states, is_enabled=True) == (
+        "layers: 1 with a state, 1 with attention; 64 bytes per state, and prefix hits end at a block boundary where "
+        "one is kept"
+    )
     assert describe_groups((), is_enabled=True) == describe_groups(group((None,)), is_enabled=True) == ""

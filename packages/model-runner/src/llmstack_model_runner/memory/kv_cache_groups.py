@@ -135,7 +135,14 @@ def num_blocks_needed(spec: KVCacheSpec, num_tokens: int, max_num_step_tokens: i
 
 
 def describe_groups(groups: Sequence[KVCacheGroupSpec], *, is_enabled: bool) -> str:
-    """For logs: which layers free blocks that their windows have passed; empty where no layer could."""
+    """For logs: layers with a state, or which free blocks that their windows have passed; empty where none are."""
+    states = next((group for group in groups if group.kind == "state"), None)
+    if states is not None:
+        num_others = sum(len(group.layers) for group in groups) - len(states.layers)
+        return (
+            f"layers: {len(states.layers)} with a state, {num_others} with attention; "
+            f"{states.bytes_per_block} bytes per state, and prefix hits end at a block boundary where one is kept"
+        )
     if not any(group.sliding_window for group in groups):
         return ""
     if not is_enabled:
