@@ -18,7 +18,17 @@ PHI3 = {
 }
 
 
-@pytest.mark.parametrize("config", [{}, {"auto_map": {}}, {"auto_map": None}, PHI3])
+KIMI = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "kimi_k2",
+    "auto_map": {
+        "AutoConfig": "configuration_deepseek.DeepseekV3Config",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    },
+}
+
+
+@pytest.mark.parametrize("config", [{}, {"auto_map": {}}, {"auto_map": None}, PHI3, KIMI])
 def test_no_code_and_code_of_a_known_model_are_no_problem(config: dict[str, Any]):
     assert repository_code_problem(config) is None
 

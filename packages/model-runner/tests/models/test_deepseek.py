@@ -180,6 +180,7 @@ def test_a_token_takes_one_latent_of_the_storage(tmp_path: Path) -> None:
         ("DeepseekV3ForCausalLM", {"n_group": 3}, "8 experts do not form 3 groups"),
         ("DeepseekV3ForCausalLM", {"n_group": 8, "topk_group": 4}, "8 experts do not form 8 groups"),
         ("DeepseekV3ForCausalLM", {"num_experts_per_tok": 5}, "5 experts of a token are more than 2 of 4 groups have"),
+        ("DeepseekV3ForCausalLM", {"index_topk": 2048}, "index_topk 2048 is not supported"),
         ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method noaux_tc is not supported"),

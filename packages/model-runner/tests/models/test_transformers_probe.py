@@ -96,6 +96,14 @@ def test_fields_that_would_choose_code_or_files_are_not_passed_on() -> None:
             },
             "12 dimensions and its values 8",
         ),
+        (
+            "DeepseekV32ForCausalLM",
+            {
+                "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+                "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2,
+            },
+            "12 dimensions and its values 8",
+        ),
     ],
 )  # fmt: skip
 def test_what_only_running_shows_is_refused_at_load(architecture: str, values: dict[str, Any], reason: str) -> None:

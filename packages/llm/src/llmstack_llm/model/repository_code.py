@@ -29,6 +29,8 @@ _KNOWN: Mapping[str, tuple[str, str]] = {
     "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3Moe"),
     "StableLmForCausalLM": ("stablelm", "StableLm"),
 }
+# Model types whose configuration and classes are those of another one.
+_SAME_AS: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
 _SUFFIXES = ("Config", "Model", "PreTrainedModel", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification",
              "ForQuestionAnswering")  # fmt: skip
 _MAX_NAMED = 4
@@ -47,7 +49,8 @@ def repository_code_problem(config: Mapping[str, Any]) -> str | None:
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     model_type, family = _KNOWN.get(architecture, (None, "")) if isinstance(architecture, str) else (None, "")
     known = {f"{family}{suffix}" for suffix in _SUFFIXES}
-    if model_type is not None and config.get("model_type") == model_type and classes <= known:
+    own_type = str(config.get("model_type"))
+    if model_type is not None and _SAME_AS.get(own_type, own_type) == model_type and classes <= known:
         return None
     named = ", ".join(sorted(classes - known)[:_MAX_NAMED]) or "classes of another model type"
     return (

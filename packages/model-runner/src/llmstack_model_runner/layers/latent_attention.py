@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from llmstack_kernels.grouped_linear import PackedExperts, RowGroups, group_rows, grouped_linear, pack_experts
+from llmstack_kernels.grouped_linear import (
+    PackedExperts,
+    RowGroups,
+    expert_layers,
+    group_rows,
+    grouped_linear,
+    pack_experts,
+)
 from llmstack_kernels.linear import StoredWeight
 from llmstack_kernels.paged_attention import AttentionInputs, paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
@@ -130,11 +137,11 @@ class LatentAttention:
         key_scale, value_scale = self.kv_scales.of(cache)
         reshape_and_cache(stored.unsqueeze(1), None, cache, None, metadata.slot_mapping, key_scale)
         query, key = metadata.of_queries(query), metadata.of_queries(key)
-        groups = self._heads.rows(query.shape[0])
-        absorbed = self._heads.to_latents(query.reshape(-1, settings.plain_dim), groups)
+        groups = self._heads.row_groups(query.shape[0])
+        absorbed = self._heads.to_latents(query.unflatten(1, (self._num_heads, -1)), groups)
         attended = paged_attention(
             AttentionInputs(
-                torch.cat((absorbed.unflatten(0, (-1, self._num_heads)), key), dim=-1),
+                torch.cat((absorbed, key), dim=-1),
                 cache,
                 cache[..., : settings.rank],
                 metadata.query_start_loc,
@@ -150,8 +157,7 @@ class LatentAttention:
                 decodes_as_prefills=self._is_batch_invariant,
             )
         )
-        values = self._heads.to_values(attended.flatten(0, 1), groups)
-        return self._out(values.view(-1, self._num_heads * settings.value_dim))
+        return self._out(self._heads.to_values(attended, groups).flatten(1))
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
         """The heads' queries without RoPE, head by head, then their parts with RoPE."""
@@ -163,7 +169,7 @@ class LatentAttention:
 class _HeadProducts:
     """The product of each head, in its two halves: from its query to latents, and from latents to its values.
 
-    Heads are computed as experts are, of which each has one row of every token. They keep their precision where other
+    Heads are packed as experts are, of which each has one row of every token. They keep their precision where other
     layers are rounded: a rounded product would be rounded along other numbers than when it was trained.
     """
 
@@ -176,7 +182,6 @@ class _HeadProducts:
         self._dtype, self._device = dtype, device
         self._to_latents: PackedExperts | None = None
         self._to_values: PackedExperts | None = None
-        self._groups: RowGroups | None = None
 
     def slots(self) -> dict[str, WeightSlot]:
         """The slot of the projection from latents to keys and values of all heads."""
@@ -190,28 +195,19 @@ class _HeadProducts:
 
         return {f"{self._name}.weight": WeightSlot(shape, self._load, load_stored=load_stored, part=part)}
 
-    def rows(self, num_tokens: int) -> RowGroups:
-        """The rows of each head among those of all tokens, token by token."""
-        found = self._groups
-        if found is None or found.num_tokens != num_tokens:
-            heads = torch.arange(len(self._own), device=self._device).expand(num_tokens, -1)
-            found = group_rows(heads, len(self._own))
-            if self._device.type == "cpu":  # memory of a captured step holds nothing before its first replay
-                self._groups = found
-        return found
+    def row_groups(self, num_tokens: int) -> RowGroups | None:
+        """The rows of each head among those of all tokens, token by token; None where heads are packed apart."""
+        if expert_layers(_loaded(self._to_values)) is not None:
+            return None
+        return group_rows(torch.arange(len(self._own), device=self._device).expand(num_tokens, -1), len(self._own))
 
-    def to_latents(self, queries: torch.Tensor, groups: RowGroups) -> torch.Tensor:
-        """[num_rows, plain_dim] to [num_rows, rank]: what the latents are multiplied with in place of keys."""
-        return grouped_linear(queries, self._loaded(self._to_latents), groups)
+    def to_latents(self, queries: torch.Tensor, groups: RowGroups | None) -> torch.Tensor:
+        """[num_tokens, num_heads, plain_dim] to [num_tokens, num_heads, rank]: in place of products with keys."""
+        return _multiply(queries, _loaded(self._to_latents), groups)
 
-    def to_values(self, latents: torch.Tensor, groups: RowGroups) -> torch.Tensor:
-        """[num_rows, rank] to [num_rows, value_dim]."""
-        return grouped_linear(latents, self._loaded(self._to_values), groups)
-
-    def _loaded(self, packed: PackedExperts | None) -> PackedExperts:
-        if packed is None:
-            raise RuntimeError(f"the layer {self._name} has no weights yet")
-        return packed
+    def to_values(self, latents: torch.Tensor, groups: RowGroups | None) -> torch.Tensor:
+        """[num_tokens, num_heads, rank] to [num_tokens, num_heads, value_dim]."""
+        return _multiply(latents, _loaded(self._to_values), groups)
 
     def _load(self, tensor: torch.Tensor) -> None:
         settings = self._settings
@@ -220,6 +216,23 @@ class _HeadProducts:
         is_invariant = packing().is_batch_invariant
         self._to_latents = pack_experts(keys.transpose(1, 2).contiguous(), None, is_invariant)
         self._to_values = pack_experts(values.contiguous(), None, is_invariant)
+
+
+def _loaded(packed: PackedExperts | None) -> PackedExperts:
+    if packed is None:
+        raise RuntimeError("the products of the heads have no weights yet")
+    return packed
+
+
+def _multiply(x: torch.Tensor, heads: PackedExperts, groups: RowGroups | None) -> torch.Tensor:
+    """The product of each head. Heads that are packed apart take runs of rows: half the time of gathered ones."""
+    layers = expert_layers(heads)
+    if groups is None and layers is not None:
+        by_head = x.transpose(0, 1).contiguous()
+        return torch.stack([layer(rows) for layer, rows in zip(layers, by_head, strict=True)], dim=1)
+    if groups is None:
+        raise RuntimeError("heads that are packed together need groups of rows")
+    return grouped_linear(x.flatten(0, 1), heads, groups).view(*x.shape[:2], -1)
 
 
 def _rotary_order(settings: LatentSettings) -> torch.Tensor:

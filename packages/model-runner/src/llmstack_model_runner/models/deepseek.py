@@ -150,6 +150,7 @@ def _read_settings(config: Mapping[str, Any], routing: GroupedRouting) -> Settin
     """The fields that configurations of V2 and V3 share."""
     refuse(config, "pretraining_tp", 1)
     refuse(config, "moe_layer_freq", 1)
+    refuse(config, "index_topk")  # an indexer of sparse attention, as V3.2 has
     hidden_size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
     max_model_len = read_int(config, "max_position_embeddings", 2048)
     latent, rope = _read_latent(config, num_heads, max_model_len)
