@@ -67,7 +67,7 @@ def run_node(config: ServeConfig) -> int:
         return run_until_signal(partial(_host_ranks, make_node), signals)
     except ImportError as error:
         raise ServeError("--nnodes: pip install llmstack-parallel") from error
-    except (LLMStackError, OSError) as error:
+    except (LLMStackError, OSError, ValueError) as error:  # ValueError: what a runner says of a model, in one line
         raise start_error(error) from error
 
 
