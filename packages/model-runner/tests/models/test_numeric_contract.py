@@ -53,11 +53,7 @@ LLAMA: dict[str, Any] = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": VOCAB_SIZE,
-        "n_embd": 48,
-        "n_layer": 2,
-        "n_head": 3,
+        "architectures": ["GPT2LMHeadModel"], "vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 3,
         "n_positions": 256,
     },
     "llama": LLAMA,
@@ -68,16 +64,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 5, "num_experts_per_tok": 3,
         "moe_intermediate_size": 22,
     },
+    "deepseek": LLAMA
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 1,
+        "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 22,
+        "kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    },
     "gemma2": LLAMA
     | {
-        "architectures": ["Gemma2ForCausalLM"],
-        "hidden_size": 48,
-        "query_pre_attn_scalar": 5,
-        "attn_logit_softcapping": 1.5,
-        "final_logit_softcapping": 2.0,
-        "sliding_window": 21,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
+        "architectures": ["Gemma2ForCausalLM"], "hidden_size": 48, "query_pre_attn_scalar": 5,
+        "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "sliding_window": 21,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
     },
     "bloom": {
         "architectures": ["BloomForCausalLM"], "vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_head": 3, "n_layer": 2,

@@ -34,6 +34,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Gemma2ForCausalLM"], "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 21,
         "query_pre_attn_scalar": 5, "hidden_activation": "gelu_pytorch_tanh",
     },
+    "latents": BASE
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 1,
+        "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 22,
+        "kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    },
     "experts": BASE
     | {
         "architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 3, "head_dim": 16, "num_experts": 5,
