@@ -11,6 +11,7 @@ from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.groups import GroupTable
 from llmstack_kv_cache.prefix_index import PrefixIndex, Run
 from llmstack_kv_cache.snapshot import num_snapshot_items, restore_snapshot, take_snapshot
+from llmstack_kv_cache.state_pool import StatePool
 from llmstack_kv_cache.swap import HostBlockPool
 
 # The configuration, what follows from the rest, and what no later answer depends on.
@@ -136,3 +137,15 @@ def test_every_attribute_is_part_of_a_snapshot_or_left_out_on_purpose(cls):
     names = set(slots or vars(instances.get(cls, cache)))
     source = inspect.getsource(snapshot)
     assert {name for name in names if name not in LEFT_OUT and f".{name}" not in source} == set()
+
+
+def test_every_attribute_of_states_is_part_of_a_snapshot_or_left_out_on_purpose():
+    cache = stateful()
+    between_steps = {"_pending"}  # what the step being made writes
+    follows = {"_identity_to_block"}  # from its inverse
+    own = set(vars(cache)) - set(vars(plain()))
+    for names, taken in (
+        (own, inspect.getsource(StateKVCacheManager.snapshot_states)),
+        (set(vars(cache._states)), inspect.getsource(StatePool.snapshot)),
+    ):
+        assert {name for name in names - between_steps - follows if f".{name}" not in taken} == set()
