@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from two_machines import FIRST, Namespaces
 
@@ -162,6 +163,22 @@ def test_a_prompt_computed_elsewhere_gives_the_tokens_of_one_engine(pair: Pair) 
     params = prefill(pair.producer)
     assert (params.do_remote_prefill, params.num_tokens) == (True, NUM_EXPORTED_TOKENS)
     assert pair.decode(params) == (pair.expected, NUM_EXPORTED_TOKENS)
+
+
+def test_latents_are_imported_as_keys_and_values_are(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=56, moe_intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, first_k_dense_replace=1, n_routed_experts=8, n_group=4,
+        topk_group=2, num_experts_per_tok=3, kv_lora_rank=32, q_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=16,
+        v_head_dim=16, initializer_range=0.3, max_position_embeddings=512,
+    )  # fmt: skip
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    pair = Pair(tmp_path / "model", tmp_path)
+    assert pair.decode(prefill(pair.producer)) == (pair.expected, NUM_EXPORTED_TOKENS)
+    for core, log in zip((pair.producer, pair.consumer), pair.logs, strict=True):
+        core.shutdown()
+        assert verify(read_step_log(log)).num_steps > 0
 
 
 def test_the_first_output_says_how_many_tokens_were_imported(pair: Pair) -> None:
