@@ -18,6 +18,7 @@ from llmstack_model_runner.checkpoint_formats.config import read_format
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import load_model_class
+from llmstack_model_runner.testing import runs_native_kernels
 from llmstack_model_runner.weights import load_weights
 from llmstack_types import KVTensorSpec, ModelRunnerConfig
 
@@ -142,6 +143,9 @@ def test_a_published_checkpoint_has_transformers_logits(
     assert not caplog.records  # tensors of multi-token prediction are no surprise
 
 
+@pytest.mark.skipif(
+    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
+)
 def test_bits_of_logits_do_not_depend_on_cuts_neighbours_and_blocks(tmp_path: Path) -> None:
     model = load(tmp_path, write_published(tmp_path, is_fp8=False)[0])
     whole = PagedHarness(model, torch.float32).step([("whole", PROMPT)])
