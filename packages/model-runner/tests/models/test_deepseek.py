@@ -14,11 +14,11 @@ from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.quantized_layers import Draws, fp8
 from safetensors.torch import load_file, save_file
 
+from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.checkpoint_formats.config import read_format
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import load_model_class
-from llmstack_model_runner.testing import runs_native_kernels
 from llmstack_model_runner.weights import load_weights
 from llmstack_types import KVTensorSpec, ModelRunnerConfig
 
