@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -156,6 +157,29 @@ def test_the_packages_above_a_leaf_are_those_that_use_it() -> None:
     assert above_the_kernels >= {"llmstack_model_runner", "llmstack_engine_core", "llmstack_llm", "llmstack_server"}
     assert above_the_kernels.isdisjoint({"llmstack_types", "llmstack_kv_cache"})
     assert packages_above(ROOT / "packages" / "bench") >= {"llmstack_server", "llmstack_model_runner"}
+
+
+def test_each_name_of_the_types_is_exchanged_by_two_packages() -> None:
+    """Of a package's own is what no other one names, unless it is a field of something that is exchanged."""
+    types = ROOT / "packages" / "types"
+    users: dict[str, set[str]] = {}
+    for folder in FOLDERS:
+        for path in folder.glob("src/**/*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llmstack_types"):
+                    for alias in node.names:
+                        users.setdefault(alias.name, set()).add(folder.name)
+    sources = [path.read_text(encoding="utf-8") for path in types.glob("src/**/*.py")]
+    fields = {
+        name.id
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AnnAssign)
+        for name in ast.walk(node.annotation)
+        if isinstance(name, ast.Name)
+    }
+    names = importlib.import_module("llmstack_types").__all__
+    assert {name: users.get(name) for name in names if len(users.get(name, ())) < 2 and name not in fields} == {}
 
 
 @each_package
