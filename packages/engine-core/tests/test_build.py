@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,14 @@ def test_the_first_message_describes_the_engine_core(monkeypatch: pytest.MonkeyP
     assert ready.backends == {"echo": "python"}
     assert "python" in ready.versions
     assert "torch" not in ready.versions
+
+
+def test_a_model_without_keys_and_values_has_room_for_the_tokens_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder keeps nothing of its prompts, and so has no group of layers."""
+    whole = EchoModelRunner.kv_cache_spec
+    monkeypatch.setattr(EchoModelRunner, "kv_cache_spec", lambda runner: replace(whole(runner), groups=()))
+    ready = build_engine_core(config(num_blocks=20, max_model_len=64)).ready
+    assert ready.num_kv_tokens == 20 * 16
 
 
 @pytest.mark.parametrize(

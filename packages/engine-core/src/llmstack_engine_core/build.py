@@ -203,7 +203,7 @@ def _make_ready(
         weights_name=config.weights_name,
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
-        num_kv_tokens=max(max_model_len, cache.num_usable_blocks * spec.block_size // len(cache.groups)),
+        num_kv_tokens=max(max_model_len, cache.num_usable_blocks * spec.block_size // len(cache.table_groups)),
         numeric_contract_id=numeric_contract_id(config.model, spec.dtype, kv_cache_dtype, spec.vocab_size, backends),
     )
 
