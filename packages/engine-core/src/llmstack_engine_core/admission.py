@@ -23,6 +23,8 @@ MAX_POOLED_NUMBERS: Final = 1 << 25
 
 BEAM_MARK = "/beam-"
 """Separator in the id of a beam, between the id of its search and a number."""
+AUDIT_MARK = "/audit-"
+"""Beginning of the id of a request that audits the prefix cache."""
 
 
 def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:

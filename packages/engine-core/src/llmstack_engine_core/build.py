@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.adapter_gate import make_adapter_gate
+from llmstack_engine_core.audits import DEFAULT_SHARE, TOLERANCE, Audits
 from llmstack_engine_core.beams import BeamSearches
 from llmstack_engine_core.build_observers import (
     make_block_residency,
@@ -122,8 +123,7 @@ def _build_with_runner(
         header = LogHeader.of(scheduler_config, cache, _versions(), marker)
         shadow = make_shadow(config, header)
         step_log = open_step_log(config, header, shadow)
-    ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends())
-    ready = replace(ready, versions=header.versions)
+    ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends(), header.versions)
     num_groups = len(spec.table_groups)
     logger.info(
         "KV cache: %d blocks of %d tokens%s, room for %.1f requests of %d; start took %s",
@@ -134,11 +134,12 @@ def _build_with_runner(
     num_steps_under_way = max(2 if ready.async_scheduling else 1, scheduler_config.pipeline_parallel_size)
     cache_news = make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None
     logged = scheduler if step_log is None else LoggedScheduler(scheduler, step_log)
+    audits = make_audits(config, logged, ready, events.clock)
     stages = make_stages(
         logged, runner, events,
         constraints=LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size),
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
-        num_steps_under_way=num_steps_under_way,
+        num_steps_under_way=num_steps_under_way, audits=audits,
         transfer=None
         if config.kv_transfer is None
         else make_transfer(config.kv_transfer, config.kv_transfer_network, runner, spec, ready),
@@ -146,8 +147,31 @@ def _build_with_runner(
     return EngineCore(
         logged, runner, ready, stages,
         Observers(events, recorder, residency, profiles, step_log, shadow, cache_news, config.log_stats),
-        max_num_queued_requests=config.max_num_queued_requests,
+        audits=audits, max_num_queued_requests=config.max_num_queued_requests,
         num_steps_under_way=num_steps_under_way,
+    )  # fmt: skip
+
+
+def make_audits(
+    config: EngineConfig, scheduler: Scheduler, ready: EngineReady, clock: Callable[[], float]
+) -> Audits | None:
+    """The audits of the prefix cache; None without.
+
+    Raises:
+        EngineStartError: They are asked for, and there is no hit to audit.
+    """
+    has_equal_bits = ready.backends.get("numeric_contract", "").startswith("holds")
+    share = config.audit_hits
+    can_audit = config.enable_prefix_caching and ready.is_causal and ready.is_generative
+    if share and not can_audit:
+        raise EngineStartError("--audit-hits needs prefix caching, and a model that generates text")
+    if share is None:
+        share = DEFAULT_SHARE if has_equal_bits and can_audit else 0.0
+    if not share:
+        return None
+    return Audits(
+        share, 0.0 if has_equal_bits else TOLERANCE, scheduler, ready, clock,
+        max_num_tokens=config.scheduler.max_num_batched_tokens,
     )  # fmt: skip
 
 
@@ -160,6 +184,7 @@ def make_stages(
     max_cpu_loras: int = 0,
     num_steps_under_way: int = 1,
     transfer: TransferParts | None = None,
+    audits: Audits | None = None,
 ) -> Stages:
     """The stages before `scheduler`.
 
@@ -171,6 +196,7 @@ def make_stages(
         grammars=GrammarGate(constraints, events.on_status),
         transfers=NO_TRANSFERS if transfer is None else RequestTransfers(transfer, scheduler),
         beams=BeamSearches(scheduler),
+        audits=audits,
     )
 
 
@@ -181,6 +207,7 @@ def _make_ready(
     max_model_len: int,
     phases_s: Mapping[str, float],
     backends: Mapping[str, str],
+    versions: Mapping[str, str],
 ) -> EngineReady:
     kv_cache_dtype = spec.kv_cache_dtype or spec.dtype
     return EngineReady(
@@ -203,6 +230,7 @@ def _make_ready(
         weights_name=config.weights_name,
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
+        versions=versions,
         num_kv_tokens=max(max_model_len, cache.num_usable_blocks * spec.block_size // len(cache.table_groups)),
         numeric_contract_id=numeric_contract_id(config.model, spec.dtype, kv_cache_dtype, spec.vocab_size, backends),
     )

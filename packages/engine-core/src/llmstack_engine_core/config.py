@@ -94,6 +94,8 @@ class EngineConfig:
         log_stats: Report the scheduler's state with each step, and the states of requests.
         num_recorded_steps: Last steps that `Control.RECENT_STEPS` returns; 0 keeps none.
         block_metrics_sample: Share of the KV blocks that is followed, to measure how long they keep what they hold.
+        audit_hits: Share of the prefix hits that are computed again and compared while there is no request; None is
+            0.001 where equal bits are promised, else 0.
         trace: Print a line for each stage of each request to standard error.
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
         kv_events: Where the events of the prefix cache are published; None for nowhere.
@@ -150,6 +152,7 @@ class EngineConfig:
     trace: bool = False
     max_cpu_loras: int = 1
     block_metrics_sample: float = 0.0
+    audit_hits: float | None = None
     tokenizer_path: str | None = None
     kv_events: KVEventsConfig | None = None
     kv_transfer: KVTransferConfig | None = None
@@ -182,12 +185,16 @@ class EngineConfig:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.async_scheduling and self.scheduler.max_num_drafts:
             raise ValueError("async_scheduling and speculative decoding exclude each other: drafts follow known tokens")
-        if not 0.0 <= self.block_metrics_sample <= 1.0:
-            raise ValueError(f"block_metrics_sample must lie in [0, 1], but is {self.block_metrics_sample}")
+        self._check_shares()
         self._check_log()
         self._check_transfer()
         if self.model.enable_prompt_embeds and self.model.tensor_parallel_size * self.model.pipeline_parallel_size > 1:
             raise ValueError("enable_prompt_embeds and several ranks exclude each other: no vectors are sent")
+
+    def _check_shares(self) -> None:
+        for name in ("block_metrics_sample", "audit_hits"):
+            if not 0.0 <= (getattr(self, name) or 0.0) <= 1.0:
+                raise ValueError(f"{name} must lie in [0, 1], but is {getattr(self, name)}")
 
     def _check_log(self) -> None:
         if self.log_level not in _LOG_LEVELS:

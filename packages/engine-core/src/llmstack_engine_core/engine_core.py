@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from llmstack_engine_core.admission import check_request, error_output
+from llmstack_engine_core.audits import Audits
 from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.protocols import ModelRunner
 from llmstack_engine_core.stages import Operations, Stages
@@ -52,12 +53,14 @@ class EngineCore:
         stages: Stages,
         observers: Observers,
         *,
+        audits: Audits | None = None,
         max_num_queued_requests: int = 65_536,
         num_steps_under_way: int = 1,
     ) -> None:
         """Connects the parts.
 
         `scheduler` is the one that `stages` use, and reports states to the events of `observers`.
+        `audits` are those of `stages`; None audits no hit.
         `num_steps_under_way` steps are started before the first of them has to have results.
         """
         self.ready = ready
@@ -65,6 +68,7 @@ class EngineCore:
         self.stages = stages
         self.observers = observers
         self.sleep_level, self.is_stopping = 0, False
+        self._audits = audits
         self._scheduler = scheduler
         self._events = observers.events
         self._max_num_queued_requests = max_num_queued_requests
@@ -117,6 +121,9 @@ class EngineCore:
         else:
             self._request_ids.add(request_id)
             self.observers.note_request(request)
+            if self._audits is not None:
+                self._audits.note_request(request)
+                self.stages.look()
         finally:
             self._events.end_arrival()
 
@@ -148,6 +155,17 @@ class EngineCore:
                 )
         return self._complete(*self._steps.compute())
 
+    def begin_audit(self) -> None:
+        """Begins to compute a prefix hit again if one waits for that; there is nothing else to do."""
+        if self._audits is not None and not self.sleep_level:
+            self._audits.begin()
+            self.stages.look()
+
+    def _interrupt_audit(self) -> None:
+        if self._audits is not None:
+            self._audits.interrupt()
+            self.stages.look()
+
     def _pass_on(self) -> None:
         """Lets requests go on that their stages hold no longer; waits a moment where there is nothing else to do."""
         is_idle = not (self._refused or self._under_way or self._scheduler.has_unfinished_requests())
@@ -171,6 +189,8 @@ class EngineCore:
             self._forget(finished)
         if self.stages.active:
             self.stages.end_step(is_idle=not self._under_way)
+        if self._audits is not None and self._audits.has_results and step_outputs.scheduler_stats is not None:
+            step_outputs = step_outputs._replace(scheduler_stats=self._audits.add_to(step_outputs.scheduler_stats))
         return self.observers.complete([*refused.values(), *step_outputs.outputs], step_outputs, phases)
 
     def _forget(self, request_ids: Collection[str]) -> None:
@@ -189,10 +209,13 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """The scheduler's state after the last step; requests that wait in a stage count as waiting."""
         stats, num_held = self._scheduler.stats(), self.stages.num_waiting
+        if self._audits is not None:
+            stats = self._audits.add_to(stats)
         return stats._replace(num_waiting=stats.num_waiting + num_held) if num_held else stats
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
+        self._interrupt_audit()
         has_forgotten = self._scheduler.reset_prefix_cache()
         self.observers.read_cache()
         return has_forgotten
@@ -202,6 +225,7 @@ class EngineCore:
 
         Cached prefixes are forgotten. Requests are refused until `wake_up`.
         """
+        self._interrupt_audit()
         if not self._settle() or not self.reset_prefix_cache():
             return False
         if level > self.sleep_level:

@@ -122,13 +122,18 @@ class Stages:
         active: The stages in use; empty while no request under way needs one.
     """
 
-    def __init__(self, adapters: Stage, grammars: Stage, transfers: Stage, beams: Stage) -> None:
+    def __init__(
+        self, adapters: Stage, grammars: Stage, transfers: Stage, beams: Stage, audits: Stage | None = None
+    ) -> None:
+        """`audits`: What looks at requests besides, and is no stage of any; None for nothing."""
         self.adapters = adapters
         self.grammars = grammars
         self.transfers = transfers
         self.beams = beams
         self.active: list[Stage] = []
-        self._all = (adapters, grammars, transfers, beams)
+        self._all = (
+            (adapters, grammars, transfers, beams) if audits is None else (adapters, grammars, transfers, beams, audits)
+        )
         self._ahead: dict[str, Iterator[Stage]] = {}  # of requests that wait: the stages that are left
 
     def needed_by(self, request: EngineCoreRequest) -> list[Stage]:

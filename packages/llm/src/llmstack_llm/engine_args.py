@@ -172,7 +172,7 @@ class EngineArgs(
             "log_format": self.log_format, "profiler": self.profiler_config,
             "log_level": "DEBUG" if self.log_level == "trace" else self.log_level.upper(),
             "num_host_blocks": self.num_host_blocks, "host_kv_bytes": int(self.swap_space * 2**30),
-            "async_scheduling": self.async_scheduling, "trace": self.trace,
+            "async_scheduling": self.async_scheduling, "trace": self.trace, "audit_hits": self.audit_hits,
             "block_metrics_sample": self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),

@@ -44,6 +44,8 @@ class SchedulerStats(NamedTuple):
         waiting_tenants: The same tenants.
         prefix_tokens_without_state: Counter of tokens that were found in the prefix cache, but are computed again since
             no state was kept where they end.
+        num_agreeing_audits: Counter of prefix hits that were computed again and found to be right.
+        num_differing_audits: Counter of those that were found to be wrong.
     """
 
     step: int = 0
@@ -74,6 +76,8 @@ class SchedulerStats(NamedTuple):
     num_waiting_tokens_per_tenant: tuple[int, ...] = ()
     waiting_tenants: tuple[str, ...] = ()
     prefix_tokens_without_state: int = 0
+    num_agreeing_audits: int = 0
+    num_differing_audits: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

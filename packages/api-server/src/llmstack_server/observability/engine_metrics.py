@@ -66,6 +66,7 @@ _SPLIT_COUNTERS = {
         "Prompt tokens from a cache, by where it is.", ("device", "host", "disk", "p2p", "external_unspecified"),
     ),
 }  # fmt: skip
+_AUDIT_RESULTS = {"agreeing_audits": "agrees", "differing_audits": "differs"}
 _WAITING_REASONS = ("capacity", "deferred")
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _TTFT_BUCKETS),
@@ -135,6 +136,10 @@ class EngineFamilies:
             "Draft tokens that were accepted, by position from 0 on.", labels("position"),
             registry=registry,
         )  # fmt: skip
+        self.audits = Counter(
+            f"{PREFIX}prefix_cache_audit", "Prefix hits that were computed again (`--audit-hits`), by result.",
+            labels("result"), registry=registry,
+        )  # fmt: skip
         self.step_phases = Counter(
             f"{PREFIX}step_phase_seconds", "Time of steps, by phase.", labels("phase"), registry=registry
         )
@@ -175,6 +180,8 @@ class EngineMetrics:
             for source in sources
         }
         self._waiting = [families.waiting_by_reason.labels(*self._labels, reason) for reason in _WAITING_REASONS]
+        for name, result in _AUDIT_RESULTS.items():
+            self._counters[name] = families.audits.labels(*self._labels, result)
         # All from the start, so that rates include the first one.
         self._ends = {reason.value: families.success.labels(*self._labels, reason.value) for reason in FinishReason}
         self.set_sleep_level(0)
@@ -294,7 +301,8 @@ class EngineMetrics:
 _TOTALS = {
     "engine_steps": "step", "num_preemptions": "num_preemptions", "prefix_cache_queries": "prefix_cache_queries",
     "prefix_cache_hits": "prefix_cache_hits", "prefix_tokens_without_state": "prefix_tokens_without_state",
-    "spec_decode_num_drafts": "num_drafts",
+    "spec_decode_num_drafts": "num_drafts", "agreeing_audits": "num_agreeing_audits",
+    "differing_audits": "num_differing_audits",
     "spec_decode_num_draft_tokens": "num_draft_tokens",
     "spec_decode_num_accepted_tokens": "num_accepted_draft_tokens",
 }  # fmt: skip

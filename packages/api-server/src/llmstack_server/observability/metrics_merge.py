@@ -21,7 +21,7 @@ _SENT_TO_ALL = frozenset(
     PREFIX + name
     for name in (
         "engine_restarts", "engine_steps", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits",
-        "prefix_tokens_without_state",
+        "prefix_tokens_without_state", "prefix_cache_audit",
         "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
         "spec_decode_num_accepted_tokens_per_pos", "step_phase_seconds", "iteration_tokens_total",
     )

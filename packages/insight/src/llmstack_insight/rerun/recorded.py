@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from llmstack_engine_client.prediction.cost_model import StepWork, step_work
-from llmstack_engine_core.admission import BEAM_MARK
+from llmstack_engine_core.admission import AUDIT_MARK, BEAM_MARK
 from llmstack_step_log import RecordedRun
 from llmstack_step_log.decisions import (
     REFUSED,
@@ -138,6 +138,8 @@ class RunCollector:
             self._cut(request_id)
 
     def _add(self, request: EngineCoreRequest) -> None:
+        if request.request_id.startswith(AUDIT_MARK):  # it has no answer
+            return
         if BEAM_MARK in request.request_id or request.sampling_params.use_beam_search:
             self.num_left_out += 1
         elif request.request_id not in self.live:  # a second one of that id is refused

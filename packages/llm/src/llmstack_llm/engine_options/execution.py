@@ -238,3 +238,12 @@ class EngineObservabilityOptions(OptionGroup):
         metavar="X",
         help="share of the KV blocks that is measured",
     )
+    audit_hits: float | None = option(
+        None,
+        flag="--audit-hits",
+        at_least=0,
+        at_most=1,
+        metavar="SHARE",
+        help="share of the prefix hits that are computed again and compared while there is no request; 0.001 by "
+        "default where equal bits are promised, and 0 elsewhere, where log-probabilities may differ by 0.25",
+    )
