@@ -20,7 +20,7 @@ LEFT_OUT = {
     "_policy", "_config", "_has_windows", "_num_host_blocks", "_needs", "_prefixes", "_states",
     "_max_num_preemptions", "_has_host_blocks", "_manager", "has_source", "_max_num_step_tokens", "_smoothing",
     "_max_num_row_tokens", "quantum",
-    "_token_cost", "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager",
+    "_token_cost", "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager", "_block_size",
     "num_prompt_tokens", "min_num_tokens", "eos_token_ids", "stop_token_ids", "ending_token_ids", "is_constrained",
     "prefix_salt", "wants_logprobs", "pools_whole_prompt", "is_finished",
 }  # fmt: skip

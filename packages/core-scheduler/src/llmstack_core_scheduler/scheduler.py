@@ -77,7 +77,7 @@ class Scheduler:
         self.waiting = make_waiting_queue(self._policy, config.fair_quantum)
         self._config = config
         self._max_num_row_tokens = config.max_num_row_tokens
-        self._kv_cache_manager = kv_cache_manager
+        self._kv_cache_manager, self._block_size = kv_cache_manager, kv_cache_manager.block_size
         self._has_windows = kv_cache_manager.has_windows
         self._states = make_state_rows(kv_cache_manager, config.state_snapshot_interval)
         self._num_host_blocks = kv_cache_manager.num_host_blocks
@@ -232,7 +232,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         running, max_num_row_tokens = self.running.requests, self._max_num_row_tokens
-        add_row, block_size = plan.add, self._kv_cache_manager.block_size
+        add_row, block_size = plan.add, self._block_size
         num_unknown_tokens = plan.num_unknown_tokens if self._steps_under_way else 0
         num_visited = 0
         while num_visited < len(running) and len(plan.rows) < plan.max_num_rows:

@@ -51,6 +51,7 @@ class Audits(Stage):
     Attributes:
         num_agreeing: Counter of audits that found what was cached.
         num_differing: Counter of audits that found something else.
+        has_results: Whether an audit has ended.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Audits(Stage):
         `max_num_tokens`: The tokens of one step; of a longer hit the first ones are computed again.
         """
         self.num_agreeing = self.num_differing = 0
+        self.has_results = False
         self._interval = max(round(1 / share), 1)
         self._tolerance = tolerance
         self._scheduler = scheduler
@@ -79,11 +81,6 @@ class Audits(Stage):
     def is_in_use(self) -> bool:
         """Whether an audit is under way, or a request is about to be scheduled whose hit would be audited."""
         return bool(self._watched) or self._audit is not None
-
-    @property
-    def has_results(self) -> bool:
-        """Whether an audit has ended."""
-        return bool(self.num_agreeing or self.num_differing)
 
     def note_request(self, request: EngineCoreRequest) -> None:
         """A request is accepted: it ends an audit under way, and its own hit may be audited."""
@@ -180,6 +177,7 @@ class Audits(Stage):
             )
         elif audit.of_hit is not None and not is_failed:
             self.num_agreeing += 1
+        self.has_results = bool(self.num_agreeing or self.num_differing)
         self._end()
 
     def _end(self) -> None:

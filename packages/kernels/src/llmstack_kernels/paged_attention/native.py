@@ -33,7 +33,7 @@ def describe() -> str:
 def supports(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
     """Whether the kernel computes in this type and these head sizes; elsewhere PyTorch does."""
     is_known = query.dtype in DTYPE_TO_SUFFIX and query.dtype == key_cache.dtype
-    return is_known and supports_head_dim(query.shape[2]) and supports_head_dim(value_cache.shape[3])
+    return is_known and query.shape[2] % _DIM_STEP == value_cache.shape[3] % _DIM_STEP == 0
 
 
 def supports_head_dim(head_dim: int) -> bool:

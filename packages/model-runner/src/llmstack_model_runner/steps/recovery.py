@@ -56,7 +56,7 @@ class StepRecovery:
         Raises:
             Exception: As `compute`, where no further step can be right: a failed device, or an inconsistent step.
         """
-        if self.unwritten.has_any and self.unwritten.readers(batch, step):
+        if (self.unwritten.on_device or self.unwritten.states) and self.unwritten.readers(batch, step):
             return SettledStep(_merge(step, self._run_parts(batch, step, compute)))
         started = self._attempt(batch, step, compute)
         if isinstance(started, PendingStep):
