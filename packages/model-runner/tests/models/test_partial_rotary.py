@@ -39,7 +39,13 @@ OWN_SIZES = {
     "BloomForCausalLM": {"vocab_size": 97, "hidden_size": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
     "FalconForCausalLM": {key: value for key, value in SIZES.items() if key != "head_dim"},
     "OPTForCausalLM": SIZES | {"ffn_dim": 40, "word_embed_proj_dim": 64, "init_std": 0.3},
-}
+} | {
+    name: {key: value for key, value in SIZES.items() if key not in ("head_dim", "num_local_experts")} | {
+        "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        "kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    }
+    for name in ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+}  # fmt: skip
 DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
 PARTLY_ROTATED = ("GPTNeoXForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
