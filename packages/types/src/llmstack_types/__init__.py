@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         StepRecord,
         StepRecording,
     )
+    from llmstack_types.media import EncoderWork, MediaItem, MediaMemory, MediaSpec
     from llmstack_types.model_runner import (
         KVCacheGroupSpec,
         KVCacheSpec,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "BlockEviction": "events",
     "Control": "control",
+    "EncoderWork": "media",
     "EngineCoreOutput": "engine_core",
     "EngineCoreOutputs": "engine_core",
     "EngineCoreRequest": "engine_core",
@@ -82,6 +84,9 @@ _MODULES = {
     "KVTransferParams": "engine_core",
     "LLMStackError": "errors",
     "LoRAIdentity": "adapters",
+    "MediaItem": "media",
+    "MediaMemory": "media",
+    "MediaSpec": "media",
     "ModelRunnerConfig": "model_runner",
     "ModelRunnerOutput": "model_runner_output",
     "NewRequest": "scheduler_output",
@@ -120,6 +125,7 @@ _MODULES = {
 __all__ = [
     "BlockEviction",
     "Control",
+    "EncoderWork",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineCoreRequest",
@@ -135,6 +141,9 @@ __all__ = [
     "KVTransferParams",
     "LLMStackError",
     "LoRAIdentity",
+    "MediaItem",
+    "MediaMemory",
+    "MediaSpec",
     "ModelRunnerConfig",
     "ModelRunnerOutput",
     "NewRequest",

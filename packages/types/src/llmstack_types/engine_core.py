@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from llmstack_types.events import BlockEviction, RequestEvent, StepPhases
+from llmstack_types.media import MediaItem
 from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
 from llmstack_types.shadow import ShadowReport
@@ -74,6 +75,7 @@ class EngineCoreRequest:
         kv_transfer: The KV blocks to export or import; None for none.
         prompt_embeds: Vectors in place of the prompt's tokens, row by row in the model's type; the ids are then
             placeholders. Empty in a request that was read from a step log, which has no vectors.
+        media: What the prompt has besides tokens, ascending and without overlap; the ids there are placeholders.
     """
 
     request_id: str
@@ -92,6 +94,7 @@ class EngineCoreRequest:
     deadline_s: float | None = None
     kv_transfer: KVTransferParams | None = None
     prompt_embeds: bytes | None = None
+    media: tuple[MediaItem, ...] = ()
 
 
 class TokenLogprobs(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmstack_types.media import EncoderWork, MediaItem
 from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
 
@@ -24,6 +25,7 @@ class NewRequest:
         lora_name: Identity of the adapter to use, which is loaded; None is the base model.
         pooling_params: The row that completes the prompt returns a vector and samples nothing; None for a completion.
         prompt_embeds: Vectors in place of the prompt's tokens; see `EngineCoreRequest`.
+        media: The items of the prompt, each with its number; their memory comes with `SchedulerOutput.encoder_work`.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class NewRequest:
     lora_name: str | None = None
     pooling_params: PoolingParams | None = None
     prompt_embeds: bytes | None = None
+    media: tuple[tuple[int, MediaItem], ...] = ()
 
 
 class ScheduledRequest(NamedTuple):
@@ -65,9 +68,9 @@ class ScheduledRequest(NamedTuple):
 class SchedulerOutput:
     """One step.
 
-    The runner applies `removed_request_ids`, then `new_requests`, then the copies of blocks, then runs
-    `scheduled_requests`. In each layer the KV of every row is written before any row attends: a row may read, through
-    its block table, blocks that another row of the same step fills (prefix hits within a batch).
+    The runner applies `removed_request_ids` and `freed_media`, then `new_requests`, then the copies of blocks, then
+    runs `encoder_work` and `scheduled_requests`. In each layer the KV of every row is written before any row attends: a
+    row may read, through its block table, blocks that another row of the same step fills (prefix hits within a batch).
 
     Copies go in the order `swap_outs`, `swap_ins`, `block_copies`, each list from its first pair to its last: a block
     that is swapped out may be another's destination in the same step.
@@ -83,6 +86,8 @@ class SchedulerOutput:
         block_copies: Copies on the device, (source, destination).
         states: State blocks (read, written) of each row, in the order of `scheduled_requests`. 0 is the state before
             the first token, and is never written. Empty for a model without states.
+        encoder_work: Parts of items to encode; a row may read the vectors of an item that is complete with this step.
+        freed_media: Numbers of items whose vectors, or the beginnings of them, are no longer needed.
         total_num_scheduled_tokens: Sum over the rows, at most `max_num_batched_tokens`; 0 when there is nothing to run.
     """
 
@@ -95,7 +100,9 @@ class SchedulerOutput:
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     states: list[tuple[int, int]] = field(default_factory=list)
+    encoder_work: list[EncoderWork] = field(default_factory=list)
+    freed_media: list[int] = field(default_factory=list)
 
     def is_empty(self) -> bool:
-        """True when no row has anything to compute."""
-        return not self.scheduled_requests
+        """True when no row has anything to compute, and nothing is to be encoded."""
+        return not self.scheduled_requests and not self.encoder_work

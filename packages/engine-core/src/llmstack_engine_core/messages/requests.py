@@ -194,4 +194,5 @@ REQUEST: Final = row(
         "prompt_embeds": optional(kinds.blob()),
     },
     has_key=True,
+    absent=("media",),  # no model takes any yet
 )

@@ -28,7 +28,7 @@ _NEW_REQUEST: Final = row(
         "lora_name": LORA_NAME,
         "pooling_params": optional(POOLING_PARAMS),
     },
-    absent=("prompt_embeds",),  # of one rank alone: the configuration refuses them with several
+    absent=("prompt_embeds", "media"),  # of one rank alone: the configuration refuses them with several
 )
 ROWS: Final = columns(
     ScheduledRequest,
@@ -52,4 +52,5 @@ STEP: Final = row(
         "block_copies": _COPIES,
         "states": columns(tuple, {"read": UINT32S, "written": UINT32S}),
     },
+    absent=("encoder_work", "freed_media"),  # of one rank alone, as what they are for
 )

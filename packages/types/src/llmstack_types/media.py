@@ -1,0 +1,92 @@
+"""Media in a prompt: what stands in for tokens, and the work of an encoder on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from llmstack_types.vocabulary import MediaKind
+
+
+@dataclass(frozen=True, slots=True)
+class MediaMemory:
+    """The bytes that an encoder reads: preprocessed pixels or sound, or vectors. Either a file or the bytes themselves.
+
+    Attributes:
+        num_bytes: Their number.
+        path: A file of this machine that nobody changes while a request with it lives, such as sealed memory.
+        data: The bytes, where the reader may be on another machine or they are few.
+    """
+
+    num_bytes: int
+    path: str = ""
+    data: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """One picture, sound or video of a prompt, or a run of vectors that stand there in place of tokens.
+
+    Attributes:
+        digest: 32 bytes that name its vectors: of its kind, of what made it from which bytes, and of all options.
+        kind: What it is.
+        offset: Its first place among the prompt's tokens.
+        num_tokens: The places that it has there, row breaks and the like included.
+        embed_runs: Those of them that vectors replace, (start, length) from `offset` on, ascending; empty for all.
+        layout: Numbers that positions and the encoder need, such as the grid (frames, rows, columns) of patches.
+        num_units: The cost of one layer of its encoder, in patches or frames; 0 for vectors, which are not encoded.
+        memory: What its encoder reads; None in a request that was read from a step log.
+    """
+
+    digest: bytes
+    kind: MediaKind
+    offset: int
+    num_tokens: int
+    embed_runs: tuple[tuple[int, int], ...] = ()
+    layout: tuple[int, ...] = ()
+    num_units: int = 0
+    memory: MediaMemory | None = None
+
+    @property
+    def end(self) -> int:
+        """The place behind it."""
+        return self.offset + self.num_tokens
+
+    @property
+    def num_vectors(self) -> int:
+        """The vectors that its encoder makes."""
+        return sum(length for _, length in self.embed_runs) if self.embed_runs else self.num_tokens
+
+
+class EncoderWork(NamedTuple):
+    """A part of encoding one item in a step, before any row of the step.
+
+    Attributes:
+        media_id: The item's number, under which the runner keeps its vectors.
+        first_layer: The encoder's first layer to run.
+        num_layers: Layers to run; vectors exist once all have run. 0 for an item of vectors.
+        item: The item, with the first part; None with later ones.
+    """
+
+    media_id: int
+    first_layer: int
+    num_layers: int
+    item: MediaItem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpec:
+    """What a loaded model takes besides tokens, and what its encoder costs.
+
+    Attributes:
+        vector_size: Width of the vectors that stand in for tokens.
+        num_layers: Layers of the encoder of each kind that the model takes; 0 for `embeds`.
+        is_atomic: Tokens of one item attend to each other, so that a step computes all of them or none.
+        max_num_tokens: The largest item of each kind, in tokens.
+    """
+
+    vector_size: int
+    num_layers: Mapping[MediaKind, int]
+    is_atomic: bool = False
+    max_num_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
