@@ -14,6 +14,7 @@ import llmstack_types
 from llmstack_types import (
     BlockEviction,
     Control,
+    EncoderWork,
     EngineCoreOutput,
     EngineCoreOutputs,
     FinishReason,
@@ -43,8 +44,8 @@ from llmstack_types.vocabulary import LoggingLevel, LogLevel, words_of
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
-    BlockEviction, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity, RequestEvent, RequestNote,
-    RequestProgress, ScheduledRequest, SchedulerStats, ShadowFigures, ShadowReport, StepPhases, StepRecord,
+    BlockEviction, EncoderWork, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity, RequestEvent,
+    RequestNote, RequestProgress, ScheduledRequest, SchedulerStats, ShadowFigures, ShadowReport, StepPhases, StepRecord,
     StepRecording, TokenLogprobs,
 ]  # fmt: skip
 

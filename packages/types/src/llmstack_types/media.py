@@ -15,7 +15,7 @@ class MediaMemory:
 
     Attributes:
         num_bytes: Their number.
-        path: A file of this machine that nobody changes while a request with it lives, such as sealed memory.
+        path: A file of this machine that stays as it is while a request with it lives, such as sealed memory.
         data: The bytes, where the reader may be on another machine or they are few.
     """
 
