@@ -70,7 +70,7 @@ def ask(core: EngineCore, name: str) -> tuple[list[int], int]:
 
 
 def audit(core: EngineCore) -> tuple[int, int]:
-    core._audits._next_s = 0.0  # type: ignore[union-attr]  # whatever the last audit has cost
+    core.stages.audits._next_s = 0.0  # type: ignore[attr-defined]  # whatever the last audit has cost
     core.begin_audit()
     while core.has_unfinished_requests():
         assert not core.step().outputs

@@ -91,7 +91,7 @@ class Rig:
         )  # fmt: skip
         self.core = EngineCore(
             scheduler, self.runner, ready, stages, Observers(events, step_log=log),  # type: ignore[arg-type]
-            audits=self.audits, num_steps_under_way=1 + is_async,
+            num_steps_under_way=1 + is_async,
         )  # fmt: skip
         self._num_requests = 0
 
@@ -284,7 +284,7 @@ def test_audits_without_hits_are_refused(changes: dict[str, Any]) -> None:
 def test_without_equal_bits_there_are_no_audits_unless_asked_for() -> None:
     for share, has_audits in ((None, False), (0.0, False), (0.5, True)):
         core = build_engine_core(EngineConfig(ModelRunnerConfig("echo"), runner="echo", audit_hits=share))
-        assert (core._audits is not None) == has_audits
+        assert isinstance(core.stages.audits, Audits) == has_audits
         core.shutdown()
 
 

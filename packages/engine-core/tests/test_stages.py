@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmstack_engine_core.stages import AbsentStage, Execute, Operations, Ready, Stage, Stages
+from llmstack_engine_core.stages import AbsentStage, AuditStage, Execute, Operations, Ready, Stage, Stages
 from llmstack_types import (
     Control,
     EngineCoreOutputs,
@@ -82,7 +82,7 @@ class Rig:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.parts = {name: HoldingStage(name, self.calls) for name in NAMES}
-        self.stages = Stages(**self.parts)
+        self.stages = Stages(**self.parts, audits=AuditStage())
 
     def enter(self, request: EngineCoreRequest) -> bool:
         return self.stages.enter(request, self.stages.needed_by(request))
@@ -198,7 +198,7 @@ def test_a_stage_names_the_requests_that_the_scheduler_aborts() -> None:
 
     rig = Rig()
     rows = Rows("beams", rig.calls)
-    stages = Stages(**{**rig.parts, "beams": rows})
+    stages = Stages(**{**rig.parts, "beams": rows}, audits=AuditStage())
     assert stages.abort(["r"]) == ["r"]  # it is not in use
     stages.enter(request("s", "beams"), [rows])
     assert stages.abort(["s"]) == ["s/row"]
@@ -210,7 +210,7 @@ def test_a_stage_can_be_in_use_after_an_operation() -> None:
             return {Control.LOAD_ADAPTER: lambda identity, path: self.used_by.add(identity)}
 
     rig = Rig()
-    stages = Stages(**{**rig.parts, "adapters": Loading("adapters", rig.calls)})
+    stages = Stages(**{**rig.parts, "adapters": Loading("adapters", rig.calls)}, audits=AuditStage())
     stages.operations()[Control.LOAD_ADAPTER]("a@d.1", "folder")
     assert stages.active == []
     stages.look()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.admission import AUDIT_MARK
 from llmstack_engine_core.protocols import PendingOutput
-from llmstack_engine_core.stages import Execute, Stage
+from llmstack_engine_core.stages import AuditStage, Execute
 from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import (
     EngineCoreOutput,
@@ -40,7 +40,7 @@ _MAX_FREE_SHARE: Final = 1 / 8
 """An audit takes at most so much of the blocks that no request holds: it may evict what is cached there."""
 
 
-class Audits(Stage):
+class Audits(AuditStage):
     """The audits of one engine core, one at a time and only while it has no request.
 
     An audit is two requests of the scheduler with the same tokens. The first takes the hit, the second computes every

@@ -33,7 +33,7 @@ from llmstack_engine_core.kv_transfer.request_transfers import NO_TRANSFERS, Req
 from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.protocols import ConstraintBackend, EventHook, ModelRunner
-from llmstack_engine_core.stages import Stages
+from llmstack_engine_core.stages import AuditStage, Stages
 from llmstack_engine_core.structured_output import GrammarGate, LazyBackend
 from llmstack_step_log import LoggedScheduler, LogHeader, make_marker
 from llmstack_step_log.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
@@ -134,12 +134,11 @@ def _build_with_runner(
     num_steps_under_way = max(2 if ready.async_scheduling else 1, scheduler_config.pipeline_parallel_size)
     cache_news = make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None
     logged = scheduler if step_log is None else LoggedScheduler(scheduler, step_log)
-    audits = make_audits(config, logged, ready, events.clock)
     stages = make_stages(
         logged, runner, events,
         constraints=LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size),
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
-        num_steps_under_way=num_steps_under_way, audits=audits,
+        num_steps_under_way=num_steps_under_way, audits=make_audits(config, logged, ready, events.clock),
         transfer=None
         if config.kv_transfer is None
         else make_transfer(config.kv_transfer, config.kv_transfer_network, runner, spec, ready),
@@ -147,15 +146,14 @@ def _build_with_runner(
     return EngineCore(
         logged, runner, ready, stages,
         Observers(events, recorder, residency, profiles, step_log, shadow, cache_news, config.log_stats),
-        audits=audits, max_num_queued_requests=config.max_num_queued_requests,
-        num_steps_under_way=num_steps_under_way,
+        max_num_queued_requests=config.max_num_queued_requests, num_steps_under_way=num_steps_under_way,
     )  # fmt: skip
 
 
 def make_audits(
     config: EngineConfig, scheduler: Scheduler, ready: EngineReady, clock: Callable[[], float]
-) -> Audits | None:
-    """The audits of the prefix cache; None without.
+) -> AuditStage:
+    """The audits of the prefix cache.
 
     Raises:
         EngineStartError: They are asked for, and there is no hit to audit.
@@ -168,7 +166,7 @@ def make_audits(
     if share is None:
         share = DEFAULT_SHARE if has_equal_bits and can_audit else 0.0
     if not share:
-        return None
+        return AuditStage()
     return Audits(
         share, 0.0 if has_equal_bits else TOLERANCE, scheduler, ready, clock,
         max_num_tokens=config.scheduler.max_num_batched_tokens,
@@ -184,19 +182,20 @@ def make_stages(
     max_cpu_loras: int = 0,
     num_steps_under_way: int = 1,
     transfer: TransferParts | None = None,
-    audits: Audits | None = None,
+    audits: AuditStage | None = None,
 ) -> Stages:
     """The stages before `scheduler`.
 
     `constraints` makes the backend of constrained requests. `max_cpu_loras` adapters are kept in memory; 0 refuses
     requests that name one. `transfer` is what carries KV blocks of requests; None refuses those that ask for it.
+    Without `audits` there are none.
     """
     return Stages(
         adapters=make_adapter_gate(runner, max_cpu_loras, num_steps_under_way, events.on_status),
         grammars=GrammarGate(constraints, events.on_status),
         transfers=NO_TRANSFERS if transfer is None else RequestTransfers(transfer, scheduler),
         beams=BeamSearches(scheduler),
-        audits=audits,
+        audits=audits or AuditStage(),
     )
 
 

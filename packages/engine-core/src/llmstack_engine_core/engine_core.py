@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from llmstack_engine_core.admission import check_request, error_output
-from llmstack_engine_core.audits import Audits
 from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.protocols import ModelRunner
 from llmstack_engine_core.stages import Operations, Stages
@@ -53,14 +52,12 @@ class EngineCore:
         stages: Stages,
         observers: Observers,
         *,
-        audits: Audits | None = None,
         max_num_queued_requests: int = 65_536,
         num_steps_under_way: int = 1,
     ) -> None:
         """Connects the parts.
 
         `scheduler` is the one that `stages` use, and reports states to the events of `observers`.
-        `audits` are those of `stages`; None audits no hit.
         `num_steps_under_way` steps are started before the first of them has to have results.
         """
         self.ready = ready
@@ -68,7 +65,7 @@ class EngineCore:
         self.stages = stages
         self.observers = observers
         self.sleep_level, self.is_stopping = 0, False
-        self._audits = audits
+        self._audits = stages.audits
         self._scheduler = scheduler
         self._events = observers.events
         self._max_num_queued_requests = max_num_queued_requests
@@ -121,9 +118,7 @@ class EngineCore:
         else:
             self._request_ids.add(request_id)
             self.observers.note_request(request)
-            if self._audits is not None:
-                self._audits.note_request(request)
-                self.stages.look()
+            self.stages.note_request(request)
         finally:
             self._events.end_arrival()
 
@@ -157,13 +152,8 @@ class EngineCore:
 
     def begin_audit(self) -> None:
         """Begins to compute a prefix hit again if one waits for that; there is nothing else to do."""
-        if self._audits is not None and not self.sleep_level:
+        if not self.sleep_level:
             self._audits.begin()
-            self.stages.look()
-
-    def _interrupt_audit(self) -> None:
-        if self._audits is not None:
-            self._audits.interrupt()
             self.stages.look()
 
     def _pass_on(self) -> None:
@@ -189,7 +179,7 @@ class EngineCore:
             self._forget(finished)
         if self.stages.active:
             self.stages.end_step(is_idle=not self._under_way)
-        if self._audits is not None and self._audits.has_results and step_outputs.scheduler_stats is not None:
+        if self._audits.has_results and step_outputs.scheduler_stats is not None:
             step_outputs = step_outputs._replace(scheduler_stats=self._audits.add_to(step_outputs.scheduler_stats))
         return self.observers.complete([*refused.values(), *step_outputs.outputs], step_outputs, phases)
 
@@ -209,13 +199,12 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """The scheduler's state after the last step; requests that wait in a stage count as waiting."""
         stats, num_held = self._scheduler.stats(), self.stages.num_waiting
-        if self._audits is not None:
-            stats = self._audits.add_to(stats)
+        stats = self._audits.add_to(stats)
         return stats._replace(num_waiting=stats.num_waiting + num_held) if num_held else stats
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
-        self._interrupt_audit()
+        self._audits.interrupt()
         has_forgotten = self._scheduler.reset_prefix_cache()
         self.observers.read_cache()
         return has_forgotten
@@ -225,7 +214,7 @@ class EngineCore:
 
         Cached prefixes are forgotten. Requests are refused until `wake_up`.
         """
-        self._interrupt_audit()
+        self._audits.interrupt()
         if not self._settle() or not self.reset_prefix_cache():
             return False
         if level > self.sleep_level:

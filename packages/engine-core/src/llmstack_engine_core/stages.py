@@ -7,7 +7,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from llmstack_engine_core.protocols import PendingOutput
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, InvalidRequestError, Operation, SchedulerOutput
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    InvalidRequestError,
+    Operation,
+    SchedulerOutput,
+    SchedulerStats,
+)
 
 Execute = Callable[..., PendingOutput]
 """`ModelRunner.execute_model`, or what another stage makes of it."""
@@ -115,6 +122,32 @@ class AbsentStage(Stage):
         raise InvalidRequestError(self._reason, param=self._param)
 
 
+class AuditStage(Stage):
+    """A stage that looks at requests besides, and holds none. This one does nothing.
+
+    Attributes:
+        has_results: Whether an audit has ended.
+    """
+
+    has_results = False
+
+    def note_request(self, request: EngineCoreRequest) -> None:
+        """A request is accepted."""
+        return
+
+    def begin(self) -> None:
+        """Begins an audit if one is due; the engine core has no request."""
+        return
+
+    def interrupt(self) -> None:
+        """Ends the audit under way."""
+        return
+
+    def add_to(self, stats: SchedulerStats) -> SchedulerStats:
+        """The statistics with the results."""
+        return stats
+
+
 class Stages:
     """The stages of one engine core, in the order in which a request passes those that it needs.
 
@@ -122,18 +155,14 @@ class Stages:
         active: The stages in use; empty while no request under way needs one.
     """
 
-    def __init__(
-        self, adapters: Stage, grammars: Stage, transfers: Stage, beams: Stage, audits: Stage | None = None
-    ) -> None:
-        """`audits`: What looks at requests besides, and is no stage of any; None for nothing."""
+    def __init__(self, adapters: Stage, grammars: Stage, transfers: Stage, beams: Stage, audits: AuditStage) -> None:
         self.adapters = adapters
         self.grammars = grammars
         self.transfers = transfers
         self.beams = beams
+        self.audits = audits
         self.active: list[Stage] = []
-        self._all = (
-            (adapters, grammars, transfers, beams) if audits is None else (adapters, grammars, transfers, beams, audits)
-        )
+        self._all = (adapters, grammars, transfers, beams, audits)
         self._ahead: dict[str, Iterator[Stage]] = {}  # of requests that wait: the stages that are left
 
     def needed_by(self, request: EngineCoreRequest) -> list[Stage]:
@@ -185,6 +214,12 @@ class Stages:
                 return True
         del self._ahead[request.request_id]
         return False
+
+    def note_request(self, request: EngineCoreRequest) -> None:
+        """A request is accepted, whatever stages it needs."""
+        self.audits.note_request(request)
+        if self.audits.is_in_use or self.audits in self.active:
+            self.look()
 
     def take_ready(self, wait_s: float) -> list[Ready]:
         """The requests that can go on, those nearest to the scheduler first."""
