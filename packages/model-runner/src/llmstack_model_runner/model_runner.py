@@ -9,12 +9,11 @@ from functools import partial
 import torch
 
 from llmstack_kernels.dispatch import backends, torch_build
-from llmstack_kernels.low_rank import LowRankAdapter
 from llmstack_model_files import ModelFilesError
 from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.profiling import Profiling
-from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
+from llmstack_model_runner.device.runtime import DeviceRuntime
 from llmstack_model_runner.device.start_checks import own_device
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.loading import ModelReport, load_served_model
@@ -35,9 +34,9 @@ from llmstack_model_runner.memory.profile import (
     graph_bytes,
     profile_memory,
 )
-from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory
+from llmstack_model_runner.memory.sizing import host_kv_bytes_of, media_bytes, return_freed_memory
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
-from llmstack_model_runner.models import CausalLM, Model
+from llmstack_model_runner.models import Model
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.sampling import LogitsProcessors, LogitsProcessorType, Sampler, load_logits_processors
@@ -47,9 +46,11 @@ from llmstack_model_runner.steps.gpu.steps import DeviceSteps
 from llmstack_model_runner.steps.host_steps import HostSteps
 from llmstack_model_runner.steps.input_batch import InputBatch
 from llmstack_model_runner.steps.largest_steps import largest_steps, num_positions
+from llmstack_model_runner.steps.make_steps import has_device_rows, make_steps
 from llmstack_model_runner.steps.output import PendingOutput
 from llmstack_model_runner.steps.part_masks import PartMasks
 from llmstack_model_runner.steps.recovery import SettledStep, StepRecovery
+from llmstack_model_runner.steps.step_media import StepMedia, make_media
 from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_model_runner.steps.warm_up import (
     MASKED_STEP,
@@ -93,8 +94,7 @@ class ModelRunner:
     ) -> None:
         """Stores the configuration; weights are read by `load_model`.
 
-        `runtime` replaces the device runtime in tests. Without it a GPU uses CUDA's and a CPU uses none. With a
-        `sharding` it computes one rank's part; a step that fails raises, since the ranks no longer agree.
+        `runtime` replaces a device's in tests. With a `sharding` it computes one rank's part; failed steps raise.
         """
         self.timing = StepTiming()
         self._sharding = sharding or Sharding()
@@ -104,6 +104,7 @@ class ModelRunner:
         self._device = torch.device("cpu")
         self._runtime = runtime
         self._model: Model | None = None
+        self._has_device_rows = False
         self._spec: KVCacheSpec | None = None
         self._report = ModelReport()
         self._adapters: AdapterStore | None = None
@@ -114,6 +115,7 @@ class ModelRunner:
         self._copies: BlockCopies = DirectBlockCopies([], [])
         self._batch: InputBatch | None = None
         self._steps: HostSteps | DeviceSteps | None = None
+        self._media: StepMedia | None = None
         self._recovery = StepRecovery(self._make_room)
         self._blocks = BlockTransfer([], self._recovery, self._device)
         self._num_blocks = (0, 0, 0)
@@ -134,6 +136,7 @@ class ModelRunner:
         except ModelFilesError as error:  # the engine core does not depend on llmstack_model_files
             raise EngineStartError(str(error)) from error
         self._model, self._label_head, self._spec, self._adapters, self._report = loaded
+        self._has_device_rows = has_device_rows(self._model, self._device, self._runtime)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the KV storage and abilities of the model. May be called after `load_model`."""
@@ -148,11 +151,12 @@ class ModelRunner:
         what all rows need at full length, since other processes need the memory too.
         """
         config, spec = self._config, self.kv_cache_spec()
+        other_bytes = media_bytes(config, spec, None if self._model is None else self._model.media_encoder())
         if self._device.type == "cuda":
             share = 1.0 if is_size_given else config.gpu_memory_utilization
             lost_bytes = num_storage_tensors(spec) * ALLOCATION_STEP + spec.bytes_per_block  # the scratch block
-            return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes)
-        return host_kv_bytes_of(config, spec, is_size_given=is_size_given)
+            return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes - other_bytes)
+        return host_kv_bytes_of(config, spec, is_size_given=is_size_given, other_bytes=other_bytes)
 
     def run_largest_steps(self) -> int:
         """Computes the steps that need the most memory with a small temporary storage, and returns its bytes.
@@ -236,16 +240,17 @@ class ModelRunner:
     def execute_model(
         self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
     ) -> PendingOutput:
-        """Starts one step: row updates, copies of blocks, forward pass, sampling.
+        """Starts one step: row updates, copies of blocks, work of the encoder, forward pass, sampling.
 
-        Without rows it does only updates and copies. `token_masks`, for constrained rows, is called before sampling.
+        `token_masks`, for constrained rows, is called before sampling.
 
         Raises:
             InputBatchError: The step is inconsistent with the runner's rows.
+            MediaWorkError: The step needs parts of items that were not encoded.
             ValueError: A copy names a block that does not exist.
         """
-        steps, batch = self._steps, self._batch
-        if steps is None or batch is None:
+        steps, batch, media = self._steps, self._batch, self._media
+        if steps is None or batch is None or media is None:
             raise ModelRunnerStateError("the KV cache is not initialized")
         steps.settle(scheduled)
         with self.timing.prepare:
@@ -254,10 +259,14 @@ class ModelRunner:
                 with torch.inference_mode():
                     self._copies.apply(scheduled)
             self._recovery.unwritten.follow(scheduled)
+        if scheduled.freed_media or scheduled.encoder_work:
+            with self.timing.forward:
+                media.follow(scheduled)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
             compute = steps.run if token_masks is None else PartMasks(step, token_masks).masked(steps.run)
-            pending = self._recovery.run(batch, step, compute) if self._sharding.is_whole else compute(step)
+            run = self._recovery.run if self._sharding.is_whole else self._recovery.run_whole
+            pending = run(batch, step, compute, media.find_failures(step))
         steps.follow(pending)
         return pending
 
@@ -291,8 +300,6 @@ class ModelRunner:
 
     def add_adapter(self, identity: str, adapter: object) -> None:
         """Makes what `read_adapter` has returned available to new requests."""
-        if not isinstance(adapter, LowRankAdapter):
-            raise TypeError("an adapter is what read_adapter returns")
         self._store.add(identity, adapter)
 
     def remove_adapter(self, identity: str) -> None:
@@ -368,7 +375,7 @@ class ModelRunner:
 
     def _release_kv_cache(self) -> None:
         """Frees the KV storage with the rows and captured steps that refer to it."""
-        self._batch = self._steps = None
+        self._batch = self._steps = self._media = None
         self._copies.close()
         self._copies = DirectBlockCopies([], [])
         self._kv_caches = []
@@ -380,21 +387,14 @@ class ModelRunner:
             raise RuntimeError("adapters are not enabled, or the model is not loaded")
         return self._adapters
 
-    @property
-    def _has_device_rows(self) -> bool:
-        return isinstance(self._model, CausalLM) and (self._runtime is not None or self._device.type == "cuda")
-
     def _make_steps(self, batch: InputBatch) -> HostSteps | DeviceSteps:
-        config, model, kv_caches = self._config, self._model, self._kv_caches
-        if model is None:
+        if self._model is None:
             raise ModelRunnerStateError("the model is not loaded")
-        if isinstance(model, CausalLM) and self._has_device_rows:
-            runtime = self._runtime or CudaRuntime(self._device)
-            return DeviceSteps(model, batch, kv_caches, self._sampler, runtime, config, self.timing, self._adapters)
-        has_states = self.kv_cache_spec().state_group is not None  # captured steps read the states of one step only
-        is_capturing = self._device.type == "cpu" and not config.enforce_eager and not has_states
-        return HostSteps(
-            model, batch, kv_caches, self._sampler, self._device, self.timing, label_head=self._label_head,
-            max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
-            sharding=self._sharding, adapters=self._adapters, takes_vectors=config.enable_prompt_embeds,
+        spec = self.kv_cache_spec()
+        own = (self._model, spec.dtype, self._device, self._make_room, self._sharding.is_first_stage)
+        self._media = make_media(batch, *own)
+        return make_steps(
+            self._model, batch, self._kv_caches, self._sampler, self._config, self.timing, self._media.find_vectors,
+            device=self._device, runtime=self._runtime, label_head=self._label_head, sharding=self._sharding,
+            adapters=self._adapters, has_states=spec.state_group is not None,
         )  # fmt: skip

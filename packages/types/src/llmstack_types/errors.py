@@ -71,6 +71,8 @@ class QuarantinedError(RequestFailedError):
         NOT_COMPUTABLE: The text for a request at which the model fails.
         NOT_CONSTRAINABLE: The text for a request whose output constraint fails while it is followed.
         KILLS_ENGINES: The text for a request that crashes the engine core.
+        MEDIA_UNREADABLE: The text for a request with a picture, a sound or vectors whose bytes are gone.
+        MEDIA_NOT_ENCODABLE: The text for a request with one at which the model's encoder fails.
         TEXTS: All of these.
     """
 
@@ -78,7 +80,11 @@ class QuarantinedError(RequestFailedError):
     NOT_COMPUTABLE: ClassVar = "the model failed at this request"
     NOT_CONSTRAINABLE: ClassVar = "the output constraint of this request failed"
     KILLS_ENGINES: ClassVar = "the engine crashed on this request"
-    TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE, NOT_CONSTRAINABLE, KILLS_ENGINES)
+    MEDIA_UNREADABLE: ClassVar = "an item of this prompt can no longer be read"
+    MEDIA_NOT_ENCODABLE: ClassVar = "the model's encoder failed at an item of this prompt"
+    TEXTS: ClassVar = (
+        OUT_OF_MEMORY, NOT_COMPUTABLE, NOT_CONSTRAINABLE, KILLS_ENGINES, MEDIA_UNREADABLE, MEDIA_NOT_ENCODABLE,
+    )  # fmt: skip
 
 
 class EngineLostError(RequestFailedError):

@@ -90,3 +90,7 @@ class MediaSpec:
     num_layers: Mapping[MediaKind, int]
     is_atomic: bool = False
     max_num_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
+
+    def num_cache_tokens(self, asked: int, max_num_batched_tokens: int) -> int:
+        """Vectors that the encoder cache has room for: those `asked` for; 0 is a step's or the largest item's."""
+        return asked or max(max_num_batched_tokens, *self.max_num_tokens.values())

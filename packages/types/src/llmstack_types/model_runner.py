@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmstack_types.media import MediaSpec
 from llmstack_types.vocabulary import KVGroupKind
 
 
@@ -76,6 +77,7 @@ class ModelRunnerConfig:
             sizes, times and headers, which takes no time.
         pack_cache: Packed weights are kept in files of the user's cache folder, and found there by later starts.
         enable_prompt_embeds: Prompts may be vectors in place of tokens.
+        encoder_cache_tokens: Vectors that are kept of what was encoded; 0 is as `MediaSpec.num_cache_tokens` says.
         enable_lora: Requests may name LoRA adapters.
         max_loras: Upper bound of adapters in one step.
         max_lora_rank: Upper bound of an adapter's rank.
@@ -114,6 +116,7 @@ class ModelRunnerConfig:
     digest_weight_content: bool = False
     pack_cache: bool = False
     enable_prompt_embeds: bool = False
+    encoder_cache_tokens: int = 0
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16
@@ -199,6 +202,7 @@ class KVCacheSpec:
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
         num_labels: The labels of the model; 0 for a model that is no classifier.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
+        media: What the model takes besides tokens; None for tokens only.
         groups: Groups of layers, each with its tensors; one where all layers share one block table, none without KV.
     """
 
@@ -215,6 +219,7 @@ class KVCacheSpec:
     kv_cache_dtype: str = ""
     groups: tuple[KVCacheGroupSpec, ...] = ()
     prompt_embeds_size: int = 0
+    media: MediaSpec | None = None
 
     @property
     def table_groups(self) -> tuple[KVCacheGroupSpec, ...]:

@@ -63,8 +63,10 @@ class AdapterStore:
         except torch.OutOfMemoryError as error:
             raise AdapterError("The GPU has no memory for the adapter; lower --gpu-memory-utilization.") from error
 
-    def add(self, identity: str, adapter: LowRankAdapter) -> None:
-        """Makes an adapter available to requests."""
+    def add(self, identity: str, adapter: object) -> None:
+        """Makes what `read` has returned available to requests."""
+        if not isinstance(adapter, LowRankAdapter):
+            raise TypeError("an adapter is what `read` returns")
         if identity not in self._identity_to_number:
             self._identity_to_number[identity] = self._next_number
             self._adapters[self._next_number] = adapter

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import torch
 
+from llmstack_model_runner.layers.step_vectors import StepVectors
+
 LayerCache = tuple[torch.Tensor, ...]
 """The tensors of a layer in the KV storage, such as keys and values."""
 
@@ -75,6 +77,8 @@ class AttentionMetadata:
             The keys and values of all tokens are written.
         states: The states of the rows, for layers that have one; None for a model without any.
         last_layer: The layout of the last layer, where only some tokens have a use for its output; None if all have.
+        vectors: What stands in place of the embedding of some tokens; None where all tokens are their ids. A decode
+            step has none, since only prompts do: captured steps need no room for them.
     """
 
     query_start_loc: torch.Tensor  # [num_rows + 1]
@@ -90,6 +94,7 @@ class AttentionMetadata:
     queries: torch.Tensor | None = None  # [num_queries] int64
     last_layer: AttentionMetadata | None = None
     states: RowStates | None = None
+    vectors: StepVectors | None = None
 
     def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int, ...]) -> AttentionMetadata:
         """The same step for layers in groups; the tables here are those of the first group."""

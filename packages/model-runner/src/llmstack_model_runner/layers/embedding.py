@@ -19,6 +19,7 @@ from llmstack_kernels.linear import PackedLinear, PackedWeight, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, ReadRows, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before, packing
 from llmstack_model_runner.layers.sharding import sharding
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, finite, skip_nothing
 
 
@@ -27,9 +28,6 @@ class Embedding:
 
     The checkpoint's first `num_unused_rows` rows are skipped: id 0 is the row after them. Where several ranks share the
     vocabulary, each has a run of the rows.
-
-    Attributes:
-        replaced: Places in the ids of the next calls and the vectors that these have there; None for none.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class Embedding:
         self._weight: torch.Tensor | None = None  # [num_rows, size]
         self._packed: PackedWeight | None = None  # the same in an output head
         self._is_needless: Callable[[], bool] = lambda: False
-        self.replaced: tuple[torch.Tensor, torch.Tensor] | None = None
         self._adapted = None if is_head or num_unused_rows else adapted_layers()
         self._adapted_number = 0
         if self._adapted is not None:
@@ -133,8 +130,13 @@ class Embedding:
         skip = skip_nothing if self._is_needless() else None
         return {f"{self._name}.weight": WeightSlot(self._shape, self._load, part=part, skip=skip)}
 
-    def __call__(self, ids: torch.Tensor, addend: torch.Tensor | None = None) -> torch.Tensor:
-        """Vectors of the ids, plus `addend` if given: [num_tokens] to [num_tokens, size]."""
+    def __call__(
+        self, ids: torch.Tensor, addend: torch.Tensor | None = None, given: StepVectors | None = None
+    ) -> torch.Tensor:
+        """Vectors of the ids, plus `addend` if given: [num_tokens] to [num_tokens, size].
+
+        `given` are vectors that stand at some places in place of those, as they are: unscaled, and without `addend`.
+        """
         if self._packed is not None:
             vectors = embedding_of_packed(ids, self._packed, addend, self._scale)
         elif self._part is None:
@@ -143,9 +145,7 @@ class Embedding:
             vectors = self._sharding.all_reduce(embedding_part(ids, self.weight, self._part.start, self._scale))
         if self._adapted is not None and self._adapted.changes(self._adapted_number):
             self._adapted.update_embedding(vectors, self._adapted_number, ids, self._shape[0])
-        if self.replaced is not None:
-            vectors.index_copy_(0, *self.replaced)
-        return vectors
+        return vectors if given is None else vectors.index_copy_(0, *given)
 
     def _load(self, tensor: torch.Tensor) -> None:
         # A copy, since keeping one tensor would keep the whole mapped file.

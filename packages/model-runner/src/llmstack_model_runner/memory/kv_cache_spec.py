@@ -10,7 +10,12 @@ import torch
 from llmstack_model_runner.memory.kv_cache_dtype import dtype_name
 from llmstack_model_runner.models import CausalLM, Classifier, Encoder, Model
 from llmstack_model_runner.models.config_values import embedding_size
-from llmstack_types import KVCacheGroupSpec, KVCacheSpec
+from llmstack_types import KVCacheGroupSpec, KVCacheSpec, MediaSpec
+from llmstack_types.vocabulary import MediaKind
+
+MAX_VECTORS_OF_ITEM = 256
+"""Vectors in place of tokens that are one item. Longer prompts are several: each is cached and evicted by itself, so
+that a long prompt needs no more room than a short one, and two with the same beginning share it."""
 
 
 def make_kv_cache_spec(
@@ -36,7 +41,7 @@ def make_kv_cache_spec(
         takes_vectors: Prompts may be vectors in place of tokens.
 
     Raises:
-        ValueError: This model or device takes no vectors.
+        ValueError: This model takes no vectors.
     """
     spec = model.kv_spec
     stored_as = dtype if kv_cache_dtype is None else kv_cache_dtype
@@ -54,12 +59,21 @@ def make_kv_cache_spec(
         num_labels=model.num_labels if isinstance(model, Classifier) else 0,
         kv_cache_dtype=dtype_name(stored_as),
         groups=groups,
-        prompt_embeds_size=_vector_size(model, device) if takes_vectors else 0,
+        prompt_embeds_size=(model.vector_size or 0) if takes_vectors else 0,
+        media=_media_spec(model, takes_vectors=takes_vectors),
     )
 
 
-def _vector_size(model: Model, device: torch.device) -> int:
-    table = model.token_table() if isinstance(model, CausalLM) and device.type == "cpu" else None
-    if table is None:
-        raise ValueError("--enable-prompt-embeds: the code of this model, or of this device, takes token ids only")
-    return table.size
+def _media_spec(model: Model, *, takes_vectors: bool) -> MediaSpec | None:
+    """What the model takes besides tokens: the kinds of its encoder, and vectors where the user asks for that."""
+    encoder = model.media_encoder()
+    if encoder is None and not takes_vectors:
+        return None
+    size = model.vector_size if encoder is not None or isinstance(model, CausalLM) else None
+    if size is None:
+        raise ValueError("--enable-prompt-embeds: the code of this model takes token ids only")
+    num_layers: dict[MediaKind, int] = {} if encoder is None else {**encoder.num_layers}
+    max_num_tokens: dict[MediaKind, int] = {} if encoder is None else {**encoder.max_num_tokens}
+    if takes_vectors:
+        num_layers["embeds"], max_num_tokens["embeds"] = 0, MAX_VECTORS_OF_ITEM
+    return MediaSpec(size, num_layers, encoder is not None and encoder.is_atomic, max_num_tokens)

@@ -9,6 +9,7 @@ import sys
 import torch
 
 from llmstack_model_runner.device.host_limits import available_memory_bytes
+from llmstack_model_runner.media.encoder import MediaEncoder
 from llmstack_model_runner.memory.kv_cache_groups import num_blocks_needed, num_storage_layers
 from llmstack_types import KVCacheSpec, ModelRunnerConfig
 
@@ -30,9 +31,10 @@ def host_kv_bytes(available_bytes: int | None) -> int:
     return min(_MAX_HOST_KV_BYTES, int(available_bytes * _HOST_SHARE))
 
 
-def available_host_kv_bytes() -> int:
-    """Default size of the KV cache, measured after the weights are loaded."""
-    return host_kv_bytes(available_memory_bytes())
+def available_host_kv_bytes(other_bytes: int = 0) -> int:
+    """Default size of the KV cache, measured after the weights are loaded; `other_bytes` will be used soon."""
+    available_bytes = available_memory_bytes()
+    return host_kv_bytes(None if available_bytes is None else max(0, available_bytes - other_bytes))
 
 
 def obtainable_host_kv_bytes(working_bytes: int) -> int:
@@ -80,18 +82,27 @@ def working_bytes(max_num_batched_tokens: int, max_num_logits: int, vocab_size: 
     return max_num_batched_tokens * token_bytes + _LOGITS_COPIES * max_num_logits * vocab_size * 4
 
 
-def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_given: bool) -> int:
+def media_bytes(config: ModelRunnerConfig, spec: KVCacheSpec, encoder: MediaEncoder | None) -> int:
+    """Memory for the vectors of items, and for one item that is being encoded; 0 for a model that takes tokens only."""
+    media, dtype = spec.media, getattr(torch, spec.dtype)
+    if media is None:
+        return 0
+    num_vectors = media.num_cache_tokens(config.encoder_cache_tokens, config.max_num_batched_tokens)
+    return num_vectors * media.vector_size * int(dtype.itemsize) + (0 if encoder is None else encoder.work_bytes)
+
+
+def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_given: bool, other_bytes: int = 0) -> int:
     """Memory for one process's KV cache on a CPU, which it shares with the other processes of the model.
 
     With a size given by the user this is all available memory, else a share of it, at most what all rows need at full
-    length.
+    length. `other_bytes` are needed besides weights and steps.
     """
     token_bytes = spec.bytes_per_block // spec.block_size * spec.num_layers // max(num_storage_layers(spec), 1)
     max_num_logits = config.max_num_logits or config.max_num_seqs * (1 + config.max_num_drafts)
     num_logits = min(max_num_logits, config.max_num_batched_tokens)
     step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
     if is_size_given:
-        return obtainable_host_kv_bytes(step_bytes) // config.num_processes
+        return obtainable_host_kv_bytes(step_bytes + other_bytes) // config.num_processes
     num_row_blocks = num_blocks_needed(spec, config.max_model_len, config.max_num_batched_tokens)
     needed_bytes = spec.num_cache_bytes(config.max_num_seqs * num_row_blocks, config.max_num_seqs)
-    return min(needed_bytes, available_host_kv_bytes() // config.num_processes)
+    return min(needed_bytes, available_host_kv_bytes(other_bytes) // config.num_processes)

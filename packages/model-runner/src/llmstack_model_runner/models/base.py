@@ -12,8 +12,8 @@ import torch
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers.embedding import Embedding
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot
+from llmstack_model_runner.media.encoder import MediaEncoder
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,13 @@ class Model(ABC):
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all tensors that the model needs, by their names in the checkpoint."""
 
-    def token_table(self) -> Embedding | None:
-        """The token embedding; None if other code embeds tokens."""
+    @property
+    def vector_size(self) -> int | None:
+        """Width of vectors that a step may have in place of tokens; None where the model takes token ids alone."""
+        return None
+
+    def media_encoder(self) -> MediaEncoder | None:
+        """The encoder of pictures, sounds or videos, whose weights only the first stage has; None for none."""
         return None
 
     def optional_slots(self) -> dict[str, WeightSlot]:

@@ -22,6 +22,7 @@ from llmstack_model_runner.layers import (
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse_variant
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
@@ -133,8 +134,9 @@ class LayerNormDecoder(CausalLM):
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
         """Reads and checks a parsed config.json; a ValueError names the field at fault."""
 
-    def token_table(self) -> Embedding | None:
-        return self._tokens
+    @property
+    def vector_size(self) -> int | None:
+        return self._tokens.size
 
     def slots(self) -> dict[str, WeightSlot]:
         before = [self._tokens, self._positions, self._project_in, self._embedding_norm]
@@ -163,7 +165,7 @@ class LayerNormDecoder(CausalLM):
     ) -> torch.Tensor:
         """Hidden states after the last norm and projection, or after this stage's last block."""
         planned = plan_layers(metadata, kv_caches[0][0], [None] * self.kv_spec.num_layers)
-        hidden = self._enter(token_ids, positions)
+        hidden = self._enter(token_ids, positions, metadata.vectors)
         start = self.kv_spec.first_layer
         layers = self._layers[start : start + self.kv_spec.num_layers]
         for layer, kv_cache, (own_metadata, plans) in zip(layers, kv_caches, planned, strict=True):
@@ -175,15 +177,15 @@ class LayerNormDecoder(CausalLM):
             hidden = self._norm(hidden)
         return hidden if self._project_out is None else self._project_out(hidden)
 
-    def _enter(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _enter(self, token_ids: torch.Tensor, positions: torch.Tensor, given: StepVectors | None) -> torch.Tensor:
         """Hidden states before this stage's first block."""
         if self._sharding.is_first_stage:
-            return self._embed(token_ids, positions)
+            return self._embed(token_ids, positions, given)
         shape = (token_ids.shape[0], self._settings.block.hidden_size)
         return self._sharding.receive(1, self._like, shape)[0]
 
-    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        hidden = self._tokens(token_ids)
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, given: StepVectors | None) -> torch.Tensor:
+        hidden = self._tokens(token_ids, given=given)
         if self._project_in is not None:
             hidden = self._project_in(hidden)
         if self._positions is not None:

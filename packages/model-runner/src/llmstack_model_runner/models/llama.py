@@ -25,6 +25,7 @@ from llmstack_model_runner.layers import (
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
@@ -124,8 +125,9 @@ class Llama(CausalLM):
             has_mlp_bias=read_bool(config, "mlp_bias", False),
         )
 
-    def token_table(self) -> Embedding | None:
-        return self._tokens
+    @property
+    def vector_size(self) -> int | None:
+        return self._tokens.size
 
     def slots(self) -> dict[str, WeightSlot]:
         own, layers = self._sharding, self._layers
@@ -166,7 +168,7 @@ class Llama(CausalLM):
         first_attention = self.kv_spec.first_attention
         key_cache = None if first_attention is None else kv_caches[first_attention][0]
         planned = plan_layers(metadata, key_cache, self.kv_spec.sliding_windows)
-        hidden, residual = self._enter(token_ids)
+        hidden, residual = self._enter(token_ids, metadata.vectors)
         for layer, kv_cache, (own_metadata, plans) in zip(self._own_layers, kv_caches, planned, strict=True):
             hidden, residual = layer(hidden, residual, positions, kv_cache, own_metadata, plans)
         if residual is None or self._sharding.is_last_stage:
@@ -174,10 +176,10 @@ class Llama(CausalLM):
         self._sharding.send([hidden, residual])
         return hidden
 
-    def _enter(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _enter(self, token_ids: torch.Tensor, given: StepVectors | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output and residual before this stage's first layer."""
         if self._sharding.is_first_stage:
-            return self._tokens(token_ids), None
+            return self._tokens(token_ids, given=given), None
         shape = (token_ids.shape[0], self._hidden_size)
         hidden, residual = self._sharding.receive(2, self._norm.weight, shape)
         return hidden, residual

@@ -29,6 +29,10 @@ class PoolingDecoder(Model):
         self._decoder = self.decoder_class({**config, "tie_word_embeddings": True}, dtype, device)
         self.kv_spec = self._decoder.kv_spec
 
+    @property
+    def vector_size(self) -> int | None:
+        return self._decoder.vector_size
+
     def slots(self) -> dict[str, WeightSlot]:
         return self._decoder.slots()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,11 +26,16 @@ class PenaltyRows:
         self._sizes = np.zeros((3, max_num_rows), dtype=np.float32)
 
     def set_row(
-        self, row: int, params: SamplingParams, token_ids: IntArray, num_prompt_tokens: int, num_skipped: int = 0
+        self,
+        row: int,
+        params: SamplingParams,
+        token_ids: IntArray,
+        num_prompt_tokens: int,
+        placeholders: Sequence[range] = (),
     ) -> None:
         """Sets a row to a request; `token_ids` are its prompt and its generated tokens so far.
 
-        The first `num_skipped` tokens of the prompt are placeholders, which are not counted.
+        The ids of the prompt at `placeholders` are not counted.
         """
         sizes = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._is_penalised[row] = sizes != (1.0, 0.0, 0.0)
@@ -36,7 +43,11 @@ class PenaltyRows:
             return
         if self._counts is None:
             self._counts = TokenCounts(len(self._all_token_ids), self._vocab_size, self._all_token_ids.shape[1])
-        self._counts.set_row(row, token_ids[num_skipped:], num_prompt_tokens - num_skipped)
+        is_counted = np.ones(len(token_ids), dtype=np.bool_)
+        for places in placeholders:
+            is_counted[places.start : places.stop] = False
+        num_skipped = sum(map(len, placeholders))
+        self._counts.set_row(row, token_ids[is_counted], num_prompt_tokens - num_skipped)
         self._num_counted[row] = len(token_ids)
         self._sizes[:, row] = sizes
 

@@ -66,11 +66,11 @@ class SamplingRows:
         num_prompt_tokens: int,
         eos_token_ids: tuple[int, ...] = (),
         *,
-        has_prompt_tokens: bool = True,
+        placeholders: Sequence[range] = (),
     ) -> None:
         """Sets a row to a request's parameters; `token_ids` are its prompt and its generated tokens so far.
 
-        Without `has_prompt_tokens` those of the prompt are placeholders, and no penalty counts them.
+        No penalty counts the ids of the prompt at `placeholders`, which stand for vectors.
         """
         # A temperature that float32 rounds to 0 would compute 0/0; this one is effectively greedy.
         smallest = float(np.finfo(np.float32).tiny)
@@ -81,8 +81,7 @@ class SamplingRows:
         self._typical_p[row] = params.typical_p
         self._seeds[row] = seeds_array([params.seed or 0])[0]
         self._num_prompt_tokens[row] = num_prompt_tokens
-        num_skipped = 0 if has_prompt_tokens else num_prompt_tokens
-        self.penalties.set_row(row, params, token_ids, num_prompt_tokens, num_skipped)
+        self.penalties.set_row(row, params, token_ids, num_prompt_tokens, placeholders)
         extras = RowExtras.of(params, eos_token_ids, self._vocab_size)
         if extras is not None:
             self._extras[row] = extras

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from llmstack_kernels.float8_cache import STORED_TYPE
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models import CausalLM, Encoder, Model
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
@@ -23,6 +24,8 @@ from llmstack_model_runner.steps.prompt_logprobs import PromptLogprobs, compute_
 from llmstack_types import TokenMasks
 
 MakeTokenMasks = Callable[[], TokenMasks]
+FindVectors = Callable[[StepRows], StepVectors | None]
+"""The vectors that stand in place of tokens of a step; None where there are none."""
 SelectRows = Callable[[torch.Tensor], None]
 """Receives the tokens of a step whose logits are computed next."""
 

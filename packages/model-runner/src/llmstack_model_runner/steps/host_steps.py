@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 
 from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
@@ -19,6 +19,7 @@ from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import GreedyChoice, Sampler, SamplerOutput
 from llmstack_model_runner.steps.computation import (
     Computed,
+    FindVectors,
     MakeTokenMasks,
     compute,
     compute_stage,
@@ -28,8 +29,7 @@ from llmstack_model_runner.steps.computation import (
 from llmstack_model_runner.steps.cpu_graphs import DecodeOutput, GraphRunner
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.output import PendingOutput, PendingStep, Sampled
-from llmstack_model_runner.steps.prepare_inputs import ModelInputs, prepare_inputs
-from llmstack_model_runner.steps.prompt_embeds import Replaced, find_vectors, replacing
+from llmstack_model_runner.steps.prepare_inputs import prepare_inputs
 from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_types import SchedulerOutput
 
@@ -54,18 +54,18 @@ class HostSteps:
         sampler: Sampler,
         device: torch.device,
         timing: StepTiming,
+        find_vectors: FindVectors,
         *,
         label_head: LabelHead | None = None,
         max_num_captured_blocks: int = 0,
         sharding: Sharding | None = None,
         adapters: AdapterStore | None = None,
-        takes_vectors: bool = False,
     ) -> None:
-        """`max_num_captured_blocks`: Longest block table of captured steps; 0 disables graph capture.
+        """`find_vectors`: The vectors that stand in place of tokens of a step.
 
+        `max_num_captured_blocks`: Longest block table of captured steps; 0 disables graph capture.
         `sharding`: Which part of the model it is; a stage without the head samples nothing.
         `adapters`: Those that rows of the batch may have; None without any.
-        `takes_vectors`: Rows of the batch may have vectors in place of tokens.
         """
         self._has_head = has_head = sharding is None or sharding.is_last_stage
         self._unsampled: deque[_UnsampledStep] = deque()
@@ -77,7 +77,7 @@ class HostSteps:
         self._device = device
         self._label_head = label_head
         self._adapters = adapters
-        self._token_table = model.token_table() if takes_vectors else None
+        self._find_vectors = find_vectors
         self._unread: PendingOutput | None = None
         self._graphs: GraphRunner | None = None
         if max_num_captured_blocks and isinstance(model, CausalLM):
@@ -100,10 +100,11 @@ class HostSteps:
         num_adapted = 0
         if adapters is not None:
             num_adapted = adapters.begin_step(batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
-        with timing.forward:
-            decoded = self._repeat_decode(step, num_adapted)
+        vectors = self._find_vectors(step)
+        with timing.forward:  # captured steps take token ids alone
+            decoded = self._repeat_decode(step, num_adapted) if vectors is None else None
         if decoded is None:
-            sampling_indices, computed = self._compute(step, num_adapted)
+            sampling_indices, computed = self._compute(step, num_adapted, vectors)
         else:
             sampling_indices = np.arange(len(step.rows))
             computed = Computed(decoded.logits if self._has_head else None)
@@ -129,8 +130,6 @@ class HostSteps:
             return None
         if batch.num_prompt_logprobs or batch.pooling.row_to_params:
             return None
-        if batch.prompt_embeds and (step.num_computed_tokens < batch.num_prompt_tokens[step.rows]).any():
-            return None  # a row may have a vector in place of its token
         if step.num_left.any():
             return None  # a chunk of a prefill
         decodes = step if step.num_tokens == len(step.rows) else step.split_drafts()
@@ -149,13 +148,12 @@ class HostSteps:
         return sample_on_host(self._sampler, self._batch, step, sampling_indices, logits, bitmask, greedy)
 
     @torch.inference_mode()
-    def _compute(self, step: StepRows, num_adapted: int) -> tuple[IntArray, Computed]:
+    def _compute(self, step: StepRows, num_adapted: int, vectors: StepVectors | None) -> tuple[IntArray, Computed]:
         """The rows of the step that sample, and the results of its forward pass."""
         batch, timing, adapters = self._batch, self._timing, self._adapters
         with timing.prepare:
-            inputs = prepare_inputs(batch, step, self._device)
-            vectors = self._find_vectors(step, inputs) if batch.prompt_embeds else None
-        with timing.forward, replacing(self._token_table, vectors) if vectors else nullcontext():
+            inputs = prepare_inputs(batch, step, self._device, vectors)
+        with timing.forward:
             if not self._has_head:
                 return inputs.sampling_indices, compute_stage(self._model, inputs, self._kv_caches)
             select_rows = adapters.select_rows if adapters is not None and num_adapted else None
@@ -182,10 +180,3 @@ class HostSteps:
     def describe(self) -> str:
         """Description of how decode steps are run; empty if there are no graphs."""
         return "" if self._graphs is None else self._graphs.describe()
-
-    def _find_vectors(self, step: StepRows, inputs: ModelInputs) -> Replaced | None:
-        """The vectors that replace tokens of the step; None where there are none."""
-        table = self._token_table
-        if table is None:
-            return None
-        return find_vectors(self._batch, step, inputs.query_start_loc, table.size, table.dtype)

@@ -11,7 +11,7 @@ from llmstack_model_runner.adapters.store import NO_ADAPTER, AdapterStore
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
 from llmstack_model_runner.steps.pooling_rows import PoolingRows
-from llmstack_types import KVCacheGroupSpec, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import KVCacheGroupSpec, MediaItem, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
 
 
 class InputBatchError(ValueError):
@@ -90,6 +90,7 @@ class InputBatch:
         adapter_numbers: Number of each row's adapter, or `NO_ADAPTER`.
         generations: Incremented when a row gets another request.
         prompt_embeds: Row to the vectors that it has in place of its prompt's tokens.
+        media: Row to the items of its prompt, ascending, each with its number.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class InputBatch:
         self.row_to_params: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}  # with end-of-sequence tokens
         self.num_prompt_logprobs: dict[int, int] = {}
         self.prompt_embeds: dict[int, bytearray] = {}
+        self.media: dict[int, tuple[tuple[int, MediaItem], ...]] = {}
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self.pooling = PoolingRows(max_num_rows)
         self._adapters = adapters
@@ -174,11 +176,13 @@ class InputBatch:
             self.pooling.set_row(row, request.pooling_params)
         if request.prompt_embeds is not None:
             self.prompt_embeds[row] = bytearray(request.prompt_embeds)
+        if request.media:
+            self.media[row] = request.media
         if request.sampling_params.prompt_logprobs is not None:
             self.num_prompt_logprobs[row] = request.sampling_params.prompt_logprobs
         self.sampling.set_row(
             row, request.sampling_params, token_ids, request.num_prompt_tokens, request.eos_token_ids,
-            has_prompt_tokens=request.prompt_embeds is None,
+            placeholders=_placeholders(request),
         )  # fmt: skip
 
     def remove(self, request_id: str) -> None:
@@ -196,6 +200,7 @@ class InputBatch:
         del self.row_to_params[row]
         self.num_prompt_logprobs.pop(row, None)
         self.prompt_embeds.pop(row, None)
+        self.media.pop(row, None)
         self._free_rows.append(row)
 
     def append_tokens(self, rows: IntArray, token_ids: IntArray, num_appended: IntArray | None = None) -> None:
@@ -324,3 +329,10 @@ class InputBatch:
             f" {int(step.num_computed_tokens[index])} on, but has {int(self.num_tokens[row])} tokens and blocks for"
             f" {int(self.num_row_blocks[row]) * self.block_size}"
         )
+
+
+def _placeholders(request: NewRequest) -> list[range]:
+    """The places of the prompt with vectors that a user gave: their ids stand for no token."""
+    if request.prompt_embeds is not None:
+        return [range(request.num_prompt_tokens)]
+    return [range(item.offset, item.end) for _, item in request.media if item.kind == "embeds"]

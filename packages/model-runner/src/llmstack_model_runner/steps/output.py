@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +42,7 @@ class PendingStep:
         sampling_indices: Rows of the step that sample.
         sampled: A token for each of them, and one more for each draft; None if no row samples.
         reservation: Reserved places of the tokens in the batch; None if they are appended.
+        failures: Indices of rows whose results are not used, to the text of their error.
     """
 
     batch: InputBatch
@@ -51,6 +52,7 @@ class PendingStep:
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     pooled: Sequence[PooledRows] = ()
     reservation: Reservation | None = None
+    failures: Mapping[int, str] = field(default_factory=dict)
     _output: ModelRunnerOutput | None = field(default=None, init=False)
 
     def result(self) -> ModelRunnerOutput:
@@ -74,11 +76,16 @@ class PendingStep:
             values, failed = rows.to_bytes()
             pooled |= values
             errors |= failed
+        prompt_logprobs = {part.request_id: part.tensors.to_lists() for part in self.prompt_logprobs}
+        for index, text in self.failures.items():
+            sampled_token_ids[index], errors[request_ids[index]] = [], text
+            for results in (logprobs, prompt_logprobs, pooled):
+                results.pop(request_ids[index], None)
         return ModelRunnerOutput(
             request_ids=request_ids,
             sampled_token_ids=sampled_token_ids,
             logprobs=logprobs,
-            prompt_logprobs={part.request_id: part.tensors.to_lists() for part in self.prompt_logprobs},
+            prompt_logprobs=prompt_logprobs,
             errors=errors,
             pooled=pooled,
         )

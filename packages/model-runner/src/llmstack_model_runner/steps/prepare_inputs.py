@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables, RowStates
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 
@@ -83,8 +84,13 @@ def find_sampling_rows(batch: InputBatch, step: StepRows) -> IntArray:
     return np.flatnonzero((step.num_left == 0) & ~batch.pooling.is_pooling[step.rows])
 
 
-def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> ModelInputs:
-    """Tensors of a step of at least one row whose tokens are all known on the host."""
+def prepare_inputs(
+    batch: InputBatch, step: StepRows, device: torch.device, vectors: StepVectors | None = None
+) -> ModelInputs:
+    """Tensors of a step of at least one row whose tokens are all known on the host.
+
+    `vectors` are those that stand in place of tokens of the step.
+    """
     layout = lay_out(batch, step)
     token_types = layout.token_types
     tables = [
@@ -103,6 +109,7 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
         max_query_len=int(step.num_scheduled_tokens.max()),
         max_seq_len=int(layout.seq_lens.max()),
         states=None if step.states is None else _row_states(step, device),
+        vectors=vectors,
     )
     return ModelInputs(
         token_ids=_to_device(layout.token_ids, device),

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
+import numpy as np
 import torch
 
-from llmstack_model_runner.layers import Embedding
-from llmstack_model_runner.ragged import IntArray
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
-
-Replaced = tuple[torch.Tensor, torch.Tensor]
-"""Places in a step's tokens, and the vectors that these have: [num_places] int64 and [num_places, size]."""
 
 
 def find_vectors(
-    batch: InputBatch, step: StepRows, query_start_loc: IntArray, size: int, dtype: torch.dtype
-) -> Replaced | None:
+    batch: InputBatch, step: StepRows, size: int, dtype: torch.dtype, device: torch.device
+) -> StepVectors | None:
     """The vectors of the step's tokens, where a row has some; O(rows).
 
     Raises:
@@ -26,6 +20,7 @@ def find_vectors(
     places: list[torch.Tensor] = []
     vectors: list[torch.Tensor] = []
     starts, counts = step.num_computed_tokens.tolist(), step.num_scheduled_tokens.tolist()
+    first_tokens = (np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens).tolist()
     for index, row in enumerate(step.rows.tolist()):
         data = batch.prompt_embeds.get(row)
         num_prompt_tokens = int(batch.num_prompt_tokens[row])
@@ -36,19 +31,5 @@ def find_vectors(
         num_vectors = min(starts[index] + counts[index], num_prompt_tokens) - starts[index]
         whole = torch.frombuffer(data, dtype=dtype).view(num_prompt_tokens, size)
         vectors.append(whole[starts[index] : starts[index] + num_vectors])
-        first = int(query_start_loc[index])
-        places.append(torch.arange(first, first + num_vectors))
-    return (torch.cat(places), torch.cat(vectors)) if places else None
-
-
-@contextmanager
-def replacing(table: Embedding | None, replaced: Replaced | None) -> Iterator[None]:
-    """A forward pass in the `with` block has these vectors."""
-    if table is None or replaced is None:
-        yield
-        return
-    table.replaced = replaced
-    try:
-        yield
-    finally:
-        table.replaced = None
+        places.append(torch.arange(first_tokens[index], first_tokens[index] + num_vectors))
+    return StepVectors(torch.cat(places).to(device), torch.cat(vectors).to(device)) if places else None

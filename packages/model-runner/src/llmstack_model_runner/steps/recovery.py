@@ -10,7 +10,7 @@ correct are raised and end the engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,18 +50,42 @@ class StepRecovery:
         self._make_room = make_room
         self.unwritten = UnwrittenBlocks()
 
-    def run(self, batch: InputBatch, step: StepRows, compute: Compute) -> PendingStep | SettledStep:
+    def run(
+        self, batch: InputBatch, step: StepRows, compute: Compute, failures: Mapping[int, str]
+    ) -> PendingStep | SettledStep:
         """Computes a step of at least one row; a row that cannot be computed has an error.
+
+        `failures`: Indices of rows that are not to be computed, to the text of their error.
 
         Raises:
             Exception: As `compute`, where no further step can be right: a failed device, or an inconsistent step.
         """
+        if failures:
+            outputs = [self._give_up(batch, _take(step, [index]), text) for index, text in failures.items()]
+            rest = _take(step, np.setdiff1d(np.arange(len(step.rows)), list(failures)))
+            return SettledStep(_merge(step, [*outputs, *self._run_parts(batch, rest, compute)]))
         if (self.unwritten.on_device or self.unwritten.states) and self.unwritten.readers(batch, step):
             return SettledStep(_merge(step, self._run_parts(batch, step, compute)))
         started = self._attempt(batch, step, compute)
         if isinstance(started, PendingStep):
             return started
         return SettledStep(_merge(step, self._run_parts(batch, step, compute, failure=started)))
+
+    def run_whole(
+        self, batch: InputBatch, step: StepRows, compute: Compute, failures: Mapping[int, str]
+    ) -> PendingStep:
+        """Computes all rows, as ranks do that compute a step together: whatever differs between them stays in a row.
+
+        Raises:
+            Exception: As `compute`.
+        """
+        failed = _take(step, list(failures))
+        self.unwritten.add(batch, failed)  # rows of this step may share their blocks
+        readers = dict.fromkeys(self.unwritten.readers(batch, step), QuarantinedError.NOT_COMPUTABLE)
+        self.unwritten.add(batch, failed)
+        pending = compute(step)
+        pending.failures = {**readers, **failures}
+        return pending
 
     def _run_parts(
         self, batch: InputBatch, step: StepRows, compute: Compute, failure: str | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +15,7 @@ from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, WeightSlot, finite, plain
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
@@ -37,6 +40,8 @@ from llmstack_model_runner.models.transformers_backend.resolve import (
     max_model_len,
     resolve,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class TransformersModel(CausalLM):
@@ -105,17 +110,34 @@ class TransformersModel(CausalLM):
     ) -> torch.Tensor:
         """Hidden states that the decoder returns."""
         self._attention.begin(metadata, kv_caches)
-        return self._run(token_ids, positions)
+        return self._run(token_ids, positions, metadata.vectors)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of the given rows, by the model's own code."""
         return self._output_lines(hidden, self._output_class)
 
-    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        output = self._decoder(
-            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, return_dict=True
-        )
+    @functools.cached_property
+    @torch.inference_mode()
+    def vector_size(self) -> int | None:
+        """The width, where the decoder gives the same states for a token's vector as for its id."""
+        places = torch.arange(2, device=self._device)
+        try:
+            vectors = self._decoder.get_input_embeddings()(places)
+            by_vectors = functools.partial(self._run, given=StepVectors(places, vectors))
+            found = run_rows(self._decoder, by_vectors, self._attention, [2], [0, 1])
+        except Exception:  # model code can raise anything if it needs the ids
+            logger.info("the decoder takes token ids only", exc_info=True)
+            return None
+        is_same = torch.equal(found, run_rows(self._decoder, self._run, self._attention, [2], [0, 1]))
+        return vectors.shape[-1] if is_same else None
+
+    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor, given: StepVectors | None = None) -> torch.Tensor:
+        tokens: dict[str, torch.Tensor] = {"input_ids": token_ids[None]}
+        if given is not None:
+            vectors = self._decoder.get_input_embeddings()(token_ids)
+            tokens = {"inputs_embeds": vectors.index_copy(0, *given)[None]}
+        output = self._decoder(**tokens, position_ids=positions[None], use_cache=False, return_dict=True)
         self._output_class = type(output)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden

@@ -13,6 +13,7 @@ import torch
 from llmstack_kernels.decode_inputs import FIRST_BLOCK, LAST_TOKEN
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs, lay_out
 
@@ -26,11 +27,15 @@ class DeviceInputs:
 
 
 def prepare_device_inputs(
-    batch: InputBatch, step: StepRows, states: Sequence[torch.Tensor], staging: Staging
+    batch: InputBatch,
+    step: StepRows,
+    states: Sequence[torch.Tensor],
+    staging: Staging,
+    vectors: StepVectors | None = None,
 ) -> DeviceInputs:
     """Sends the layout of a step of at least one row; block tables and last tokens are gathered on the device.
 
-    `states` are those of `DeviceRows` after its `update`.
+    `states` are those of `DeviceRows` after its `update`. `vectors` stand in place of tokens of the step.
     """
     layout = lay_out(batch, step)
     sampling_rows = step.rows[layout.sampling_indices]
@@ -64,6 +69,7 @@ def prepare_device_inputs(
         seq_lens_list=layout.seq_lens.tolist(),
         max_query_len=int(step.num_scheduled_tokens.max()),
         max_seq_len=int(layout.seq_lens.max()),
+        vectors=vectors,
     )
     model = ModelInputs(
         token_ids=token_ids,

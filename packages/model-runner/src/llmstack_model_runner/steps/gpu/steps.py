@@ -12,11 +12,19 @@ import torch
 from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.runtime import DeviceRuntime, Fetched
 from llmstack_model_runner.device.staging import Staging
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models import CausalLM
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import ALL_MASKED, HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
-from llmstack_model_runner.steps.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
+from llmstack_model_runner.steps.computation import (
+    Computed,
+    FindVectors,
+    MakeTokenMasks,
+    compute,
+    make_bitmask,
+    sample_on_host,
+)
 from llmstack_model_runner.steps.gpu.decode_graphs import DecodeGraphs, decode_sizes
 from llmstack_model_runner.steps.gpu.inputs import prepare_device_inputs
 from llmstack_model_runner.steps.gpu.rows import DeviceRows
@@ -54,8 +62,8 @@ class DeviceSteps:
     """Steps of a language model whose rows are on the device.
 
     Steps in which every row decodes without an adapter are captured and replayed; all others are launched operation by
-    operation. The host
-    waits for the last step only if it needs its tokens: for drafts, and for rows with parameters that the device's
+    operation. So is the last token of a prompt alone, if a vector stands in its place: captured steps take ids. The
+    host waits for the last step only if it needs its tokens: for drafts, and for rows with parameters that the device's
     sampler does not support.
     """
 
@@ -68,11 +76,13 @@ class DeviceSteps:
         runtime: DeviceRuntime,
         config: ModelRunnerConfig,
         timing: StepTiming,
+        find_vectors: FindVectors,
         adapters: AdapterStore | None = None,
     ) -> None:
         """The last block of `kv_caches` is the scratch block, which padding rows write to.
 
         `timing`: Counters of the host's time; `wait` is the time spent waiting for the device.
+        `find_vectors`: The vectors that stand in place of tokens of a step.
         `adapters`: Those that rows of the batch may have; None without any.
         """
         self._model = model
@@ -82,6 +92,7 @@ class DeviceSteps:
         self._runtime = runtime
         self._timing = timing
         self._staging = Staging(runtime)
+        self._find_vectors = find_vectors
         self._adapters = adapters
         if adapters is not None:
             adapters.use_staging(self._staging.send)
@@ -170,11 +181,12 @@ class DeviceSteps:
             self._adapters.begin_step(self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
         )
         is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
-        if is_decode and not is_adapted and self._graphs is not None:
+        vectors = self._find_vectors(step)
+        if is_decode and not is_adapted and vectors is None and self._graphs is not None:
             pending = self._repeat_decode(self._graphs, step, is_refused, token_masks)
             if pending is not None:
                 return pending
-        return self._run_eagerly(step, is_refused, token_masks)
+        return self._run_eagerly(step, vectors, is_refused, token_masks)
 
     def _repeat_decode(
         self,
@@ -195,10 +207,14 @@ class DeviceSteps:
         return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_refused, token_masks)
 
     def _run_eagerly(
-        self, step: StepRows, is_refused: npt.NDArray[np.bool_], token_masks: MakeTokenMasks | None
+        self,
+        step: StepRows,
+        vectors: StepVectors | None,
+        is_refused: npt.NDArray[np.bool_],
+        token_masks: MakeTokenMasks | None,
     ) -> PendingStep:
         with self._timing.prepare:
-            inputs = prepare_device_inputs(self._batch, step, self._rows.states, self._staging)
+            inputs = prepare_device_inputs(self._batch, step, self._rows.states, self._staging, vectors)
         with self._timing.forward:
             select_rows = None if self._adapters is None else self._adapters.select_rows
             computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None, select_rows)

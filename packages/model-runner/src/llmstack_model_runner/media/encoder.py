@@ -1,0 +1,58 @@
+"""What a model's encoder of pictures, sounds or videos does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from llmstack_types import MediaItem
+from llmstack_types.vocabulary import MediaKind
+
+EncoderState = tuple[torch.Tensor, ...]
+"""What an encoder has of one item between two of its layers; never changed in place."""
+
+
+class MediaEncoder(Protocol):
+    """An encoder that is run some layers at a time, one item at a time.
+
+    Every method is a function of its arguments alone: the vectors of an item depend on nothing but the item, however
+    its layers are spread over steps and whatever else these compute. So a failed part can be computed again.
+    """
+
+    @property
+    def num_layers(self) -> Mapping[MediaKind, int]:
+        """The layers of each kind that it encodes; at least 1 each."""
+        ...
+
+    @property
+    def max_num_tokens(self) -> Mapping[MediaKind, int]:
+        """The places of the largest item of each kind in a prompt."""
+        ...
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the tokens of an item attend to each other, so that one step computes all of them."""
+        ...
+
+    @property
+    def work_bytes(self) -> int:
+        """Upper estimate of what the largest item needs while it is encoded, besides weights and vectors."""
+        ...
+
+    def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
+        """What the first layer reads. `data` is the item's memory; its content is not checked yet.
+
+        Raises:
+            ValueError: The bytes are no such item; the message is one sentence.
+        """
+        ...
+
+    def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
+        """The state after so many layers from number `first` on."""
+        ...
+
+    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:  # [item.num_vectors, size]
+        """The vectors after the last layer, in the type of the model."""
+        ...

@@ -1,0 +1,55 @@
+"""The bytes of an item, from wherever they lie."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from llmstack_types import MediaItem
+
+
+class MediaUnreadableError(Exception):
+    """An item's bytes are not there, or not as many as it says."""
+
+
+def read_memory(item: MediaItem) -> bytearray:
+    """A copy of the item's bytes.
+
+    A file is read and not mapped: if it became shorter meanwhile, a mapping would end the process.
+
+    Raises:
+        MediaUnreadableError: There is no memory, or it has another size.
+    """
+    memory = item.memory
+    if memory is None:
+        raise MediaUnreadableError("it came without its bytes")
+    if not memory.path:
+        if len(memory.data) != memory.num_bytes:
+            raise MediaUnreadableError(f"it has {len(memory.data)} bytes and not {memory.num_bytes}")
+        return bytearray(memory.data)
+    try:
+        # A pipe would wait for a writer.
+        file = os.open(memory.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise MediaUnreadableError(f"its file cannot be opened: {error}") from error
+    try:
+        return _read_file(file, memory.num_bytes)
+    except OSError as error:
+        raise MediaUnreadableError(f"its file cannot be read: {error}") from error
+    finally:
+        os.close(file)
+
+
+def _read_file(file: int, num_bytes: int) -> bytearray:
+    found = os.fstat(file)
+    # The size is checked before there is memory for it.
+    if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
+        raise MediaUnreadableError(f"its file has {found.st_size} bytes and not {num_bytes}")
+    data = bytearray(num_bytes)
+    place, view = 0, memoryview(data)
+    while place < num_bytes:
+        count = os.preadv(file, [view[place:]], place)
+        if not count:
+            raise MediaUnreadableError(f"its file has become shorter than {num_bytes} bytes")
+        place += count
+    return data

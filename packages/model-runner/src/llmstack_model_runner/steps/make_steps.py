@@ -1,0 +1,53 @@
+"""The kind of steps that fits a model and its device."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_model_runner.adapters.store import AdapterStore
+from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
+from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_model_runner.models import CausalLM, Model
+from llmstack_model_runner.models.kv_spec import KVCaches
+from llmstack_model_runner.models.label_head import LabelHead
+from llmstack_model_runner.sampling import Sampler
+from llmstack_model_runner.steps.computation import FindVectors
+from llmstack_model_runner.steps.gpu.steps import DeviceSteps
+from llmstack_model_runner.steps.host_steps import HostSteps
+from llmstack_model_runner.steps.input_batch import InputBatch
+from llmstack_model_runner.steps.timing import StepTiming
+from llmstack_types import ModelRunnerConfig
+
+
+def has_device_rows(model: Model | None, device: torch.device, runtime: DeviceRuntime | None) -> bool:
+    """Whether the rows of a step are on the device, which computes steps asynchronously."""
+    return isinstance(model, CausalLM) and (runtime is not None or device.type == "cuda")
+
+
+def make_steps(
+    model: Model,
+    batch: InputBatch,
+    kv_caches: KVCaches,
+    sampler: Sampler,
+    config: ModelRunnerConfig,
+    timing: StepTiming,
+    find_vectors: FindVectors,
+    *,
+    device: torch.device,
+    runtime: DeviceRuntime | None,
+    label_head: LabelHead | None,
+    sharding: Sharding,
+    adapters: AdapterStore | None,
+    has_states: bool,
+) -> HostSteps | DeviceSteps:
+    """Steps over a batch and a KV storage; see the classes. `has_states`: Layers of the model keep a state."""
+    if isinstance(model, CausalLM) and has_device_rows(model, device, runtime):
+        runtime = runtime or CudaRuntime(device)
+        return DeviceSteps(model, batch, kv_caches, sampler, runtime, config, timing, find_vectors, adapters)
+    # Captured steps read the states of one step only.
+    is_capturing = device.type == "cpu" and not config.enforce_eager and not has_states
+    return HostSteps(
+        model, batch, kv_caches, sampler, device, timing, find_vectors, label_head=label_head,
+        max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
+        sharding=sharding, adapters=adapters,
+    )  # fmt: skip

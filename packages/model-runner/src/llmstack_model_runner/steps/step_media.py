@@ -1,0 +1,96 @@
+"""The items of a step's rows: tokens with their vectors, and rows that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from llmstack_model_runner.layers.step_vectors import StepVectors
+from llmstack_model_runner.media.store import MediaStore
+from llmstack_model_runner.models.base import Model
+from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
+from llmstack_model_runner.steps.prompt_embeds import find_vectors as find_prompt_embeds
+from llmstack_types import MediaItem, SchedulerOutput
+
+
+class StepMedia:
+    """Joins the items of a batch's rows with what was encoded of them."""
+
+    def __init__(self, batch: InputBatch, store: MediaStore) -> None:
+        self._batch = batch
+        self._store = store
+
+    def follow(self, scheduled: SchedulerOutput) -> None:
+        """Drops and encodes what the step says.
+
+        Raises:
+            MediaWorkError: A part does not follow what was done of its item.
+        """
+        self._store.free(scheduled.freed_media)
+        self._store.run(scheduled.encoder_work)
+
+    def find_vectors(self, step: StepRows) -> StepVectors | None:
+        """The vectors that stand in place of tokens of the step, None if there are none; O(rows and items).
+
+        Those of an item that failed are NaN. Such rows are not computed, unless several ranks compute them: then
+        whatever one rank alone failed at becomes an error of the row in all of them.
+
+        Raises:
+            MediaWorkError: An item is not encoded yet.
+        """
+        batch = self._batch
+        if batch.prompt_embeds:
+            return find_prompt_embeds(batch, step, self._store.size, self._store.dtype, self._store.device)
+        if not batch.media:
+            return None
+        places: list[torch.Tensor] = []
+        vectors: list[torch.Tensor] = []
+        first_tokens = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens
+        for index, media_id, item in self._items_of(step):
+            start = int(step.num_computed_tokens[index])
+            end = start + int(step.num_scheduled_tokens[index])
+            shift = int(first_tokens[index]) - start  # from a place in the prompt to one in the step
+            for run_start, run_end, first in _overlaps(item, start, end):
+                places.append(torch.arange(run_start + shift, run_end + shift))
+                vectors.append(self._store.vectors(media_id, first, run_end - run_start))
+        if not places:
+            return None
+        joined = torch.cat(vectors)
+        return StepVectors(torch.cat(places).to(joined.device), joined)
+
+    def find_failures(self, step: StepRows) -> dict[int, str]:
+        """Indices of rows that need an item without vectors, to the text of their error."""
+        failures = self._store.failures
+        if not failures or not self._batch.media:
+            return {}
+        return {index: failures[media_id] for index, media_id, _ in self._items_of(step) if media_id in failures}
+
+    def _items_of(self, step: StepRows) -> Iterator[tuple[int, int, MediaItem]]:
+        """The index of a row, and the number of an item that has places among its tokens in the step."""
+        ends = step.num_computed_tokens + step.num_scheduled_tokens
+        for index, row in enumerate(step.rows.tolist()):
+            for media_id, item in self._batch.media.get(row, ()):
+                if item.offset < ends[index] and item.end > step.num_computed_tokens[index]:
+                    yield index, media_id, item
+
+
+def _overlaps(item: MediaItem, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Runs of a prompt's tokens [start, end) that have vectors of an item, each as start, end and its first vector."""
+    first = 0
+    for run_start, length in item.embed_runs or ((0, item.num_tokens),):
+        low = max(item.offset + run_start, start)
+        high = min(item.offset + run_start + length, end)
+        if low < high:
+            yield low, high, first + low - item.offset - run_start
+        first += length
+
+
+def make_media(
+    batch: InputBatch, model: Model, dtype: str, device: torch.device, make_room: Callable[[], None], is_first: bool
+) -> StepMedia:
+    """The items of a batch of a model that computes in `dtype`; see `MediaStore` for the rest."""
+    size, own_dtype = model.vector_size or 0, getattr(torch, dtype)
+    store = MediaStore(model.media_encoder(), size, own_dtype, device, make_room, is_first=is_first)
+    return StepMedia(batch, store)
