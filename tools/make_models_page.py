@@ -75,7 +75,7 @@ def _link(path: str) -> str:
 
 
 def _transformers_row(rounding: str) -> str:
-    formats, test = _words(readable_formats("", "transformers")), _link(f"{TESTS}transformers_backend.py")
+    formats, test = _words(readable_formats("")), _link(f"{TESTS}transformers_backend.py")
     return f"| transformers | all others | {formats} | {rounding} | no | no | {test} |\n"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from llmstack_model_runner.models.choice import make_model
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract, for_ranks
 from llmstack_model_runner.weights import (
-    check_quantized,
+    check_scheme,
     describe_quantization,
     kept_weights,
     load_weights,
@@ -94,12 +93,12 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
     model_config, checkpoint_format, scheme = read_served_config(config)
     dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
-    check = partial(check_quantized, checkpoint_format=checkpoint_format, scheme=scheme, device=device)
+    check_scheme(scheme, device)
     name = architecture(model_config)
     # Attention layers read it too.
     layers = AdaptedLayers() if config.enable_lora else None
     with packed_linears(scheme, config.enable_deterministic_inference), sharded(sharding), adapted(layers):
-        model = make_model(name, config.model_impl, (model_config, dtype, device), sharding, check)
+        model = make_model(name, config.model_impl, (model_config, dtype, device), sharding)
     logger.info("model: %s (%s)", name, model.implementation)
     check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
     model.limit_context(config.max_model_len)

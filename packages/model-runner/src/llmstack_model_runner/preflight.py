@@ -132,10 +132,8 @@ def find_room_problem(
     return f"{beside} about {needed / _GIB:.1f} GiB, and {room / _GIB:.1f} GiB are free"
 
 
-def readable_formats(architecture: str, model_impl: str = "auto") -> tuple[str, ...]:
-    """Formats of quantized checkpoints that the code reads which would run an architecture."""
-    if model_impl == "transformers" or architecture not in supported_architectures():
-        return ()
+def readable_formats(architecture: str) -> tuple[str, ...]:
+    """Formats of quantized checkpoints that can be read for an architecture, whichever code runs it."""
     has_gguf = architecture in GGUF_CLASS_NAMES
     return tuple(word for word in words_of(CheckpointQuantization) if word != "gguf" or has_gguf)
 
@@ -157,11 +155,8 @@ def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerC
         return
     architectures = model_config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if found is not None and found.method not in readable_formats(str(name), config.model_impl):
-        yield (
-            f"config.json: {found.field}: weights quantized by {found.method} are read by llmstack's own models only, "
-            "and this one would run with the code of transformers."
-        )
+    if found is not None and found.method not in readable_formats(str(name)):
+        yield f"config.json: {found.field}: {found.method} files of {str(name)[:64]} cannot be read."
 
 
 def _architecture_problems(model_config: Mapping[str, Any], model_impl: str) -> Iterator[str]:

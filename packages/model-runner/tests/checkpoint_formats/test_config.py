@@ -124,8 +124,9 @@ def test_the_preflight_refuses_what_the_configuration_tells(tmp_path: Path) -> N
     assert "NVFP4 is not supported" in found
     (found,) = preflight_problems(tmp_path, AWQ, "LlamaForCausalLM", quantization="int4")
     assert "quantized already (by awq)" in found
-    (found,) = preflight_problems(tmp_path, AWQ, "LlamaForCausalLM", model_impl="transformers")
-    assert "read by llmstack's own models only" in found
+    assert preflight_problems(tmp_path, AWQ, "LlamaForCausalLM", model_impl="transformers") == []
+    (found,) = preflight_problems(tmp_path, {"quant_method": "gguf"}, "BertModel")
+    assert "gguf files of BertModel cannot be read" in found
 
 
 def test_the_preflight_needs_no_torch_to_read_a_format(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def write_repository(folder: Path, case: str) -> Any:
 def load(folder: Path) -> CausalLM:
     config, _, _ = read_served_config(ModelRunnerConfig(str(folder), max_model_len=64))
     arguments = (config, torch.float32, torch.device("cpu"))
-    model = make_model(config["architectures"][0], "auto", arguments, Sharding(), lambda model_class: None)
+    model = make_model(config["architectures"][0], "auto", arguments, Sharding())
     load_weights(model, folder)
     assert isinstance(model, CausalLM)
     return model

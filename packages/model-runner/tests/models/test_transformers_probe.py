@@ -57,7 +57,6 @@ def load(architecture: str, **values: Any) -> TransformersModel:
         ({"architectures": ["TheirModel"], "model_type": "theirs", "auto_map": {"AutoModel": "x.py"}}, "never run"),
         ({"architectures": ["TheirModel"], "model_type": "theirs"}, "no causal language model of that name"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"}, "belongs to another class"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
         (LLAMA | {"hidden_size": "many"}, "hidden_size"),
     ],
 )

@@ -17,7 +17,7 @@ from llmstack_model_runner.layers.packing import Packing, pack, packed_linears, 
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import Model, load_model_class
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
-from llmstack_model_runner.weights import check_quantized, load_weights, num_weight_bytes
+from llmstack_model_runner.weights import check_scheme, load_weights, num_weight_bytes
 from llmstack_types import ModelRunnerConfig, SamplingParams
 from llmstack_types.vocabulary import RoundingScheme, words_of
 
@@ -113,7 +113,7 @@ def test_rounded_inputs_stay_close_to_the_model_and_say_what_they_are(tmp_path: 
 
 def test_rounded_inputs_are_refused_on_a_gpu() -> None:
     with pytest.raises(ValueError, match="int8_dynamic is computed on CPUs only"):
-        check_quantized(Model, None, INT8_DYNAMIC, torch.device("cuda"))
+        check_scheme(INT8_DYNAMIC, torch.device("cuda"))
 
 
 def test_the_choice_holds_within_its_block_only() -> None:
@@ -180,16 +180,13 @@ def test_log_and_backends_say_how_quantized_layers_are_computed(
     assert "quantization" not in start(folder, None).backends()
 
 
-def test_a_quantized_checkpoint_is_neither_rounded_nor_given_to_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+def test_a_quantized_checkpoint_is_not_rounded_again(tmp_path: Path) -> None:
     write_gpt2_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config | quantized))
     with pytest.raises(ValueError, match=r"^config.json: quantization_config: .*quantized already \(by gptq\)"):
         start(tmp_path, "int8")
-    with pytest.raises(ValueError, match="by gptq are read by llmstack's own models only"):
-        start(tmp_path, None, model_impl="transformers")
 
 
 def test_an_unknown_scheme_is_refused_before_weights_are_read(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ class Model(ABC):
         keeps_numeric_contract: False if the model uses foreign operations, so that a token's result may depend on how
             tokens are batched and cut into steps.
         can_be_sharded: Whether several ranks can each compute a part of the model.
-        reads_quantized: Whether `load_weights` takes weights of quantized checkpoints.
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
         kv_spec: Shape of the KV storage; set by the constructor.
     """
@@ -37,7 +36,6 @@ class Model(ABC):
     implementation: ClassVar[str] = "llmstack"
     keeps_numeric_contract: ClassVar[bool] = True
     can_be_sharded: ClassVar[bool] = False
-    reads_quantized: ClassVar[bool] = True
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
 

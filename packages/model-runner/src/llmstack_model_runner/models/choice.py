@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -56,11 +56,10 @@ def make_model(
     model_impl: str,
     arguments: tuple[Mapping[str, Any], torch.dtype, torch.device],
     own: Sharding,
-    check: Callable[[type[Model]], None],
 ) -> Model:
     """A model of the chosen class; with `auto`, of transformers' code if the chosen one lacks the model's variant.
 
-    `arguments`: The arguments of the class. `check` is called before one is constructed.
+    `arguments`: The arguments of the class.
 
     Raises:
         ValueError: Neither supports the model.
@@ -70,7 +69,6 @@ def make_model(
     def make(model_class: type[Model]) -> Model:
         if arguments[0].get(TEXT_PART_OF):
             model_class = make_text_part(model_class)
-        check(model_class)
         check_can_be_sharded(model_class, own, architecture, arguments[-1])
         with allocation("the sizes in config.json do not fit on the device", "use a smaller model"):
             return model_class(*arguments)

@@ -3,10 +3,10 @@
 from llmstack_model_runner.weights.dtype import resolve_dtype
 from llmstack_model_runner.weights.load import load_weights
 from llmstack_model_runner.weights.pack_cache import kept_weights
-from llmstack_model_runner.weights.quantization import check_quantized, describe_quantization, num_weight_bytes
+from llmstack_model_runner.weights.quantization import check_scheme, describe_quantization, num_weight_bytes
 from llmstack_model_runner.weights.ties import read_served_config
 
 __all__ = [
-    "check_quantized", "describe_quantization", "kept_weights", "load_weights", "num_weight_bytes",
+    "check_scheme", "describe_quantization", "kept_weights", "load_weights", "num_weight_bytes",
     "read_served_config", "resolve_dtype",
 ]  # fmt: skip

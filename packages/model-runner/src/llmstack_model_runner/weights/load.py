@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +124,15 @@ def _read_quantized(
     """As `_read_safetensors`, with one weight for the tensors of each quantized layer, which several files may have."""
     from llmstack_model_runner.checkpoint_formats.read import read_quantized
 
-    with ExitStack() as stack:
-        name_to_file: dict[str, Any] = {}
-        for path in paths:
-            check_safetensors(path)
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-            except SafetensorError as error:
-                raise ValueError(f"{path.name} cannot be read as safetensors.") from error
-            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                if name in name_to_file:
-                    raise ValueError(f"{path.name}: the tensor {name[:128]} is in another file too.")
-                name_to_file[name] = file
-        yield from read_quantized(checkpoint_format, [*name_to_file], lambda name: name_to_file[name].get_tensor(name))
+    name_to_file: dict[str, Any] = {}
+    for path in paths:
+        check_safetensors(path)
+        try:
+            file: Any = safe_open(path, framework="pt")  # open until no unread weight is left that has it
+        except SafetensorError as error:
+            raise ValueError(f"{path.name} cannot be read as safetensors.") from error
+        for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+            if name in name_to_file:
+                raise ValueError(f"{path.name}: the tensor {name[:128]} is in another file too.")
+            name_to_file[name] = file
+    yield from read_quantized(checkpoint_format, [*name_to_file], lambda name: name_to_file[name].get_tensor(name))

@@ -39,18 +39,7 @@ def num_weight_bytes(
     return int(sum(slot.num_elements for slot in model.slots().values()) * num_bits / 8)
 
 
-def check_quantized(
-    model_class: type[Model], checkpoint_format: CheckpointFormat | None, scheme: str | None, device: torch.device
-) -> None:
-    """Checks that the model's code reads weights of quantized checkpoints, and that the device computes the scheme.
-
-    Raises:
-        ValueError: It does not.
-    """
+def check_scheme(scheme: str | None, device: torch.device) -> None:
+    """Raises ValueError unless the device computes the scheme."""
     if scheme == INT8_DYNAMIC and device.type != "cpu":
         raise ValueError(f"quantization {scheme} is computed on CPUs only; int8, int4 and fp8 run on a GPU.")
-    if checkpoint_format is not None and not model_class.reads_quantized:
-        raise ValueError(
-            f"config.json: {checkpoint_format.field}: weights quantized by {checkpoint_format.method} are read by "
-            f"llmstack's own models only, and this one would run with the code of {model_class.implementation}."
-        )

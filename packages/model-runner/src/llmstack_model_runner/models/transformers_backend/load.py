@@ -8,38 +8,41 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
-from llmstack_model_runner.layers.packing import pack
 from llmstack_model_runner.models.base import raise_on_mismatch
 from llmstack_model_runner.models.transformers_backend.attention import PROBE_IMPLEMENTATION
+from llmstack_model_runner.models.transformers_backend.resolve import build_on_meta
+from llmstack_model_runner.models.transformers_backend.stored import Weight, plan_stored_layers
 
 
 def load_model(
     config: PreTrainedConfig,
     model_class: type[PreTrainedModel],
-    weights: Iterable[tuple[str, torch.Tensor]],
+    weights: Iterable[tuple[str, Weight]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> PreTrainedModel:
     """The model with `weights`, renamed and joined as transformers does for checkpoints of its family.
 
+    Those of quantized checkpoints stay as they are stored, where the layer that has them can compute with that.
+
     Raises:
         ValueError: Tensors are missing, unexpected, duplicated or of a wrong shape; the message names them.
     """
-    state_dict: dict[str, torch.Tensor] = {}
+    given: dict[str, Weight] = {}
     doubled = []
-    for name, tensor in weights:
-        if name in state_dict:
+    for name, weight in weights:
+        if name in given:
             doubled.append(name)
-        state_dict[name] = tensor
+        given[name] = weight
+    stored = plan_stored_layers(build_on_meta(config, model_class, dtype), given, dtype)
     try:
         with _quiet():
-            model, found = model_class.from_pretrained(
+            model, found = stored.class_without_weights(model_class).from_pretrained(
                 None,
                 config=config,
-                state_dict=state_dict,
+                state_dict=stored.plain,
                 dtype=dtype,
                 attn_implementation=PROBE_IMPLEMENTATION,
                 output_loading_info=True,
@@ -50,51 +53,21 @@ def load_model(
         raise ValueError(
             "The weights do not fit the configuration: tensors that transformers joins are missing or of a wrong shape."
         ) from error
+    loaded: PreTrainedModel = model.to(device)
+    misshapen = [f"{name} {list(is_)} instead of {list(wanted)}" for name, is_, wanted in found["mismatched_keys"]]
     raise_on_mismatch(
         missing=sorted(found["missing_keys"]),
         unused=sorted(found["unexpected_keys"]),
         doubled=doubled,
-        misshapen=[f"{name} {list(is_)} instead of {list(wanted)}" for name, is_, wanted in found["mismatched_keys"]],
+        misshapen=misshapen or stored.fill(loaded, dtype, device),
     )
-    loaded: PreTrainedModel = model.to(device)
     return loaded
-
-
-def pack_linears(model: nn.Module) -> None:
-    """Replaces linear layers by packed ones one at a time, so that at most one layer has two copies."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            # Subclasses may compute something else.
-            if type(child) is nn.Linear or type(child) is Conv1D:
-                setattr(parent, name, _PackedLinear(child))
 
 
 def release_files(model: nn.Module) -> None:
     """Copies the remaining tensors, since keeping one would keep the whole mapped file."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
-
-
-class _PackedLinear(nn.Module):
-    """A linear layer whose weight only the packed product can read.
-
-    `weight` has the layer's shape and type, for code that reads them, and is filled with NaN, so that the probe detects
-    code that computes with it.
-    """
-
-    def __init__(self, layer: nn.Linear | Conv1D) -> None:
-        super().__init__()
-        weight: torch.Tensor = layer.weight.detach()
-        self.weight = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
-        self.bias = layer.bias
-        if isinstance(layer, Conv1D):
-            weight = weight.t()
-        self.out_features, self.in_features = weight.shape
-        # A copy, since the packed layer would keep the tensor and with it the mapped file.
-        self._packed = pack(weight, None if layer.bias is None else layer.bias.detach().clone())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._packed(x)
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from llmstack_model_runner.models.transformers_backend.head import OutputLines
 from llmstack_model_runner.models.transformers_backend.load import (
     describe_version,
     load_model,
-    pack_linears,
     release_files,
 )
+from llmstack_model_runner.models.transformers_backend.modules import pack_modules
 from llmstack_model_runner.models.transformers_backend.probe import (
     ProbeError,
     check_rows_are_independent,
@@ -51,7 +51,6 @@ class TransformersModel(CausalLM):
     """
 
     implementation = describe_version()
-    reads_quantized = False
     keeps_numeric_contract = False  # norms and activations, in some models matrix products, are of transformers
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -77,12 +76,8 @@ class TransformersModel(CausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
         """Loads through transformers, which renames and joins tensors of older checkpoints."""
-        plain = (
-            (self.rename(name), _in_full_precision(name, tensor))
-            for name, tensor in weights
-            if not self.is_ignored(name)
-        )
-        self._model = load_model(self._config, self._model_class, plain, self._dtype, self._device)
+        needed = ((self.rename(name), _checked(name, weight)) for name, weight in weights if not self.is_ignored(name))
+        self._model = load_model(self._config, self._model_class, needed, self._dtype, self._device)
 
     @torch.inference_mode()
     def finish_loading(self) -> None:
@@ -92,7 +87,7 @@ class TransformersModel(CausalLM):
             UnsupportedByTransformersError: Paged attention does not support it.
         """
         if self._device.type == "cpu" or packing() != Packing():
-            pack_linears(self._model)
+            pack_modules(self._model)
             release_files(self._model)
         self._decoder = self._model.get_decoder()
         self._output_class: type[Any] = dict
@@ -177,11 +172,14 @@ def _not_by_slot(tensor: torch.Tensor) -> None:
     raise RuntimeError("tensors are renamed and joined while loading; `load_weights` loads all of them at once")
 
 
-def _in_full_precision(name: str, tensor: AnyWeight) -> torch.Tensor:
-    if isinstance(tensor, StoredWeight | UnreadWeight):
-        raise TypeError("quantized checkpoints are refused before they are read")
+def _checked(name: str, weight: AnyWeight) -> torch.Tensor | UnreadWeight:
+    """The weight, which is finite; of a quantized one its reader says so."""
+    if isinstance(weight, UnreadWeight):
+        return weight
+    if isinstance(weight, StoredWeight):
+        raise TypeError("quantized weights are read where they are needed")
     try:
-        found = tensor if isinstance(tensor, torch.Tensor) else tensor.read(None)
+        found = weight if isinstance(weight, torch.Tensor) else weight.read(None)
         return plain(found) if name.endswith("weight") else finite(found)  # others may be masks or positions
     except ValueError as error:
         raise ValueError(f"The weights cannot be loaded: {name[:128]} {error}.") from None

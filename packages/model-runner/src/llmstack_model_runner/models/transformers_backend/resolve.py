@@ -11,12 +11,15 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from llmstack_model_files import extended_positions
+from llmstack_model_runner.checkpoint_formats.config import QUANTIZATION_FIELDS
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, register_attention
 
 _DEFAULT_MAX_MODEL_LEN = 2048
 
-# Fields that choose code rather than describe the model: kernels from the hub, other files, patches of classes.
+# Fields that choose code rather than describe the model: kernels from the hub, other files, patches of classes, other
+# readers of quantized weights.
 _NOT_THE_MODELS = (
+    *QUANTIZATION_FIELDS,
     "attn_implementation", "auto_map", "distributed_config", "experts_implementation", "fusion_config", "kernel_config",
     "name_or_path", "transformers_weights",
 )  # fmt: skip
@@ -46,7 +49,7 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
         raise UnsupportedByTransformersError(architecture, _why_unknown(config, architecture, model_type))
     model_config = _parse(config, architecture, model_type)
     model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    reason = _why_refused(config, model_config, model_class)
+    reason = _why_refused(model_config, model_class)
     if reason is not None:
         raise UnsupportedByTransformersError(architecture, reason)
     register_attention()
@@ -116,9 +119,7 @@ def _why_unknown(config: Mapping[str, Any], architecture: str, model_type: str) 
     return "the installed transformers has no causal language model of that name"
 
 
-def _why_refused(given: Mapping[str, Any], config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
-    if given.get("quantization_config"):
-        return "its checkpoint is quantised, and this backend loads plain ones only"
+def _why_refused(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder and a decoder, and only decoders are served"
     if config.get_text_config() is not config:
