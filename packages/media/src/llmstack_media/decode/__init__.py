@@ -1,0 +1,1 @@
+"""Reading pictures: their format, their header, and the pixels of their frames."""

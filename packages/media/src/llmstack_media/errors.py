@@ -1,0 +1,54 @@
+"""Refusals of media, one function for each code of the error contract."""
+
+from __future__ import annotations
+
+from llmstack_types import InvalidRequestError
+
+FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+
+
+class ProcessorConfigError(ValueError):
+    """The files of a checkpoint describe preprocessing that is not supported; the text says what in one sentence."""
+
+
+def invalid_image(reason: str, param: str | None = None) -> InvalidRequestError:
+    """A picture that cannot be read. `reason` follows "This image"."""
+    return InvalidRequestError(f"This image {reason}.", param=param, code="invalid_image")
+
+
+def unsupported_format(param: str | None = None) -> InvalidRequestError:
+    """Bytes that are no picture of an allowed format."""
+    message = f"This is not an image of an allowed format: {FORMATS}."
+    return InvalidRequestError(message, param=param, code="unsupported_media_format")
+
+
+def image_too_large(reason: str, param: str | None = None) -> InvalidRequestError:
+    """A picture over a limit. `reason` follows "This image"."""
+    return InvalidRequestError(f"This image {reason}.", param=param, code="image_too_large")
+
+
+def url_not_allowed(reason: str, param: str | None = None) -> InvalidRequestError:
+    """An address that is not fetched. `reason` follows "This URL"; it never repeats the URL."""
+    return InvalidRequestError(f"This URL {reason}.", param=param, code="media_url_not_allowed")
+
+
+def fetch_failed(reason: str, param: str | None = None) -> InvalidRequestError:
+    """An address that gave nothing usable. `reason` is a whole sentence without its end; it never repeats content."""
+    return InvalidRequestError(f"{reason}.", param=param, code="media_fetch_failed")
+
+
+def media_not_found(param: str | None = None) -> InvalidRequestError:
+    """A `uuid` without content that is not known for this key, or not any more."""
+    message = "No media is kept under this uuid; send its content with it."
+    return InvalidRequestError(message, param=param, code="media_not_found")
+
+
+def unknown_option(name: str, known: list[str], param: str | None = None) -> InvalidRequestError:
+    """An option of a request that its model's processor does not have."""
+    message = f"The image processor of this model has no option '{name[:64]}'; it has {', '.join(known)}."
+    return InvalidRequestError(message, param=param, code="invalid_value")
+
+
+def invalid_option(name: str, allowed: str, param: str | None = None) -> InvalidRequestError:
+    """A value that an option cannot have. `allowed` follows "must be"."""
+    return InvalidRequestError(f"'{name[:64]}' must be {allowed}.", param=param, code="invalid_value")

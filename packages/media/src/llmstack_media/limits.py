@@ -1,0 +1,32 @@
+"""Limits of what a picture or video may cost, checked before it is paid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """Limits of one picture or video, and of all that are decoded at once.
+
+    Attributes:
+        max_bytes: Of a picture or video as it came, before it is decoded.
+        max_image_pixels: Width × height, as the header says.
+        max_aspect_ratio: The longer side divided by the shorter one.
+        max_video_frames: Frames that are taken of a video.
+        max_video_pixels: Width × height × frames that have to be decoded to take these.
+        max_pixels_at_once: Of all pictures that are being decoded, of every key.
+        max_key_pixels_at_once: The same of one key.
+        decode_s: Processor time for one picture.
+        video_decode_s: Processor time for one video.
+    """
+
+    max_bytes: int = 25 << 20
+    max_image_pixels: int = 50_000_000
+    max_aspect_ratio: int = 200
+    max_video_frames: int = 768
+    max_video_pixels: int = 800_000_000
+    max_pixels_at_once: int = 200_000_000
+    max_key_pixels_at_once: int = 100_000_000
+    decode_s: float = 10.0
+    video_decode_s: float = 30.0

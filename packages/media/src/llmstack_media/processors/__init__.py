@@ -1,0 +1,1 @@
+"""Preprocessing of each model family: placeholders by size, patches from pixels."""

@@ -1,0 +1,167 @@
+"""What all image processors share: resizing, tables of values, options."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from llmstack_media.decode.pictures import Pixels
+from llmstack_media.errors import ProcessorConfigError, image_too_large, invalid_option, unknown_option
+from llmstack_media.processors.config_values import CheckpointFiles, boolean, channels, integer, number, refuse
+from llmstack_media.processors.layout import ImageLayout, Piece
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+BILINEAR, BICUBIC, LANCZOS = (
+    int(one) for one in (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
+)
+MAX_RESIZED_PIXELS = 100_000_000
+"""Of a picture between two steps of its preprocessing: an extreme shape may grow before it is cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageProcessor(ABC):
+    """Preprocessing of one model family, equal to transformers' class of the same name that uses Pillow.
+
+    Attributes:
+        resample: Pillow's filter.
+        do_rescale: Whether values are multiplied by `rescale_factor`.
+        do_normalize: Whether the mean is subtracted then, and the rest divided by the standard deviation.
+    """
+
+    name: ClassVar[str]
+    """Of the reference's class, without an ending."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Fields that a request may set."""
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Of the reference's class: resample, image_mean, image_std."""
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "do_resize": (True,), "do_center_crop": (False,), "do_pad": (False,), "do_convert_rgb": (True,),
+    }  # fmt: skip
+
+    resample: int
+    do_rescale: bool
+    rescale_factor: float
+    do_normalize: bool
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+
+    @classmethod
+    @abstractmethod
+    def from_checkpoint(cls, files: CheckpointFiles) -> Self:
+        """The processor of a checkpoint.
+
+        Raises:
+            ProcessorConfigError: Its files ask for something else than this family does.
+        """
+
+    @abstractmethod
+    def layout(self, width: int, height: int) -> ImageLayout:
+        """What a picture of this size becomes, in pixels as it is shown.
+
+        Raises:
+            InvalidRequestError: It cannot become anything.
+        """
+
+    @abstractmethod
+    def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
+        """The array that the encoder reads, of the layout's shape. `pixels`: [height, width, 3]."""
+
+    @abstractmethod
+    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
+        """What stands in the prompt in place of the picture's placeholder."""
+
+    @abstractmethod
+    def largest(self) -> ImageLayout:
+        """A layout with as many vectors as any picture can have, or a few more."""
+
+    def for_detail(self, detail: str) -> Self:
+        """The processor of a request with this `detail`: `low` costs less, others are as the checkpoint says."""
+        return self._with_low_detail() if detail == "low" else self
+
+    def _with_low_detail(self) -> Self:
+        return self
+
+    def value_table(self) -> NDArray[np.float32]:
+        """Values of the model for each byte, [3, 256]: the reference's arithmetic, step by step in its types."""
+        values = np.arange(256, dtype=np.uint8)[None].repeat(3, axis=0)
+        table: NDArray[np.float32] = values.astype(np.float32)
+        if self.do_rescale:
+            table = (values.astype(np.float64) * self.rescale_factor).astype(np.float32)
+        if self.do_normalize:
+            mean, std = (np.array(one, dtype=np.float32)[:, None] for one in (self.image_mean, self.image_std))
+            table = (table - mean) / std
+        return table
+
+    def with_options(self, options: Mapping[str, object]) -> Self:
+        """The processor with options of a request, which may lower the cost of a picture and not raise it.
+
+        Raises:
+            InvalidRequestError: An option is unknown, has a wrong value, or makes pictures larger than the server's.
+        """
+        for name in options:
+            if name not in self.options:
+                raise unknown_option(name, sorted(self.options))
+        changed = self._changed(options)
+        largest = self.largest().num_vectors
+        if changed.largest().num_vectors > largest:
+            raise invalid_option(" and ".join(options), f"such that an image has at most {largest} vectors")
+        return changed
+
+    def _changed(self, options: Mapping[str, object]) -> Self:
+        for name, value in options.items():
+            kind = type(getattr(self, name))
+            if kind is bool and not isinstance(value, bool):
+                raise invalid_option(name, "true or false")
+            if kind is not bool and (isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0):
+                raise invalid_option(name, "a positive number" if kind is float else "a positive integer")
+        try:
+            return replace(self, **options)  # type: ignore[arg-type]  # each value has the type of its field
+        except ProcessorConfigError as error:
+            raise invalid_option(" and ".join(options), str(error).partition("must be ")[2] or "possible") from error
+
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """Name and options in effect: two processors with the same one make the same array of a picture."""
+        return (("name", self.name), *((one.name, repr(getattr(self, one.name))) for one in fields(self)))
+
+    @classmethod
+    def _common(cls, files: CheckpointFiles) -> dict[str, Any]:
+        """The fields that all families have."""
+        refuse(files.image, cls.INERT)
+        values, defaults = files.image, cls.DEFAULTS
+        return {
+            "resample": integer(values, "resample", defaults["resample"], 0, 5),
+            "do_rescale": boolean(values, "do_rescale", True),
+            "rescale_factor": number(values, "rescale_factor", 1 / 255),
+            "do_normalize": boolean(values, "do_normalize", True),
+            "image_mean": channels(values, "image_mean", defaults["image_mean"]),
+            "image_std": channels(values, "image_std", defaults["image_std"]),
+        }
+
+    def _resized(self, pixels: Pixels, height: int, width: int) -> Pixels:
+        """The picture in another size, by Pillow's filter."""
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        return np.asarray(image.resize((width, height), resample=Image.Resampling(self.resample)))
+
+
+def check_resized(height: int, width: int) -> tuple[int, int]:
+    """Refuses a picture that grows too large on its way.
+
+    Raises:
+        InvalidRequestError: It has too many pixels then.
+    """
+    if height * width > MAX_RESIZED_PIXELS:
+        raise image_too_large("has a shape that this model enlarges beyond what is allowed")
+    return height, width
+
+
+def channels_first(crops: list[Pixels]) -> NDArray[np.uint8]:
+    """Crops of one size, [crops, 3, height, width]."""
+    return np.ascontiguousarray(np.stack(crops).transpose(0, 3, 1, 2))
