@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llmstack_core_scheduler.request_queue import POLICIES
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig, check_integers
+from llmstack_types import MediaSpec
 
 NUM_STEPS_OF_WORK = 16
 """Steps that the remaining tokens are cut into. With two stages, 16 equal steps take the time of 17: 6 % are lost."""
@@ -40,6 +41,11 @@ class SchedulerConfig:
         state_snapshot_interval: For a model with states: tokens of a prompt between those that are kept for later
             requests. They are rounded up to whole blocks. 0 keeps the states where chunks of the prompt end.
         speculative: Which drafts the scheduler makes itself; None makes none.
+        media: What the model takes besides tokens; None for tokens only.
+        encoder_cache_tokens: Most vectors of encoded items that are kept at once, which is also the largest item; 0 is
+            as many as a step has tokens, or the largest item if that is more.
+        encoder_budget_units: Most patches or frames that pass the whole encoder in one step, while any request
+            decodes; larger items take several steps. 0 is as many as a step has tokens.
 
     Raises:
         ValueError: A field is out of range, or two contradict each other; the text names them.
@@ -61,12 +67,16 @@ class SchedulerConfig:
     min_stage_tokens: int = 0
     max_loras: int = 0
     state_snapshot_interval: int = 0
+    media: MediaSpec | None = None
+    encoder_cache_tokens: int = 0
+    encoder_budget_units: int = 0
 
     def __post_init__(self) -> None:
         limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum")
         check_integers(self, (*limits, "pipeline_parallel_size"), 1)
         can_be_off = ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots", "max_loras")
         check_integers(self, (*can_be_off, "max_prefill_tokens", "min_stage_tokens", "state_snapshot_interval"), 0)
+        check_integers(self, ("encoder_cache_tokens", "encoder_budget_units"), 0)
         if self.policy not in tuple(POLICIES):  # a list is no key of a mapping
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if self.speculative is not None and self.num_lookahead_slots:
@@ -76,6 +86,20 @@ class SchedulerConfig:
             raise ValueError(f"pipeline_parallel_size {size} and drafts exclude each other: drafts need one stage")
         if not self.enable_chunked_prefill:
             self._check_whole_prompts()
+        if self.media is not None and self.media.is_atomic:
+            self._check_whole_items(max(self.media.max_num_tokens.values(), default=0))
+
+    def _check_whole_items(self, num_tokens: int) -> None:
+        """An item is computed in one step, beside a token of each other request that runs."""
+        least = num_tokens + self.max_num_seqs - 1
+        if self.max_num_batched_tokens < least:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least {least}: this model computes "
+                f"an item of {num_tokens} tokens in one step, beside {self.max_num_seqs} requests"
+            )
+        for name in ("long_prefill_token_threshold", "min_stage_tokens"):
+            if 0 < getattr(self, name) < num_tokens:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 0 or at least {num_tokens}, the largest item")
 
     def _check_whole_prompts(self) -> None:
         if self.max_num_batched_tokens < self.max_model_len:
@@ -105,6 +129,11 @@ class SchedulerConfig:
         if not self.has_small_steps:
             return self.max_num_batched_tokens
         return min(self.max_num_batched_tokens, num_running + stage_tokens)
+
+    @property
+    def num_encoder_tokens(self) -> int:
+        """Room of the encoder cache, in vectors; 0 for a model that takes tokens only."""
+        return self.media.num_cache_tokens(self.encoder_cache_tokens, self.max_num_batched_tokens) if self.media else 0
 
     @property
     def max_num_rows(self) -> int:

@@ -41,6 +41,6 @@ def step_stats(
             preemptor.num_swapped_out_blocks, preemptor.num_swapped_in_blocks, forking.num_forks,
             drafting.num_draft_tokens, sum(num_accepted), drafting.num_drafts, tuple(num_accepted),
             waiting.num_tokens, waiting.num_admitted_tokens, num_rows, num_left_tokens, waiting.num_prefill_tokens,
-            tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state, 0, 0,
+            tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state, 0, 0, None,
         ),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from llmstack_engine_core.media_admission import check_media
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -40,6 +41,8 @@ def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
     params = request.sampling_params
     if request.prompt_embeds is not None:
         _check_prompt_embeds(request, request.prompt_embeds, ready)
+    if request.media:
+        check_media(request, ready)
     if request.pooling_params is not None:
         _check_pooling(request, request.pooling_params, ready)
     elif not ready.is_generative:

@@ -38,7 +38,7 @@ from llmstack_engine_core.structured_output import GrammarGate, LazyBackend
 from llmstack_step_log import LoggedScheduler, LogHeader, make_marker
 from llmstack_step_log.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
 from llmstack_step_log.scheduler_protocol import Scheduler
-from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
+from llmstack_types import EngineReady, EngineStartError, KVCacheSpec, MediaSpec
 
 logger = logging.getLogger(__name__)
 
@@ -113,17 +113,19 @@ def _build_with_runner(
     own = [hook for hook in (recorder, residency, profiles) if hook is not None]
     events = make_event_bus(config, own, event_hooks)
     with timer.phase("build_scheduler"):
-        scheduler_config = choose_drafts(replace(config.scheduler, max_model_len=max_model_len), runner.backends())
-        scheduler_config = choose_stage_tokens(scheduler_config, spec.device)
-        if not spec.is_causal:
-            scheduler_config = with_whole_prompts(scheduler_config)
+        scheduler_config = choose_limits(
+            replace(config.scheduler, max_model_len=max_model_len), spec, runner.backends()
+        )
         kv_cache = build_cache(cache)
         scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
         marker = make_marker() if config.snapshot_steps else b""
         header = LogHeader.of(scheduler_config, cache, _versions(), marker)
         shadow = make_shadow(config, header)
         step_log = open_step_log(config, header, shadow)
-    ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends(), header.versions)
+    ready = _make_ready(
+        config, spec, cache, max_model_len, timer.phases_s, runner.backends(), header.versions,
+        scheduler_config.num_encoder_tokens,
+    )  # fmt: skip
     num_groups = len(spec.table_groups)
     logger.info(
         "KV cache: %d blocks of %d tokens%s, room for %.1f requests of %d; start took %s",
@@ -207,6 +209,7 @@ def _make_ready(
     phases_s: Mapping[str, float],
     backends: Mapping[str, str],
     versions: Mapping[str, str],
+    num_encoder_tokens: int,
 ) -> EngineReady:
     kv_cache_dtype = spec.kv_cache_dtype or spec.dtype
     return EngineReady(
@@ -227,6 +230,8 @@ def _make_ready(
         model_path=config.model.model_path,
         prompt_embeds_size=spec.prompt_embeds_size,
         weights_name=config.weights_name,
+        media=spec.media,
+        encoder_cache_tokens=num_encoder_tokens,
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
         versions=versions,
@@ -244,6 +249,17 @@ def resolve_async_scheduling(config: EngineConfig, device: str) -> bool:
     return device == "cuda" and not config.scheduler.max_num_drafts
 
 
+def choose_limits(config: SchedulerConfig, spec: KVCacheSpec, backends: Mapping[str, str]) -> SchedulerConfig:
+    """The configuration for the model.
+
+    Raises:
+        EngineStartError: Steps are too small for what the model takes.
+    """
+    config = choose_stage_tokens(choose_drafts(config, backends), spec.device)
+    config = with_media(config, spec.media)
+    return config if spec.is_causal else with_whole_prompts(config)
+
+
 def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str]) -> SchedulerConfig:
     """Without drafts where they must change no bit, and the runner does not say that they change none."""
     speculative = config.speculative
@@ -259,6 +275,19 @@ def choose_stage_tokens(config: SchedulerConfig, device: str) -> SchedulerConfig
     if config.pipeline_parallel_size == 1 or config.min_stage_tokens:
         return config
     return replace(config, min_stage_tokens=CPU_STAGE_TOKENS if device == "cpu" else GPU_STAGE_TOKENS)
+
+
+def with_media(config: SchedulerConfig, media: MediaSpec | None) -> SchedulerConfig:
+    """The configuration for what the model takes besides tokens.
+
+    Raises:
+        EngineStartError: Its items do not fit into the steps; the text has the number to set.
+    """
+    num_tokens = 0 if media is None or not media.is_atomic else max(media.max_num_tokens.values(), default=0)
+    try:
+        return replace(config, media=media, min_stage_tokens=max(config.min_stage_tokens, num_tokens))
+    except ValueError as error:
+        raise EngineStartError(f"the model takes media: {error}") from error
 
 
 def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: int) -> int:

@@ -213,7 +213,8 @@ class EngineConfig:
             raise ValueError("kv_transfer needs enable_prefix_caching: imported blocks are cached prefixes")
 
     def _check_shared_limits(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "pipeline_parallel_size"):
+        shared = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "pipeline_parallel_size")
+        for name in (*shared, "encoder_cache_tokens"):
             of_model, of_scheduler = getattr(self.model, name), getattr(self.scheduler, name)
             if of_model != of_scheduler:
                 raise ValueError(f"model.{name} is {of_model}, but scheduler.{name} is {of_scheduler}")

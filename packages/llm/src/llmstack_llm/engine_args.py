@@ -132,10 +132,10 @@ class EngineArgs(
 
         speculative = self._speculation()
         limits = {
-            "max_model_len": model_config.max_model_len,
-            "max_num_seqs": self.max_num_seqs,
+            "max_model_len": model_config.max_model_len, "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.step_tokens(model_config.max_model_len, usage_context),
-        }
+            "encoder_cache_tokens": self.encoder_cache_tokens,
+        }  # fmt: skip
         model = {
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
@@ -159,10 +159,10 @@ class EngineArgs(
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
             "fair_quantum": self.fair_quantum, "long_prefill_token_threshold": self.long_prefill_token_threshold,
-            "max_prefill_tokens": self.prefill_tokens(usage_context), "speculative": speculative,
+            "max_prefill_tokens": self.prefill_tokens(usage_context), "speculative": speculative, **limits,
             "pipeline_parallel_size": self.pipeline_parallel_size, "max_loras": self.max_loras * self.enable_lora,
             "max_num_partial_prefills": self.max_num_partial_prefills,
-            "state_snapshot_interval": self.state_snapshot_interval, **limits,
+            "state_snapshot_interval": self.state_snapshot_interval, "encoder_budget_units": self.encoder_budget_units,
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "scheduler": scheduler, "runner": self.runner_name, "weights_name": self.weights_name,

@@ -32,6 +32,9 @@ _TEXT_FILES: Final = (
     "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 _EQUAL_FACTS: Final = ("vocab_size", "eos_token_ids", "bos_token_id", "use", "pooling")
+_LASTING: Final = (
+    "vocab_size", "is_generative", "is_causal", "embedding_size", "num_labels", "prompt_embeds_size", "media",
+)  # fmt: skip
 _MAX_FILE_BYTES: Final = 1 << 28
 
 
@@ -197,7 +200,7 @@ def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineCon
 
 
 def _check_ready(before: EngineReady, started: EngineReady) -> None:
-    for name in ("vocab_size", "is_generative", "is_causal", "embedding_size", "num_labels", "prompt_embeds_size"):
+    for name in _LASTING:
         if getattr(before, name) != getattr(started, name):
             ours, theirs = getattr(before, name), getattr(started, name)
             raise ReloadError(f"{name} is {ours}, but {theirs}: another use of the model needs a restart")

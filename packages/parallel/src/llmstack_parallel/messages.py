@@ -17,7 +17,7 @@ from llmstack_engine_core.messages.rows import row
 from llmstack_engine_core.messages.steps import STEP
 from llmstack_types import SchedulerOutput, TokenMasks
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 256 * 2**20
 MAX_EPOCH: Final = 2**64 - 1
 _ADDRESS: Final = text(256)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         StepRecord,
         StepRecording,
     )
-    from llmstack_types.media import EncoderWork, MediaItem, MediaMemory, MediaSpec
+    from llmstack_types.media import EncoderStats, EncoderWork, MediaItem, MediaMemory, MediaSpec
     from llmstack_types.model_runner import (
         KVCacheGroupSpec,
         KVCacheSpec,
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "BlockEviction": "events",
     "Control": "control",
+    "EncoderStats": "media",
     "EncoderWork": "media",
     "EngineCoreOutput": "engine_core",
     "EngineCoreOutputs": "engine_core",
@@ -125,6 +126,7 @@ _MODULES = {
 __all__ = [
     "BlockEviction",
     "Control",
+    "EncoderStats",
     "EncoderWork",
     "EngineCoreOutput",
     "EngineCoreOutputs",

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from llmstack_types.events import BlockEviction, RequestEvent, StepPhases
-from llmstack_types.media import MediaItem
+from llmstack_types.media import MediaItem, MediaSpec
 from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
 from llmstack_types.shadow import ShadowReport
@@ -194,6 +194,8 @@ class EngineReady:
         numeric_contract_id: Equal for engine cores that compute equal bits; empty where nothing is promised.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
         weights_name: What it serves, by the name in the list that a reload chooses from.
+        media: What the model takes besides tokens; None for tokens only.
+        encoder_cache_tokens: Vectors that are kept of what was encoded; no item of a prompt has more.
     """
 
     num_blocks: int
@@ -219,3 +221,5 @@ class EngineReady:
     numeric_contract_id: str = ""
     prompt_embeds_size: int = 0
     weights_name: str = "start"
+    media: MediaSpec | None = None
+    encoder_cache_tokens: int = 0

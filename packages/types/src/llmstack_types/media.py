@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from llmstack_types.vocabulary import MediaKind
+
+DIGEST_BYTES: Final = 32
+"""Size of the digest of an item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,27 @@ class MediaSpec:
     def num_cache_tokens(self, asked: int, max_num_batched_tokens: int) -> int:
         """Vectors that the encoder cache has room for: those `asked` for; 0 is a step's or the largest item's."""
         return asked or max(max_num_batched_tokens, *self.max_num_tokens.values())
+
+
+class EncoderStats(NamedTuple):
+    """The encoder's part of a scheduler's state; counters grow from the engine's start.
+
+    Attributes:
+        num_cache_tokens: Vectors that the encoder cache has room for.
+        num_used_tokens: Vectors in it.
+        num_queries: Counter of items that were needed by a request, each once.
+        num_hits: Counter of those whose vectors existed.
+        num_encoded: Counter of items that were encoded to the end.
+        num_units: Counter of the units of items that began to be encoded.
+        num_evictions: Counter of items that were evicted.
+        num_repeats: Counter of those that a request in progress still needed, so that they are encoded again.
+    """
+
+    num_cache_tokens: int = 0
+    num_used_tokens: int = 0
+    num_queries: int = 0
+    num_hits: int = 0
+    num_encoded: int = 0
+    num_units: int = 0
+    num_evictions: int = 0
+    num_repeats: int = 0

@@ -6,8 +6,9 @@ Every field is checked on the way back.
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -20,6 +21,8 @@ def to_plain(config: Any) -> dict[str, Any]:
 def _value_to_plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_plain(value)
+    if isinstance(value, Mapping):
+        return {name: _value_to_plain(one) for name, one in value.items()}
     return [_value_to_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -50,6 +53,18 @@ def _value_from_plain(hint: Any, value: object, where: str) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{where} must be a list")
         return tuple(_value_from_plain(get_args(hint)[0], item, where) for item in value)
+    if get_origin(hint) is Mapping:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} must be a mapping")
+        of_key, of_value = get_args(hint)
+        return {
+            _value_from_plain(of_key, name, f"a name in {where}"): _value_from_plain(of_value, one, where)
+            for name, one in value.items()
+        }
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ValueError(f"{where} must be one of {', '.join(get_args(hint))}")
+        return value
     # A float field takes a whole number; a bool is no number.
     accepted = {int, float} if float in _alternatives(hint) else set()
     if type(value) not in accepted | _alternatives(hint):

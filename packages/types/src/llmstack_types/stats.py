@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from llmstack_types.media import EncoderStats
 from llmstack_types.sampling_params import SamplingParams
 
 
@@ -46,6 +47,7 @@ class SchedulerStats(NamedTuple):
             no state was kept where they end.
         num_agreeing_audits: Counter of prefix hits that were computed again and found to be right.
         num_differing_audits: Counter of those that were found to be wrong.
+        encoder: What is encoded and kept; None for a model that takes tokens only.
     """
 
     step: int = 0
@@ -78,6 +80,7 @@ class SchedulerStats(NamedTuple):
     prefix_tokens_without_state: int = 0
     num_agreeing_audits: int = 0
     num_differing_audits: int = 0
+    encoder: EncoderStats | None = None
 
     @property
     def kv_cache_usage(self) -> float:

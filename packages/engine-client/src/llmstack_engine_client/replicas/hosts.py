@@ -36,6 +36,7 @@ _ALWAYS_EQUAL = (
     "embedding_size",
     "num_labels",
     "prompt_embeds_size",
+    "media",
 )
 
 

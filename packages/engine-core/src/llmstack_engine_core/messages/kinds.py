@@ -147,15 +147,31 @@ def member(members: Iterable[Enum]) -> Kind:
     return Kind(unpack, lambda pick: pick.choice([*value_to_member.values()]))
 
 
-def blob(item_size: int = 1) -> Kind:
-    """Bytes, in whole items of that size."""
+def word(words: Sequence[str]) -> Kind:
+    """One of some words."""
+
+    def unpack(value: Any, name: str) -> str:
+        if type(value) is not str or value not in words:
+            raise CodecError(f"{name} must be one of {', '.join(words)}")
+        return value
+
+    return Kind(unpack, lambda pick: pick.choice(words))
+
+
+def blob(item_size: int = 1, num_items: int | None = None) -> Kind:
+    """Bytes, in whole items of that size; any number of them, or just so many."""
 
     def unpack(value: Any, name: str) -> bytes:
         if type(value) is not bytes or len(value) % item_size:
             raise CodecError(f"{name} must be bytes, in items of {item_size}")
+        if num_items is not None and len(value) != item_size * num_items:
+            raise CodecError(f"{name} must be {item_size * num_items} bytes")
         return value
 
-    return Kind(unpack, lambda pick: pick.randbytes(item_size * pick.randrange(4)))
+    def draw(pick: Random) -> bytes:
+        return pick.randbytes(item_size * (pick.randrange(4) if num_items is None else num_items))
+
+    return Kind(unpack, draw)
 
 
 def list_of(value: Any, name: str, length: int | None = None) -> list[Any]:

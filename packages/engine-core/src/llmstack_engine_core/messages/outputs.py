@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.messages import kinds
 from llmstack_engine_core.messages.kinds import FLOATS, UINT32S, CodecError, Kind, optional, sparse
+from llmstack_engine_core.messages.media import ENCODER_STATS
 from llmstack_engine_core.messages.requests import KV_TRANSFER, MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_engine_core.messages.rows import row
 from llmstack_types import (
@@ -43,6 +44,7 @@ STATS: Final = row(
         "num_accepted_draft_tokens_per_place": kinds.counters(MAX_STATS_COUNTERS),
         "num_waiting_tokens_per_tenant": kinds.counters(MAX_STATS_COUNTERS),
         "waiting_tenants": kinds.texts(MAX_TENANT_LENGTH, MAX_STATS_COUNTERS, make=tuple),
+        "encoder": optional(ENCODER_STATS),
     },
     check=_check_stats,
 )

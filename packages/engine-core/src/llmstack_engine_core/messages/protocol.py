@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from llmstack_engine_core.messages.control import CALL, RESULT, ControlCall, ControlResult
-from llmstack_engine_core.messages.kinds import Kind, blob, integer, items, number, text, texts
+from llmstack_engine_core.messages.kinds import Kind, blob, integer, items, number, optional, text, texts
+from llmstack_engine_core.messages.media import MEDIA_SPEC
 from llmstack_engine_core.messages.message_set import FrameTooLargeError, MessageSet
 from llmstack_engine_core.messages.outputs import OUTPUTS
 from llmstack_engine_core.messages.requests import MAX_REQUEST_ID_LENGTH, REQUEST
 from llmstack_engine_core.messages.rows import mapping, row, tuple_of
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
-PROTOCOL_VERSION: Final = 10
+PROTOCOL_VERSION: Final = 11
 # A request of a million tokens takes 4 MiB; prompt log-probabilities of a whole batch come in one message.
 MAX_CLIENT_FRAME_BYTES: Final = 16 * 2**20
 MAX_ENGINE_FRAME_BYTES: Final = 256 * 2**20
@@ -102,7 +103,7 @@ _READY: Final = row(
     | dict.fromkeys(("dtype", "device", "kv_cache_dtype", "numeric_contract_id"), _NAME)
     | {
         "phases_s": _named(number(0.0)), "backends": _named(text(1024)), "versions": _named(text(256)),
-        "model_path": text(4096), "weights_name": text(256),
+        "model_path": text(4096), "weights_name": text(256), "media": optional(MEDIA_SPEC),
     },
     absent=("engine_index",),  # a client's own
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.messages import kinds
 from llmstack_engine_core.messages.kinds import BOOLEAN, FLOATS, MAX_INT, UINT32S, CodecError, Kind, optional
+from llmstack_engine_core.messages.media import MEDIA
 from llmstack_engine_core.messages.rows import mapping, row
 from llmstack_types import (
     EngineCoreRequest,
@@ -192,7 +193,7 @@ REQUEST: Final = row(
         "deadline_s": optional(_TIME),
         "kv_transfer": optional(KV_TRANSFER),
         "prompt_embeds": optional(kinds.blob()),
+        "media": MEDIA,
     },
     has_key=True,
-    absent=("media",),  # no model takes any yet
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from llmstack_engine_core.messages.kinds import COUNT, UINT32S, columns, items, lists, optional, texts
+from llmstack_engine_core.messages.media import ENCODER_WORK, NUMBERED_MEDIA
 from llmstack_engine_core.messages.outputs import REQUEST_IDS
 from llmstack_engine_core.messages.requests import (
     LORA_NAME,
@@ -27,8 +28,9 @@ _NEW_REQUEST: Final = row(
         "eos_token_ids": TOKEN_IDS,
         "lora_name": LORA_NAME,
         "pooling_params": optional(POOLING_PARAMS),
+        "media": NUMBERED_MEDIA,
     },
-    absent=("prompt_embeds", "media"),  # of one rank alone: the configuration refuses them with several
+    absent=("prompt_embeds",),  # of one rank alone: the configuration refuses them with several
 )
 ROWS: Final = columns(
     ScheduledRequest,
@@ -51,6 +53,7 @@ STEP: Final = row(
         "swap_ins": _COPIES,
         "block_copies": _COPIES,
         "states": columns(tuple, {"read": UINT32S, "written": UINT32S}),
+        "encoder_work": ENCODER_WORK,
+        "freed_media": UINT32S,
     },
-    absent=("encoder_work", "freed_media"),  # of one rank alone, as what they are for
 )

@@ -20,12 +20,16 @@ from llmstack_engine_core.messages.protocol import (
 from llmstack_types import (
     BlockEviction,
     Control,
+    EncoderStats,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,
     FinishReason,
     KVTransferParams,
+    MediaItem,
+    MediaMemory,
+    MediaSpec,
     PoolingParams,
     PoolingTask,
     PoolingType,
@@ -46,6 +50,7 @@ from llmstack_types import (
     ThinkingTags,
     TokenLogprobs,
 )
+from llmstack_types.vocabulary import MediaKind, words_of
 
 
 def encode(message: Any, epoch: int = 0) -> bytes:
@@ -142,8 +147,22 @@ PARAMS = st.builds(
     no_repeat_ngram_size=st.integers(0, 1024),
     repetition_detection=st.none() | st.builds(RepetitionDetectionParams, *[st.integers(0, 1024)] * 3),
 )
+RUNS = tuples(st.tuples(TOKEN_ID, TOKEN_ID))
+MEDIA = st.builds(
+    MediaItem,
+    st.binary(min_size=32, max_size=32),
+    st.sampled_from(words_of(MediaKind)),
+    COUNT,
+    COUNT,
+    RUNS,
+    tuples(TOKEN_ID),
+    COUNT,
+    optional(st.builds(MediaMemory, COUNT, TEXT, st.binary(max_size=8))),
+)
+KIND_COUNTS = st.dictionaries(st.sampled_from(words_of(MediaKind)), COUNT)
 REQUESTS = st.builds(
     EngineCoreRequest,
+    media=tuples(MEDIA),
     request_id=NAME,
     prompt_token_ids=st.lists(TOKEN_ID, min_size=1, max_size=40),
     output_token_ids=st.lists(TOKEN_ID, max_size=40).map(tuple),
@@ -210,6 +229,7 @@ STATS = st.builds(
         "num_accepted_draft_tokens_per_place": st.lists(COUNT, max_size=5).map(tuple),
         "num_waiting_tokens_per_tenant": st.tuples(COUNT, COUNT),
         "waiting_tenants": st.tuples(TEXT, TEXT),
+        "encoder": optional(st.builds(EncoderStats, *[COUNT] * 8)),
     },
 )
 READY = st.builds(
@@ -223,6 +243,8 @@ READY = st.builds(
     is_generative=st.booleans(),
     is_causal=st.booleans(),
     num_labels=COUNT,
+    media=optional(st.builds(MediaSpec, COUNT, KIND_COUNTS, st.booleans(), KIND_COUNTS)),
+    encoder_cache_tokens=COUNT,
     weights_name=NAME,
     phases_s=st.dictionaries(NAME, st.floats(0, 1e6), max_size=3),
     backends=st.dictionaries(NAME, TEXT, max_size=3),

@@ -80,6 +80,24 @@ class SchedulingOptions(OptionGroup):
         help="for models with convolutions or another state: keep the state of every N tokens of a prompt for later "
         "requests, beside that of its end; 0 keeps the states where its chunks end",
     )
+    encoder_cache_tokens: int = option(
+        0,
+        flag="--encoder-cache-tokens",
+        at_least=0,
+        suffixes=True,
+        metavar="N",
+        help="for models that take media: keep up to N vectors of encoded items; a larger item is refused (default: "
+        "the tokens of a step, or the largest item)",
+    )
+    encoder_budget_units: int = option(
+        0,
+        flag="--encoder-budget-units",
+        at_least=0,
+        suffixes=True,
+        metavar="N",
+        help="for models that take media: encode up to N patches or frames in a step with requests that generate; "
+        "larger items take several steps (default: the tokens of a step)",
+    )
     async_scheduling: bool | None = option(
         None,
         flag="--async-scheduling",
