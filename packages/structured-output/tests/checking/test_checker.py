@@ -11,9 +11,9 @@ import pytest
 
 from llmstack_structured_output import ConstraintChecker
 from llmstack_structured_output.checking import answers, budgets, queue
-from llmstack_structured_output.checking.client import Outcome
 from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID
 from llmstack_types import InvalidRequestError, ServerOverloadedError, StructuredOutputsParams, TenantLimitError
+from llmstack_types.child_pool.client import Outcome
 
 COMPILES = Outcome({}, is_late=False, is_starved=False, processor_s=0.01)
 LATE = Outcome(None, is_late=True, is_starved=False, processor_s=5.0)
@@ -29,10 +29,10 @@ class FakeClient:
         self.started: list[tuple[str, bool]] = []
         self.is_shut_down = False
 
-    async def run(self, params: StructuredOutputsParams, *, limit_s: float, is_slow: bool) -> Outcome:
+    async def run(self, job: dict[str, Any], *, limit_s: float, is_slow: bool) -> Outcome:
         if self.is_shut_down:
             raise ServerOverloadedError("shut down")
-        name = str(params.regex or params.json)
+        name = str(job["regex"] or job["json"])
         assert name not in self.running
         self.started.append((name, is_slow))
         outcome = self.running[name] = asyncio.get_running_loop().create_future()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from llmstack_structured_output import ConstraintChecker
-from llmstack_structured_output.checking.process import MAX_JOBS_PER_CHILD
 from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID
 from llmstack_types import InvalidRequestError, ServerOverloadedError, StructuredOutputsParams
+from llmstack_types.child_pool.server import MAX_JOBS_PER_CHILD
 
 # Fuel does not pay for the emptiness of an intersection. These are as many patterns as may match together, with so many
 # repetitions that they go to the slow lane at once.

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from llmstack_structured_output import errors
 from llmstack_structured_output.checking.answers import RememberedAnswers, key_of
 from llmstack_structured_output.checking.budgets import CompileBudgets
-from llmstack_structured_output.checking.client import CheckingClient, Outcome
 from llmstack_structured_output.checking.queue import CheckQueue, Job
 from llmstack_structured_output.compiler import check_sizes, kind_of, normal_form
 from llmstack_structured_output.cost import expected_seconds
 from llmstack_structured_output.limits import GrammarLimits
 from llmstack_types import InvalidRequestError, LLMStackError, ServerOverloadedError, StructuredOutputsParams
+from llmstack_types.child_pool.client import ChildPool, Outcome
 
 DEFAULT_TIMEOUT_S = 5.0
 QUICK_S = 0.25
@@ -53,9 +53,11 @@ class ConstraintChecker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """For the arguments see `GrammarCompiler`. `timeout_s`: Processor time for one constraint."""
-        self._client = CheckingClient({
+        arguments = {
             "tokenizer_folder": str(tokenizer_folder), "vocab_size": vocab_size, "eos_token_ids": list(eos_token_ids),
-        })  # fmt: skip
+        }  # fmt: skip
+        module = "llmstack_structured_output.checking.process"
+        self._client = ChildPool(module, arguments, purpose="compiles constraints", reason="constraints")
         self._timeout_s = timeout_s
         self._quick_s = min(QUICK_S, timeout_s)
         self._budgets = CompileBudgets(clock)
@@ -132,7 +134,7 @@ class ConstraintChecker:
         limit_s = self._timeout_s if job.is_slow else self._quick_s
         taken_s = 0.0
         try:
-            outcome = await self._client.run(check.params, limit_s=limit_s, is_slow=job.is_slow)
+            outcome = await self._client.run(asdict(check.params), limit_s=limit_s, is_slow=job.is_slow)
             taken_s = outcome.processor_s
         except LLMStackError as error:
             self._end(check, error)

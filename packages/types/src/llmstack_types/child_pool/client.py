@@ -1,4 +1,4 @@
-"""Client of the checking process."""
+"""Client of a process that works on jobs in children."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from llmstack_types import ServerOverloadedError, StructuredOutputsParams
 from llmstack_types.child_environment import without_secrets
+from llmstack_types.errors import ServerOverloadedError
 
 _MAX_LINE_BYTES = 1 << 20
 _NUM_ATTEMPTS = 2
@@ -20,10 +21,10 @@ _NUM_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of checking one constraint.
+    """What became of one job.
 
     Attributes:
-        answer: Message, param and code of the error, or empty; None where the compiler has ended without an answer.
+        answer: What the work returned; None where the child has ended without an answer.
         is_late: It has used up its processor time.
         is_starved: The machine was too busy to give it that.
         processor_s: The processor time that it has used, in seconds.
@@ -35,11 +36,31 @@ class Outcome:
     processor_s: float
 
 
-class CheckingClient:
-    """Starts the checking process with the first constraint, and again where it has ended. For one event loop."""
+class ChildPool:
+    """Starts a process with the first job, and again where it has ended. For one event loop."""
 
-    def __init__(self, configuration: dict[str, Any]) -> None:
-        """`configuration`: The arguments of `GrammarCompiler`."""
+    def __init__(
+        self,
+        module: str,
+        configuration: dict[str, Any],
+        *,
+        purpose: str,
+        reason: str,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """The process begins with the first job.
+
+        Args:
+            module: What it runs, which calls `serve_children`.
+            configuration: What its `prepare` gets; plain data.
+            purpose: What it does, for messages: "compiles constraints".
+            reason: The label of the refusals' metric.
+            variables: Further variables of its environment.
+        """
+        self._module = module
+        self._purpose = purpose
+        self._reason = reason
+        self._variables = dict(variables or {})
         self._configuration = json.dumps(configuration)
         self._starting = asyncio.Lock()
         self._connection: _Connection | None = None
@@ -50,19 +71,19 @@ class CheckingClient:
         """The process, where one has been started."""
         return None if self._connection is None else self._connection.process
 
-    async def run(self, params: StructuredOutputsParams, *, limit_s: float, is_slow: bool) -> Outcome:
-        """Compiles one constraint. It is tried again where the process ends meanwhile: each has a child of its own, so
-        that this is the fault of none.
+    async def run(self, job: dict[str, Any], *, limit_s: float, is_slow: bool) -> Outcome:
+        """Has one job done; `limit_s`: Its processor time. It is tried again where the process ends meanwhile: each
+        job has a child of its own, so that this is the fault of none.
 
         Raises:
             ServerOverloadedError: The process has ended again, cannot be started, or is shut down.
         """
-        job = {"params": asdict(params), "limit_s": limit_s, "is_slow": is_slow}
+        line = {"job": job, "limit_s": limit_s, "is_slow": is_slow}
         for _ in range(_NUM_ATTEMPTS):
-            outcome = await (await self._living_connection()).run(job)
+            outcome = await (await self._living_connection()).run(line)
             if outcome is not None:
                 return outcome
-        raise ServerOverloadedError("the process that compiles constraints has ended", reason="constraints")
+        raise self._refusal("has ended")
 
     async def shutdown(self) -> None:
         """Ends the process and its children. Idempotent, and final."""
@@ -75,7 +96,7 @@ class CheckingClient:
     async def _living_connection(self) -> _Connection:
         async with self._starting:
             if self._is_shut_down:
-                raise ServerOverloadedError("constraints are not compiled any more", reason="constraints")
+                raise self._refusal("is shut down")
             if self._connection is None or self._connection.is_over:
                 self._connection = _Connection(await self._start_process())
                 self._connection.write(self._configuration)
@@ -86,15 +107,18 @@ class CheckingClient:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "llmstack_structured_output.checking.process",
+                self._module,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_LINE_BYTES,
-                env=without_secrets(os.environ),
+                env={**without_secrets(os.environ), **self._variables},
                 start_new_session=True,  # a group of its own, to be ended with its children
             )
         except OSError as error:
-            raise ServerOverloadedError("no process to compile constraints", reason="constraints") from error
+            raise self._refusal("cannot be started") from error
+
+    def _refusal(self, what: str) -> ServerOverloadedError:
+        return ServerOverloadedError(f"the process that {self._purpose} {what}", reason=self._reason)
 
 
 class _Connection:

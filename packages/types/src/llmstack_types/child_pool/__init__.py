@@ -1,0 +1,1 @@
+"""Jobs in child processes that can be killed: a client, and a server that forks."""
