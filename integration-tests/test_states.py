@@ -20,6 +20,7 @@ from llmstack_insight.steps_of_log import steps_of_log
 from llmstack_step_log import read_step_log
 from llmstack_step_log.replay import verify
 from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
+from llmstack_types.model_runner import LEAST_STATE_BLOCKS
 
 VOCAB_SIZE = 97
 KINDS = ["conv", "conv", "full_attention", "conv", "full_attention", "conv"]  # a whole period, and half of another
@@ -52,7 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model
 
 
-def build(folder: Path, num_blocks: int = 600, **changes: Any) -> EngineCore:
+def build(folder: Path, num_blocks: int | None = 600, **changes: Any) -> EngineCore:
     tokens = changes.pop("max_num_batched_tokens", 64)
     limits = {"max_model_len": 256, "max_num_seqs": min(6, tokens), "max_num_batched_tokens": tokens}
     ranks = {name: changes.pop(name) for name in ("tensor_parallel_size", "pipeline_parallel_size") if name in changes}
@@ -339,3 +340,37 @@ def test_the_explanation_says_where_no_state_was_found(checkpoint: tuple[Path, A
         "Its first 70 tokens are also those of before, but at no block boundary after token 0 were its blocks and a "
         "state found."
     ) in made.sentences
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 200])
+def test_rows_beyond_the_states_that_there_is_room_for_wait(
+    checkpoint: tuple[Path, Any], uncut: dict[str, list[Any]], num_host_blocks: int
+) -> None:
+    """Six rows were asked for; the bytes suffice for the states of two, then for one that finds none again."""
+    spec = build(checkpoint[0]).runner.kv_cache_spec()
+    for num_bytes, num_rows in (
+        (spec.num_bytes_for_rows(2, 16), 2),
+        (spec.num_cache_bytes(16, LEAST_STATE_BLOCKS), 1),
+    ):
+        core = build(checkpoint[0], None, kv_cache_bytes=num_bytes, num_host_blocks=num_host_blocks)
+        assert core.ready.max_num_rows == num_rows
+        most = 0
+        for request in requests():
+            core.add_request(request)
+        answers: dict[str, list[Any]] = {}
+        while core.has_unfinished_requests():
+            for output in core.step().outputs:
+                assert output.error is None
+                sampled = zip(output.new_token_ids, output.logprobs or [], strict=True)
+                answers.setdefault(output.request_id, []).extend(sampled)
+            most = max(most, core.stats().num_running)
+        assert most == num_rows
+        assert answers == uncut
+        core.shutdown()
+
+
+def test_a_cache_without_room_for_the_states_of_one_row_is_refused(checkpoint: tuple[Path, Any]) -> None:
+    spec = build(checkpoint[0]).runner.kv_cache_spec()
+    least = spec.num_cache_bytes(1, LEAST_STATE_BLOCKS)
+    with pytest.raises(EngineStartError, match=f"needs at least {least} bytes for one block of 16 tokens and 3 states"):
+        build(checkpoint[0], None, kv_cache_bytes=least - 1)

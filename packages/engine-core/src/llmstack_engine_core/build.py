@@ -24,6 +24,7 @@ from llmstack_engine_core.build_observers import (
     make_shadow,
     open_step_log,
 )
+from llmstack_engine_core.cache_size import choose_cache_size, choose_max_model_len
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.contract import numeric_contract_id
 from llmstack_engine_core.engine_core import EngineCore
@@ -101,10 +102,11 @@ def _build_with_runner(
         spec = runner.kv_cache_spec()
         is_size_given = config.num_blocks is not None or config.kv_cache_bytes is not None
         available_bytes = runner.available_kv_bytes(is_size_given=is_size_given)
-        num_blocks = choose_num_blocks(config, spec, available_bytes)
+        size = choose_cache_size(config, spec, available_bytes)
         num_host_blocks = config.num_host_blocks or config.host_kv_bytes // spec.bytes_per_block
-        max_num_rows = config.scheduler.max_num_seqs
-        cache = cache_config(spec, num_blocks, config.enable_prefix_caching, num_host_blocks, max_num_rows)
+        cache = cache_config(
+            spec, size.num_blocks, config.enable_prefix_caching, num_host_blocks, size.num_state_blocks
+        )
         max_model_len = choose_max_model_len(config, cache)
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, cache, spec)
@@ -113,23 +115,19 @@ def _build_with_runner(
     own = [hook for hook in (recorder, residency, profiles) if hook is not None]
     events = make_event_bus(config, own, event_hooks)
     with timer.phase("build_scheduler"):
-        scheduler_config = choose_limits(
-            replace(config.scheduler, max_model_len=max_model_len), spec, runner.backends()
-        )
+        limits = replace(config.scheduler, max_model_len=max_model_len, max_num_seqs=size.num_rows)
+        scheduler_config = choose_limits(limits, spec, runner.backends())
         kv_cache = build_cache(cache)
         scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
         marker = make_marker() if config.snapshot_steps else b""
         header = LogHeader.of(scheduler_config, cache, _versions(), marker)
         shadow = make_shadow(config, header)
         step_log = open_step_log(config, header, shadow)
-    ready = _make_ready(
-        config, spec, cache, max_model_len, timer.phases_s, runner.backends(), header.versions,
-        scheduler_config.num_encoder_tokens,
-    )  # fmt: skip
+    ready = _make_ready(config, spec, cache, scheduler_config, timer.phases_s, runner.backends(), header.versions)
     num_groups = len(spec.table_groups)
     logger.info(
         "KV cache: %d blocks of %d tokens%s, room for %.1f requests of %d; start took %s",
-        num_blocks, spec.block_size, f" in each of {num_groups} groups of layers" if num_groups else "",
+        cache.num_blocks, spec.block_size, f" in each of {num_groups} groups of layers" if num_groups else "",
         cache.num_usable_blocks / cache.num_blocks_needed(max_model_len, scheduler_config), max_model_len,
         _describe(timer.phases_s),
     )  # fmt: skip
@@ -205,13 +203,12 @@ def _make_ready(
     config: EngineConfig,
     spec: KVCacheSpec,
     cache: CacheConfig,
-    max_model_len: int,
+    scheduler: SchedulerConfig,
     phases_s: Mapping[str, float],
     backends: Mapping[str, str],
     versions: Mapping[str, str],
-    num_encoder_tokens: int,
 ) -> EngineReady:
-    kv_cache_dtype = spec.kv_cache_dtype or spec.dtype
+    kv_cache_dtype, max_model_len = spec.kv_cache_dtype or spec.dtype, scheduler.max_model_len
     return EngineReady(
         num_blocks=cache.num_usable_blocks,
         block_size=spec.block_size,
@@ -219,7 +216,7 @@ def _make_ready(
         vocab_size=spec.vocab_size,
         dtype=spec.dtype,
         device=spec.device,
-        kv_cache_bytes=spec.num_cache_bytes(cache.num_blocks, config.scheduler.max_num_seqs),
+        kv_cache_bytes=spec.num_cache_bytes(cache.num_blocks, cache.num_state_blocks),
         pid=os.getpid(),
         phases_s=phases_s,
         backends=dict(backends),
@@ -231,12 +228,14 @@ def _make_ready(
         prompt_embeds_size=spec.prompt_embeds_size,
         weights_name=config.weights_name,
         media=spec.media,
-        encoder_cache_tokens=num_encoder_tokens,
+        encoder_cache_tokens=scheduler.num_encoder_tokens,
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
         versions=versions,
         num_kv_tokens=max(max_model_len, cache.num_usable_blocks * spec.block_size // len(cache.table_groups)),
         numeric_contract_id=numeric_contract_id(config.model, spec.dtype, kv_cache_dtype, spec.vocab_size, backends),
+        max_num_rows=scheduler.max_num_rows,
+        num_state_blocks=cache.num_state_blocks,
     )
 
 
@@ -288,65 +287,6 @@ def with_media(config: SchedulerConfig, media: MediaSpec | None) -> SchedulerCon
         return replace(config, media=media, min_stage_tokens=max(config.min_stage_tokens, num_tokens))
     except ValueError as error:
         raise EngineStartError(f"the model takes media: {error}") from error
-
-
-def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: int) -> int:
-    """Blocks of the KV cache: what was asked for, or what the device has left, within reason.
-
-    Within reason is twice what `max_num_seqs` of the longest requests can hold: half may stay cached under full load.
-
-    Raises:
-        EngineStartError: More was asked for than there is, or there is not room for a block.
-    """
-    max_num_rows = config.scheduler.max_num_seqs
-    if config.num_blocks is not None:
-        num_blocks, flag = config.num_blocks, "--num-kv-blocks"
-    elif config.kv_cache_bytes is not None:
-        num_blocks, flag = spec.num_blocks_within(config.kv_cache_bytes, max_num_rows), "--kv-cache-memory-bytes"
-    else:
-        cache = cache_config(spec, 1, enable_prefix_caching=False, num_host_blocks=0)
-        num_row_blocks = cache.num_blocks_needed(config.model.max_model_len, config.scheduler)
-        useful = 2 * max_num_rows * num_row_blocks + bool(spec.table_groups)
-        num_blocks, flag = (
-            min(spec.num_blocks_within(available_bytes, max_num_rows), useful),
-            "--gpu-memory-utilization",
-        )
-    least = len(spec.table_groups) + 1 if spec.table_groups else 1  # the null block, and one of each group
-    what = f"{f'{least} blocks' if spec.table_groups else 'one block'} of {spec.block_size} tokens"
-    if num_blocks < least:
-        raise EngineStartError(
-            f"the KV cache needs at least {spec.num_cache_bytes(least, max_num_rows)} bytes for {what}, but "
-            f"has {config.kv_cache_bytes or max(available_bytes, 0)}; raise {flag} or choose a smaller model"
-        )
-    num_bytes = spec.num_cache_bytes(num_blocks, max_num_rows)
-    if num_bytes > available_bytes:
-        raise EngineStartError(
-            f"out of memory: the KV cache needs {num_bytes} bytes ({num_blocks} blocks of "
-            f"{spec.bytes_per_block}), but {available_bytes} are available; lower {flag}"
-        )
-    return num_blocks
-
-
-def choose_max_model_len(config: EngineConfig, cache: CacheConfig) -> int:
-    """The longest request that the KV cache can hold, at most the configured length.
-
-    Raises:
-        EngineStartError: That is less than what the user asked for.
-    """
-    wanted = config.model.max_model_len
-    possible, num_blocks = cache.longest_request(wanted, config.scheduler), cache.num_usable_blocks
-    if wanted <= possible:
-        return wanted
-    num_needed_blocks = cache.num_blocks_needed(wanted, config.scheduler)
-    if config.is_max_model_len_explicit:
-        flag = "--kv-cache-memory-bytes" if config.num_blocks is None else "--num-kv-blocks"
-        raise EngineStartError(
-            f"one request of max_model_len {wanted} needs {num_needed_blocks} blocks of KV cache, but "
-            f"there are {num_blocks}; lower --max-model-len to {possible} or raise {flag}"
-        )
-    logger.warning("max_model_len lowered from %d to %d, which the KV cache of %d blocks can hold",
-                   wanted, possible, num_blocks)  # fmt: skip
-    return possible
 
 
 def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:

@@ -34,7 +34,7 @@ from llmstack_model_runner.memory.profile import (
     graph_bytes,
     profile_memory,
 )
-from llmstack_model_runner.memory.sizing import host_kv_bytes_of, media_bytes, return_freed_memory
+from llmstack_model_runner.memory.sizing import host_kv_bytes_of, largest_rows, media_bytes, return_freed_memory
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import Model
 from llmstack_model_runner.models.kv_spec import KVCaches
@@ -52,14 +52,7 @@ from llmstack_model_runner.steps.part_masks import PartMasks
 from llmstack_model_runner.steps.recovery import SettledStep, StepRecovery
 from llmstack_model_runner.steps.step_media import StepMedia, make_media
 from llmstack_model_runner.steps.timing import StepTiming
-from llmstack_model_runner.steps.warm_up import (
-    MASKED_STEP,
-    allow_all,
-    check_warm_up,
-    for_groups,
-    pooling_warm_up_steps,
-    warm_up_steps,
-)
+from llmstack_model_runner.steps.warm_up import check_warm_up, for_groups, masked, pooling_warm_up_steps, warm_up_steps
 from llmstack_types import (
     EngineStartError,
     KVCacheSpec,
@@ -158,23 +151,26 @@ class ModelRunner:
             return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes - other_bytes)
         return host_kv_bytes_of(config, spec, is_size_given=is_size_given, other_bytes=other_bytes)
 
-    def run_largest_steps(self) -> int:
+    def run_largest_steps(self, most_state_bytes: int = 1 << 62) -> int:
         """Computes the steps that need the most memory with a small temporary storage, and returns its bytes.
+
+        The storage has states of at most `most_state_bytes`, and the steps no more rows than these suffice for.
 
         Raises:
             EngineStartError: The device has not enough memory for these steps.
         """
         config, spec = self._config, self.kv_cache_spec()
         num_blocks = -(-_NUM_PROFILE_TOKENS // spec.block_size)
-        self._allocate(num_blocks, 0, spec.num_state_blocks(num_blocks, config.max_num_seqs))
-        limits = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, spec.block_size)
-        steps = list(largest_steps(*limits, is_generative=spec.is_generative))
+        num_rows, num_state_blocks = largest_rows(spec, config.max_num_seqs, most_state_bytes)
+        self._allocate(num_blocks, 0, num_state_blocks)
+        sizes = (config.max_num_batched_tokens, num_rows, config.max_model_len, spec.block_size)
+        steps = list(largest_steps(*sizes, is_generative=spec.is_generative))
         self._hold_positions(num_positions(steps))
         for step in for_groups(steps, spec.table_groups, has_states=spec.state_group is not None):
             check_warm_up(self.execute_model(step).result())
         self._release_kv_cache()
         return_freed_memory(self._device)  # captured steps contain reference cycles
-        return (num_blocks + self._has_device_rows) * spec.bytes_per_block
+        return spec.num_cache_bytes(num_blocks + self._has_device_rows, num_state_blocks)
 
     def _profile_memory(self, share: float) -> MemoryProfile:
         config, spec = self._config, self.kv_cache_spec()
@@ -183,7 +179,8 @@ class ModelRunner:
         probe = CudaMemoryProbe(self._device)
         # As many as the whole device could hold: the steps need tables before it is known what is left for blocks.
         self._hold_positions(max_positions(config, spec, probe.total_bytes // spec.bytes_per_block))
-        profile = profile_memory(probe, self.run_largest_steps, graph_bytes(sizes, spec.vocab_size))
+        run_largest = partial(self.run_largest_steps, probe.state().free_bytes)
+        profile = profile_memory(probe, run_largest, graph_bytes(sizes, spec.vocab_size))
         for line in profile.table(share, spec.bytes_per_block, spec.block_size, config.max_model_len):
             logger.info("%s", line)
         return profile
@@ -198,14 +195,12 @@ class ModelRunner:
         self._num_blocks = (num_blocks, num_host_blocks, num_state_blocks)
         steps = self._allocate(*self._num_blocks)
         self._hold_positions(max_positions(config, spec, num_blocks))
-        max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-        sizes, device_type = (num_blocks, spec.block_size, max_num_tokens), self._device.type
-        warm_up = warm_up_steps(*sizes, config.max_num_seqs, device_type)
+        sizes = (num_blocks, spec.block_size, min(config.max_num_batched_tokens, config.max_model_len))
+        warm_up = warm_up_steps(*sizes, config.max_num_seqs, self._device.type)
         if not spec.is_generative:
-            warm_up = pooling_warm_up_steps(*sizes, device_type)
+            warm_up = pooling_warm_up_steps(*sizes, self._device.type)
         for step in for_groups(warm_up, spec.table_groups, has_states=spec.state_group is not None):
-            masks = partial(allow_all, step, spec.vocab_size) if step.step == MASKED_STEP else None
-            check_warm_up(self.execute_model(step, masks).result())
+            check_warm_up(self.execute_model(step, masked(step, spec.vocab_size)).result())
             if not self._sharding.is_last_stage and step.scheduled_requests:
                 self.append_tokens(None)
         steps.finish_warm_up()

@@ -130,7 +130,8 @@ class RankLoop:
     def _load_model(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
         self._exchange.set_timeout(START_TIMEOUT_S)
         self._runner.load_model()
-        return (self._runner.kv_cache_spec().bytes_per_block,)
+        spec = self._runner.kv_cache_spec()
+        return spec.bytes_per_block, spec.bytes_per_state
 
     def _available_kv_bytes(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
         return (self._runner.available_kv_bytes(is_size_given=bool(arguments[0])),)

@@ -70,6 +70,7 @@ class ParallelRunner:
         self._runner: ModelRunner | None = None
         self._num_steps = 0
         self._bytes_per_block: list[int] = []
+        self._bytes_per_state: list[int] = []
         self._unsent: list[list[list[int]]] = []
         self._pending: list[_PendingStep] = []
         self._fence: str | None = None
@@ -85,16 +86,19 @@ class ParallelRunner:
         own = peers.exchange.sharding(is_expert_parallel=self._config.enable_expert_parallel)
         self._runner = ModelRunner(self._config, sharding=own)
         peers.exchange.set_timeout(START_TIMEOUT_S)
-        others = [numbers[0] for numbers in self._call_all(self._runner.load_model, Call.LOAD_MODEL)]
-        self._bytes_per_block = [self._runner.kv_cache_spec().bytes_per_block, *others]
+        others = self._call_all(self._runner.load_model, Call.LOAD_MODEL)
+        own_spec = self._runner.kv_cache_spec()
+        sizes = [(own_spec.bytes_per_block, own_spec.bytes_per_state), *others]
+        self._bytes_per_block, self._bytes_per_state = ([size[i] for size in sizes] for i in range(2))
         logger.info(
             "ranks: tensor_parallel_size %d, pipeline_parallel_size %d; they exchange data by %s",
             self._topology.tensor_parallel_size, self._topology.pipeline_parallel_size, type(peers.exchange).__name__,
         )  # fmt: skip
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """Shape of rank 0's KV storage, with the bytes of the rank that needs the most for a block."""
-        return replace(self._started[1].kv_cache_spec(), bytes_per_block=max(self._bytes_per_block))
+        """Shape of rank 0's KV storage, with the bytes of the ranks that need the most for a block, and for a state."""
+        spec = self._started[1].kv_cache_spec()
+        return replace(spec, bytes_per_block=max(self._bytes_per_block), bytes_per_state=max(self._bytes_per_state))
 
     def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
         """Memory for the KV storage of each rank: that of the rank with the least."""

@@ -82,10 +82,9 @@ class CacheConfig:
 
 
 def cache_config(
-    spec: KVCacheSpec, num_blocks: int, enable_prefix_caching: bool, num_host_blocks: int, max_num_rows: int = 1
+    spec: KVCacheSpec, num_blocks: int, enable_prefix_caching: bool, num_host_blocks: int, num_state_blocks: int = 0
 ) -> CacheConfig:
     """The configuration of the cache for a loaded model; what is not causal finds no prefixes."""
-    num_state_blocks = spec.num_state_blocks(num_blocks, max_num_rows)
     groups = tuple(
         GroupConfig(group.kind, group.sliding_window or 0, num_state_blocks if group.kind == "state" else 0)
         for group in spec.groups

@@ -196,6 +196,8 @@ class EngineReady:
         weights_name: What it serves, by the name in the list that a reload chooses from.
         media: What the model takes besides tokens; None for tokens only.
         encoder_cache_tokens: Vectors that are kept of what was encoded; no item of a prompt has more.
+        max_num_rows: Requests that can run at once; 0 where it is not said.
+        num_state_blocks: Blocks of the states of layers that have one; 0 for a model without.
     """
 
     num_blocks: int
@@ -223,3 +225,5 @@ class EngineReady:
     weights_name: str = "start"
     media: MediaSpec | None = None
     encoder_cache_tokens: int = 0
+    max_num_rows: int = 0
+    num_state_blocks: int = 0

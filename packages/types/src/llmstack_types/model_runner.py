@@ -142,6 +142,15 @@ class ModelRunnerConfig:
 _KV_BYTES_PER_STATE_BYTE = 8
 """Bytes of keys and values for each byte of states that are kept for later requests."""
 
+_LIVE_STATES_PER_ROW = 2
+"""State blocks of a row in a step: it reads one and writes the other."""
+
+_STATES_PER_ROW = _LIVE_STATES_PER_ROW + 1
+"""With one that is kept for later requests."""
+
+LEAST_STATE_BLOCKS = 1 + _LIVE_STATES_PER_ROW
+"""The state before the first token, and those of one row."""
+
 _DTYPE_TO_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -203,6 +212,7 @@ class KVCacheSpec:
         num_labels: The labels of the model; 0 for a model that is no classifier.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
         media: What the model takes besides tokens; None for tokens only.
+        bytes_per_state: Bytes of one state block, in all layers with a state; 0 for a model without states.
         groups: Groups of layers, each with its tensors; one where all layers share one block table, none without KV.
     """
 
@@ -220,6 +230,7 @@ class KVCacheSpec:
     groups: tuple[KVCacheGroupSpec, ...] = ()
     prompt_embeds_size: int = 0
     media: MediaSpec | None = None
+    bytes_per_state: int = 0
 
     @property
     def table_groups(self) -> tuple[KVCacheGroupSpec, ...]:
@@ -241,24 +252,63 @@ class KVCacheSpec:
         """The layers with a state, which have blocks of their own: one block has the state of all of them."""
         return next((group for group in self.groups if group.kind == "state"), None)
 
-    def num_state_blocks(self, num_blocks: int, max_num_rows: int) -> int:
-        """State blocks beside so many blocks of keys and values; 0 for a model without states.
+    def num_cache_bytes(self, num_blocks: int, num_state_blocks: int = 0) -> int:
+        """Bytes of so many blocks of keys and values, and of so many state blocks."""
+        return num_blocks * self.bytes_per_block + num_state_blocks * self.bytes_per_state
+
+    def num_useful_states(self, num_blocks: int, max_num_rows: int) -> int:
+        """State blocks that are of use beside so many blocks of keys and values; 0 for a model without states.
 
         One is the state before the first token, and each of `max_num_rows` rows may use two. What is kept for later
         requests gets an eighth of the bytes of keys and values, and at least one block per row.
         """
-        group = self.state_group
-        if group is None:
+        if not self.bytes_per_state:
             return 0
-        num_kept = num_blocks * self.bytes_per_block // max(_KV_BYTES_PER_STATE_BYTE * group.bytes_per_block, 1)
-        return 1 + 2 * max_num_rows + max(num_kept, max_num_rows)
+        num_kept = num_blocks * self.bytes_per_block // (_KV_BYTES_PER_STATE_BYTE * self.bytes_per_state)
+        return 1 + _LIVE_STATES_PER_ROW * max_num_rows + max(num_kept, max_num_rows)
 
-    def num_cache_bytes(self, num_blocks: int, max_num_rows: int) -> int:
-        """Bytes of so many blocks of keys and values, and of the state blocks beside them."""
-        state_bytes = self.state_group.bytes_per_block if self.state_group else 0
-        return num_blocks * self.bytes_per_block + self.num_state_blocks(num_blocks, max_num_rows) * state_bytes
+    def num_rows_with_states(self, num_state_blocks: int, max_num_rows: int) -> int:
+        """How many of `max_num_rows` rows so many state blocks let run; 0 if they do not suffice for one.
 
-    def num_blocks_within(self, num_bytes: int, max_num_rows: int) -> int:
-        """The most blocks of keys and values that leave room for the state blocks beside them; at least 0."""
-        most = range(max(num_bytes, 0) // self.bytes_per_block + 1)
-        return max(bisect_right(most, num_bytes, key=lambda count: self.num_cache_bytes(count, max_num_rows)) - 1, 0)
+        Each has its two, and there is one more per row for what is kept, but where only one row can run.
+        """
+        if not self.bytes_per_state:
+            return max_num_rows
+        if num_state_blocks < LEAST_STATE_BLOCKS:
+            return 0
+        return min(max_num_rows, max((num_state_blocks - 1) // _STATES_PER_ROW, 1))
+
+    def num_bytes_for_rows(self, num_rows: int, num_row_blocks: int) -> int:
+        """The least bytes with which so many rows can run at once, as `split_bytes` divides them."""
+        states = _STATES_PER_ROW * self.bytes_per_state
+        num_even_blocks = min(num_row_blocks, -(-states // self.bytes_per_block))
+        num_blocks = max(num_rows * num_even_blocks, num_row_blocks)
+        return self.num_cache_bytes(num_blocks, 1 + _STATES_PER_ROW * num_rows)
+
+    def split_bytes(self, num_bytes: int, max_num_rows: int, num_row_blocks: int) -> tuple[int, int]:
+        """Blocks of keys and values and state blocks that `num_bytes` hold together.
+
+        As many rows can run as have room for their states and for as many bytes of keys and values, or for those of
+        the longest request where that needs less. Of what is left, states get a ninth. Keys and values have room for
+        one longest request, unless a single row's states do not leave it.
+
+        Args:
+            num_bytes: The size of the cache.
+            max_num_rows: Rows that may run at most.
+            num_row_blocks: Blocks of keys and values that the longest request needs.
+        """
+        size, state_size = self.bytes_per_block, self.bytes_per_state
+        if not state_size:
+            return max(num_bytes, 0) // size, 0
+
+        def num_row_bytes(num_rows: int) -> int:
+            return self.num_bytes_for_rows(num_rows, num_row_blocks)
+
+        num_rows = bisect_right(range(max_num_rows + 1), num_bytes, lo=1, key=num_row_bytes) - 1
+        if not num_rows:
+            num_state_blocks = LEAST_STATE_BLOCKS
+        else:
+            num_left_bytes = num_bytes - num_row_bytes(num_rows)
+            num_more = num_left_bytes // ((1 + _KV_BYTES_PER_STATE_BYTE) * state_size)
+            num_state_blocks = 1 + _STATES_PER_ROW * num_rows + num_more
+        return max(num_bytes - num_state_blocks * state_size, 0) // size, num_state_blocks

@@ -151,8 +151,9 @@ def _explain(answer: _Answer, tenant: str | None, state: ServerState) -> Explana
 
     engine = state.config.engine
     limits = Limits(
-        engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len), _max_loras(state), engine.prefill_tokens()
-    )
+        answer.ready.max_num_rows or engine.max_num_seqs, engine.step_tokens(answer.ready.max_model_len),
+        _max_loras(state), engine.prefill_tokens(),
+    )  # fmt: skip
     return explain(answer.log, answer.name, limits, None if tenant is None else is_shown, answer.parts)
 
 
@@ -182,7 +183,7 @@ def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
 
     engine = state.config.engine
     settings = {
-        "max_num_seqs": engine.max_num_seqs,
+        "max_num_seqs": answer.ready.max_num_rows or engine.max_num_seqs,
         "max_num_batched_tokens": engine.step_tokens(answer.ready.max_model_len),
         "enable_chunked_prefill": engine.enable_chunked_prefill,
         "policy": engine.scheduling_policy,

@@ -72,6 +72,7 @@ def _engine_info(ready: EngineReady) -> dict[str, Any]:
     return {
         "dtype": ready.dtype, "device": ready.device, "max_model_len": ready.max_model_len, "pid": ready.pid,
         "num_blocks": ready.num_blocks, "block_size": ready.block_size, "kv_cache_bytes": ready.kv_cache_bytes,
+        "max_num_rows": ready.max_num_rows, "num_state_blocks": ready.num_state_blocks,
         "vocab_size": ready.vocab_size, "backends": dict(ready.backends), "versions": dict(ready.versions),
         "startup_s": dict(ready.phases_s), "embedding_size": ready.embedding_size,
         "is_generative": ready.is_generative,

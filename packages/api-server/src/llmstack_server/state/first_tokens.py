@@ -131,7 +131,8 @@ class FirstTokens:
     def log_engine_initialized(self, ready: EngineReady, max_num_step_tokens: int) -> None:
         """Notes the sizes of the engine cores; one that was replaced is measured again."""
         self._block_size = ready.block_size
-        self._limits = self._limits._replace(max_num_tokens=max_num_step_tokens)
+        max_num_rows = ready.max_num_rows or self._limits.max_num_rows
+        self._limits = self._limits._replace(max_num_tokens=max_num_step_tokens, max_num_rows=max_num_rows)
         self._engines.pop(ready.engine_index, None)
 
     def observe(self, stats: SchedulerStats, iteration: IterationStats, now_s: float) -> None:

@@ -111,6 +111,7 @@ class QueueMonitor:
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """An engine core can take requests; nothing is known of its rate yet."""
+        self._max_num_running = ready.max_num_rows or self._max_num_running
         max_num_tokens = 2048 if self._step_tokens is None else self._step_tokens(ready.max_model_len)
         self.first_tokens.log_engine_initialized(ready, max_num_tokens)
 

@@ -91,6 +91,14 @@ def media_bytes(config: ModelRunnerConfig, spec: KVCacheSpec, encoder: MediaEnco
     return num_vectors * media.vector_size * int(dtype.itemsize) + (0 if encoder is None else encoder.work_bytes)
 
 
+def largest_rows(spec: KVCacheSpec, max_num_seqs: int, most_state_bytes: int) -> tuple[int, int]:
+    """The most rows of a step whose states fit, and the state blocks that one such step needs; 0 without states."""
+    if not spec.bytes_per_state:
+        return max_num_seqs, 0
+    num_rows = max(spec.num_rows_with_states(most_state_bytes // spec.bytes_per_state, max_num_seqs), 1)
+    return num_rows, 1 + num_rows
+
+
 def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_given: bool, other_bytes: int = 0) -> int:
     """Memory for one process's KV cache on a CPU, which it shares with the other processes of the model.
 
@@ -104,5 +112,6 @@ def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_gi
     if is_size_given:
         return obtainable_host_kv_bytes(step_bytes + other_bytes) // config.num_processes
     num_row_blocks = num_blocks_needed(spec, config.max_model_len, config.max_num_batched_tokens)
-    needed_bytes = spec.num_cache_bytes(config.max_num_seqs * num_row_blocks, config.max_num_seqs)
+    num_blocks = config.max_num_seqs * num_row_blocks
+    needed_bytes = spec.num_cache_bytes(num_blocks, spec.num_useful_states(num_blocks, config.max_num_seqs))
     return min(needed_bytes, available_host_kv_bytes(other_bytes) // config.num_processes)
