@@ -64,8 +64,10 @@ def row(
     others = [one for one in todo if one[0] not in counts]
     length, is_tuple = len(names), issubclass(cls, tuple)
     defaults = cls._field_defaults if is_tuple else {one.name: one.default for one in fields(cls) if one.init}
-    order = enumerate(get_type_hints(cls))
-    between = [(index, defaults[name]) for index, name in order if name in absent and name in defaults]
+    order = list(get_type_hints(cls))
+    # A class gives its last fields their defaults itself, among them new lists; a tuple has to be given all.
+    end = len(order) if is_tuple else 1 + max((index for index, name in enumerate(order) if name in kinds), default=-1)
+    between = [(i, defaults[name]) for i, name in enumerate(order[:end]) if name in absent and name in defaults]
 
     def unpack(value: Any, name: str) -> Any:
         if type(value) is not list or len(value) != length:
