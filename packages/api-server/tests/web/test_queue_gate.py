@@ -18,7 +18,6 @@ from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web.first_token_check import JITTER
-from llmstack_server.web.queue_gate import QUEUED_PATHS
 from llmstack_types import SchedulerStats, ServerOverloadedError
 
 COMPLETIONS = "/v1/completions"
@@ -70,18 +69,6 @@ async def test_a_wait_below_the_limit_is_accepted_and_said():
     answer = await post(app)
     assert answer.status == 200
     assert answer.headers["x-llmstack-predicted-wait-ms"] == "7000"
-
-
-async def test_every_route_that_waits_for_the_engine_is_refused_and_no_other():
-    app, _ = waiting_server(100.0)
-    for path in QUEUED_PATHS:
-        answer = await post(app, b"not even JSON", path=path)
-        assert answer.status == (529 if path == "/v1/messages" else 503), path
-    for method, path, status in (
-        ("POST", "/tokenize", 200), ("GET", "/v1/models", 200), ("GET", COMPLETIONS, 405), ("POST", "/v1/none", 404),
-    ):  # fmt: skip
-        answer = await call(app, method, path, {"prompt": "Hello"} if method == "POST" else None)
-        assert answer.status == status, path
 
 
 async def test_an_unmeasured_server_refuses_nothing_and_predicts_nothing():

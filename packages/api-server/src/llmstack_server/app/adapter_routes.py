@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
 from starlette.responses import PlainTextResponse, Response
 
@@ -17,7 +17,8 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable, model_not_found
 from llmstack_server.web.fields import parse
-from llmstack_server.web.openapi import RequestBody, error_responses
+from llmstack_server.web.openapi_bodies import RequestBody
+from llmstack_server.web.routes import Content, Router, RouteSpec
 from llmstack_types import InvalidRequestError
 
 
@@ -54,12 +55,12 @@ async def load_configured_adapters(state: ServerState) -> None:
             raise InvalidRequestError(f"--lora-modules {module.name}: {error.message}") from error
 
 
-def add_adapter_routes(router: APIRouter, state: ServerState, root: str) -> None:
+def add_adapter_routes(router: Router, state: ServerState, root: str) -> None:
     """Adds the routes; adapters are loaded from below the folder `root` only."""
 
-    @router.post(
-        "/v1/load_lora_adapter", responses=error_responses(400), openapi_extra=RequestBody(LoadLoRAAdapterRequest)
-    )
+    @router.declare(RouteSpec(
+        "POST", "/v1/load_lora_adapter", Content.TEXT, body=RequestBody(LoadLoRAAdapterRequest), is_for_operators=True
+    ))  # fmt: skip
     async def load(request: Request) -> Response:
         """Loads an adapter, which requests name as their model from then on."""
         fields = parse(LoadLoRAAdapterRequest, await _read(state, request))
@@ -76,11 +77,10 @@ def add_adapter_routes(router: APIRouter, state: ServerState, root: str) -> None
             await state.engine.load_adapter(name, path, on_change=state.adapters.publish)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-    @router.post(
-        "/v1/unload_lora_adapter",
-        responses=error_responses(400, 404),
-        openapi_extra=RequestBody(UnloadLoRAAdapterRequest),
-    )
+    @router.declare(RouteSpec(
+        "POST", "/v1/unload_lora_adapter", Content.TEXT, body=RequestBody(UnloadLoRAAdapterRequest),
+        is_for_operators=True,
+    ))  # fmt: skip
     async def unload(request: Request) -> Response:
         """Takes no further requests for an adapter; those that run go on to their ends."""
         name = parse(UnloadLoRAAdapterRequest, await _read(state, request)).lora_name

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 
 from llmstack_llm import request_errors
 from llmstack_server import server_version
-from llmstack_server.apis.anthropic.errors import AnthropicErrorMiddleware
 from llmstack_server.app.routes import build_router
 from llmstack_server.observability.telemetry.middleware import ObservingMiddleware
 from llmstack_server.options.errors import ServeError
@@ -25,18 +24,15 @@ from llmstack_server.options.http_options import RateLimits
 from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import PREDICTED_TTFT_HEADER, PREDICTED_WAIT_HEADER
-from llmstack_server.web.direct_routes import DirectRoutes
+from llmstack_server.web.dispatch import RouteMiddleware
 from llmstack_server.web.errors import HTTPError, method_not_supported, unknown_url
 from llmstack_server.web.middleware import (
     AuthenticationMiddleware,
     ErrorMiddleware,
-    GateMiddleware,
     RequestContextMiddleware,
-    route_path,
 )
-from llmstack_server.web.queue_gate import QueueGateMiddleware
 from llmstack_server.web.rate_limit import RateLimitMiddleware
-from llmstack_server.web.resumable import ResumableMiddleware
+from llmstack_server.web.routes import RouteTable, route_path
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, STREAM_ID_HEADER
 
 _EXPOSED_HEADERS = (
@@ -46,7 +42,13 @@ _EXPOSED_HEADERS = (
 
 
 class Application(FastAPI):
-    """FastAPI's application with our middleware around its own, which then sees only what `DirectRoutes` passes on."""
+    """FastAPI's application with our middleware around its own, which then sees only what `RouteMiddleware` passes on.
+
+    Attributes:
+        table: Its routes.
+    """
+
+    table: RouteTable
 
     def build_middleware_stack(self) -> ASGIApp:
         """The layers, without those of FastAPI on the way to a direct route."""
@@ -62,11 +64,11 @@ class Application(FastAPI):
         if self.openapi_schema is None:
             from llmstack_server.web.openapi_document import complete_document  # late: it has a type for each answer
 
-            complete_document(super().openapi())
+            complete_document(super().openapi(), self.table)
         return super().openapi()
 
 
-def build_app(state: ServerState) -> FastAPI:
+def build_app(state: ServerState) -> Application:
     """The application of one server. It starts nothing; `state` decides what is answered."""
     http = state.config.http
     app = Application(
@@ -82,23 +84,20 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(HTTPException, _translator(router.routes))
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(Exception, _raise)
-    app.add_middleware(DirectRoutes, routes=router.routes)
-    _add_middleware(app, state, router.routes)
+    app.table = RouteTable(router.routes)
+    _add_middleware(app, state)
     state.application = app
     return app
 
 
-def _add_middleware(app: FastAPI, state: ServerState, routes: Sequence[BaseRoute]) -> None:
+def _add_middleware(app: Application, state: ServerState) -> None:
     """Adds middleware from the innermost to the outermost."""
     http = state.config.http
-    app.add_middleware(QueueGateMiddleware, state=state)
-    app.add_middleware(ResumableMiddleware, state=state)
-    app.add_middleware(GateMiddleware, state=state, routes=routes)
+    app.add_middleware(RouteMiddleware, state=state, table=app.table)
     if http.rate_limits != RateLimits():
         app.add_middleware(RateLimitMiddleware, state=state)
     if http.api_keys:  # without keys every client is `EVERYONE`
-        app.add_middleware(AuthenticationMiddleware, state=state)
-    app.add_middleware(AnthropicErrorMiddleware)
+        app.add_middleware(AuthenticationMiddleware, state=state, table=app.table)
     if http.middleware or http.cors.origins:
         app.add_middleware(ErrorMiddleware)  # outer middleware receives answers, not exceptions, and can add headers
     add_custom_middleware(app, http.middleware)
@@ -113,7 +112,7 @@ def _add_middleware(app: FastAPI, state: ServerState, routes: Sequence[BaseRoute
         )
     if state.telemetry is not None:
         app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)
-    app.add_middleware(RequestContextMiddleware, state=state, routes=routes)
+    app.add_middleware(RequestContextMiddleware, state=state, table=app.table)
 
 
 async def _refuse(request: Request, error: Exception) -> NoReturn:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 from importlib import resources
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import HTMLResponse, Response
 
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.web.errors import HTTPError, missing_api_key
-from llmstack_server.web.middleware import CHAT_PATH, KEY_ASKING_PATHS, LIVE_PATH, route_path
+from llmstack_server.web.routes import Content, Key, Needs, Router, RouteSpec, route_path
 from llmstack_types.html_page import HtmlPage, html_page
 
 _SCRIPTS = (
@@ -23,15 +23,17 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
+CHAT_PATH, LIVE_PATH = "/", "/live"
 PAGES_PLACE = "<!-- pages -->"
 """Where a document has the links to the other pages."""
 
 
-def add_chat_page(router: APIRouter, http: HTTPConfig) -> None:
+def add_chat_page(router: Router, http: HTTPConfig) -> None:
     """Adds the page, which needs no key."""
 
-    @router.head(CHAT_PATH, include_in_schema=False)
-    @router.get(CHAT_PATH, include_in_schema=False)
+    @router.declare(RouteSpec(
+        "GET HEAD", CHAT_PATH, Content.TEXT, is_documented=False, needs=Needs.NOTHING, key=Key.ASKED_BY_PAGE
+    ))  # fmt: skip
     async def chat_page(request: Request) -> Response:
         """A document without data: its calls need the key."""
         return page_response(request, _chat_page(), http)
@@ -54,7 +56,7 @@ def page_links(http: HTTPConfig, path: str) -> str:
     for name, target in pages_of(http):
         if target == path:
             links.append(f'<span aria-current="page">{name}</span>')
-        elif not needs_header or target in KEY_ASKING_PATHS or (target == "/metrics" and http.has_open_metrics):
+        elif not needs_header or target in (CHAT_PATH, LIVE_PATH) or (target == "/metrics" and http.has_open_metrics):
             links.append(f'<a href="{target[1:] or "./"}">{name}</a>')
     return f'<nav class="pages" aria-label="Pages of this server">{" ".join(links)}</nav>'
 

@@ -6,11 +6,12 @@ import functools
 import gzip
 from importlib import resources
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import HTMLResponse, Response
 
 from llmstack_server.app.chat_page import PAGES_PLACE, page_links
 from llmstack_server.options.config import HTTPConfig
+from llmstack_server.web.routes import Content, Needs, Router, RouteSpec
 
 _MEDIA_TYPES = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui.css": "text/css; charset=utf-8"}
 # Relative URLs, which stay valid under any prefix of a proxy.
@@ -55,19 +56,23 @@ SwaggerUIBundle({url: "openapi.json", dom_id: "#page", validatorUrl: null})
 """
 
 
-def add_docs_routes(router: APIRouter, http: HTTPConfig) -> None:
+def add_docs_routes(router: Router, http: HTTPConfig) -> None:
     """Adds the page, its script and its style sheet."""
     page = _PAGE.replace(PAGES_PLACE, page_links(http, "/docs"))
 
-    @router.get("/docs", include_in_schema=False)
+    @router.declare(RouteSpec("GET", "/docs", Content.TEXT, is_documented=False, needs=Needs.NOTHING))
     async def docs() -> Response:
         return HTMLResponse(page)
 
-    @router.get("/docs/swagger-ui-bundle.js", include_in_schema=False)
+    @router.declare(RouteSpec(
+        "GET", "/docs/swagger-ui-bundle.js", Content.FILE, is_documented=False, needs=Needs.NOTHING
+    ))  # fmt: skip
     async def script(request: Request) -> Response:
         return _asset("swagger-ui-bundle.js", request)
 
-    @router.get("/docs/swagger-ui.css", include_in_schema=False)
+    @router.declare(RouteSpec(
+        "GET", "/docs/swagger-ui.css", Content.FILE, is_documented=False, needs=Needs.NOTHING
+    ))  # fmt: skip
     async def style(request: Request) -> Response:
         return _asset("swagger-ui.css", request)
 

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from llmstack_server.app.explained_text import add_text, recent_prompts
 from llmstack_server.state.recent_prompts import MAX_ID_LENGTH
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.api_types import ExplainedRequest
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, request_not_found, server_is_overloaded
-from llmstack_server.web.openapi import error_responses
+from llmstack_server.web.routes import Router, RouteSpec
 from llmstack_types import EngineReady, StepRecording
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ READER_TOPIC: Final = "reader"
 NAMED_TOPIC: Final = "named"
 
 
-def add_explanation_route(router: APIRouter, state: ServerState) -> None:
+def add_explanation_route(router: Router, state: ServerState) -> None:
     """Adds the route, which needs the API key. Operators may ask for every request, others for their own."""
     explaining, estimating = _Queue(2), _Queue(1)
     prompts = recent_prompts(state)
@@ -39,7 +39,7 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
         state.peers.add_topic(READER_TOPIC, lambda name: _reader_answer(state, name))
         state.peers.add_topic(NAMED_TOPIC, lambda question: _named_answer(state, question))
 
-    @router.get("/v1/requests/{request_id}/explanation", responses=error_responses(404, 503))
+    @router.declare(RouteSpec("GET", "/v1/requests/{request_id}/explanation", ExplainedRequest))
     async def explanation(request_id: str, estimates: bool = False) -> Response:
         """Explains the time of a request, in sentences and figures, while the server keeps its steps.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from llmstack_server.apis.openai.chat import prepare_chat
@@ -16,11 +15,16 @@ from llmstack_server.apis.pooling.score import prepare_score
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import GenerationResponse, Prepare, WholeAnswer
 from llmstack_server.web.errors import missing_parameter
-from llmstack_server.web.openapi import GENERATION_RESPONSES
+from llmstack_server.web.openapi_bodies import AnyRequestBody
+from llmstack_server.web.routes import Router, RouteSpec
 
 
-def add_invocations_route(router: APIRouter, state: ServerState) -> None:
-    @router.post("/invocations", responses=GENERATION_RESPONSES)
+def add_invocations_route(router: Router, state: ServerState) -> None:
+    body = AnyRequestBody(("messages", "prompt", "input", "documents", "text_1"))
+
+    @router.declare(RouteSpec(
+        "POST", "/invocations", dict[str, Any], tag="Chat", body=body, streams=True, waits=True
+    ))  # fmt: skip
     async def invocations() -> Response:
         """Answers a request to any generating or pooling route; the body decides which."""
         return GenerationResponse(state, prepare_invocation)

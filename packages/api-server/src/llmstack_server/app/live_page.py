@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from llmstack_insight.timeline import timeline_page
 from llmstack_llm import request_errors
 from llmstack_server.app import live_feed
-from llmstack_server.app.chat_page import page_response
+from llmstack_server.app.chat_page import LIVE_PATH, page_response
 from llmstack_server.app.live_feed import LiveFeed, Part, Position, report_of
 from llmstack_server.app.steps import parse_number
 from llmstack_server.state.server_state import ServerState
@@ -23,7 +23,7 @@ from llmstack_server.web import sse
 from llmstack_server.web.answers import STREAM_HEADERS
 from llmstack_server.web.clients import Client, current_client
 from llmstack_server.web.errors import HTTPError, answer_to, server_is_overloaded
-from llmstack_server.web.middleware import LIVE_PATH
+from llmstack_server.web.routes import Content, Key, Needs, Router, RouteSpec
 from llmstack_types import EngineDeadError
 
 # Readers in an API process: operators; all others; and those with one key.
@@ -31,20 +31,21 @@ MAX_OPERATORS, MAX_OTHERS, MAX_PER_KEY = 16, 16, 4
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-def add_live_page(router: APIRouter, state: ServerState) -> None:
+def add_live_page(router: Router, state: ServerState) -> None:
     """Adds the page, which needs no key, and its stream, which does. Operators see every request, others their own."""
     readers = _Readers()
     feeds: dict[int, LiveFeed] = {}
     if state.peers is not None:
         state.peers.add_topic(live_feed.TOPIC, lambda age_ms: _answer(state, age_ms))
 
-    @router.head(LIVE_PATH, include_in_schema=False)
-    @router.get(LIVE_PATH, include_in_schema=False)
+    @router.declare(RouteSpec(
+        "GET HEAD", LIVE_PATH, Content.TEXT, is_documented=False, needs=Needs.NOTHING, key=Key.ASKED_BY_PAGE
+    ))  # fmt: skip
     async def live_page(request: Request) -> Response:
         """A document without data: the stream needs the key."""
         return page_response(request, timeline_page(), state.config.http)
 
-    @router.get(f"{LIVE_PATH}/events", include_in_schema=False)
+    @router.declare(RouteSpec("GET", f"{LIVE_PATH}/events", Content.FILE, is_documented=False))
     async def live_events(request: Request) -> Response:
         """Steps after step `after`, and those that follow, as server-sent events: of engine core `engine`, or of all.
 

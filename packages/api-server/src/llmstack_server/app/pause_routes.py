@@ -6,14 +6,16 @@ import asyncio
 import re
 from collections.abc import Mapping
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.api_types import Aborted, Paused, Status
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable
-from llmstack_server.web.openapi import REQUEST_ERRORS
+from llmstack_server.web.openapi_bodies import FixedBody
+from llmstack_server.web.routes import Needs, Router, RouteSpec
 
 PAUSE_TOPIC = "pause"
 ABORT_TOPIC = "abort"
@@ -26,19 +28,22 @@ _ENDING = re.compile(r"(-[0-9a-f]{32})?(-[0-9]+)?")
 _EVERYTHING = "*"
 _ID = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_ID_CHARS}
 _IDS = {"anyOf": [{"type": "array", "items": _ID, "maxItems": MAX_NUM_ABORTED_IDS}, {"type": "null"}]}
-_ABORT_BODY = {
-    "required": True,
-    "content": {"application/json": {"schema": {"type": "object", "properties": {"request_ids": _IDS}}}},
-}
+_ABORT_BODY = FixedBody({"type": "object", "properties": {"request_ids": _IDS}})
 
 
-def add_pause_routes(router: APIRouter, state: ServerState) -> None:
+def add_pause_routes(router: Router, state: ServerState) -> None:
     """Adds `/pause`, `/resume`, `/is_paused` and `/abort_requests`."""
     if state.peers is not None:
         state.peers.add_topic(PAUSE_TOPIC, lambda word: _set_paused(state, word))
         state.peers.add_topic(ABORT_TOPIC, lambda request_id: _abort(state, request_id))
 
-    @router.post("/pause")
+    @router.declare(RouteSpec(
+        "POST", "/pause", Status, needs=Needs.AWAKE, is_for_operators=True,
+        query={
+            "mode": ({"type": "string", "enum": ["abort", "wait"], "default": "abort"}, "what running requests do"),
+            "clear_cache": ({"type": "boolean", "default": True}, "whether the prefix cache is emptied"),
+        },
+    ))  # fmt: skip
     async def pause(request: Request) -> Response:
         """Refuses new requests until `/resume`; running ones end at once, or first with `?mode=wait`."""
         mode, clears_cache = _pause_query(request.query_params)
@@ -49,19 +54,21 @@ def add_pause_routes(router: APIRouter, state: ServerState) -> None:
             await state.engine.reset_prefix_cache()
         return JSONResponse({"status": "paused"})
 
-    @router.post("/resume")
+    @router.declare(RouteSpec("POST", "/resume", Status, needs=Needs.AWAKE, is_for_operators=True))
     async def resume() -> Response:
         """Accepts new requests again, after `/pause`."""
         await _set_paused(state, "off")
         await state.ask_peers(f"{PAUSE_TOPIC} off")
         return JSONResponse({"status": "resumed"})
 
-    @router.get("/is_paused")
+    @router.declare(RouteSpec("GET", "/is_paused", Paused, needs=Needs.AWAKE, is_for_operators=True))
     async def is_paused() -> Response:
         """Whether new requests are refused; `/resume` ends that."""
         return JSONResponse({"is_paused": state.is_paused})
 
-    @router.post("/abort_requests", responses=REQUEST_ERRORS, openapi_extra={"requestBody": _ABORT_BODY})
+    @router.declare(RouteSpec(
+        "POST", "/abort_requests", Aborted, body=_ABORT_BODY, needs=Needs.AWAKE, is_for_operators=True
+    ))  # fmt: skip
     async def abort_requests(request: Request) -> Response:
         """Ends the requests with these ids, or all without `request_ids`; their finish reason is `abort`."""
         limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, StrictStr
 from starlette.responses import JSONResponse, Response
 
@@ -16,14 +15,13 @@ from llmstack_model_files import ModelFilesError
 from llmstack_server.options.reload_options import ReloadEntry, engine_args_of
 from llmstack_server.protocols import ReloadableEngine
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.api_types import Reloaded
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, reload_failed
 from llmstack_server.web.fields import parse
-from llmstack_server.web.openapi import RequestBody, error_responses
+from llmstack_server.web.openapi_bodies import RequestBody
+from llmstack_server.web.routes import Router, RouteSpec
 from llmstack_types import LLMStackError
-
-if TYPE_CHECKING:
-    from llmstack_server.web.api_types import Reloaded
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +35,15 @@ class ReloadRequest(BaseModel):
     running: StrictStr = "finish"
 
 
-def add_reload_routes(router: APIRouter, state: ServerState) -> None:
+def add_reload_routes(router: Router, state: ServerState) -> None:
     """Adds `/v1/reload` where entries are configured."""
     if not state.config.reload.reload_models:
         return
     reloads = _Reloads(state)
 
-    @router.post("/v1/reload", responses=error_responses(400, 409), openapi_extra=RequestBody(ReloadRequest))
+    @router.declare(RouteSpec(
+        "POST", "/v1/reload", Reloaded, body=RequestBody(ReloadRequest), statuses=(409,), is_for_operators=True
+    ))  # fmt: skip
     async def reload(request: Request) -> Response:
         """Loads configured weights, settings or adapters; running requests finish with their own, or move."""
         limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse, Response
 
 from llmstack_server import server_version
@@ -30,16 +29,17 @@ from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.queue_wait import predict_wait
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.clients import check_operator, current_client
+from llmstack_server.web.api_types import Load, ServerInfo, Status, Version
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_server.web.middleware import health_body
-from llmstack_server.web.openapi import error_responses
+from llmstack_server.web.routes import Content, Key, Needs, Router, RouteSpec
 from llmstack_types import EngineDeadError
 
 
-def build_router(state: ServerState) -> APIRouter:
+def build_router(state: ServerState) -> Router:
     """A router with every route that the configuration enables."""
-    router = APIRouter()
+    router = Router()
     state.request_ids.share(state.peers)
     state.adapters.share(state.peers, lambda: None if state.opened_engine is None else state.engine.adapters)
     key_file = state.config.http.answers.receipt_key_file
@@ -69,33 +69,25 @@ def build_router(state: ServerState) -> APIRouter:
     for name in state.config.http.extra_routes:
         load_named("--extra-routes", name)(router, state)
     if state.config.http.enable_control_routes:
-        control = APIRouter(dependencies=[Depends(_for_operators)])
-        _add_control_routes(control, state)
-        add_pause_routes(control, state)
+        _add_control_routes(router, state)
+        add_pause_routes(router, state)
         if state.config.processes.has_sleep_mode:
-            add_sleep_routes(control, state)
+            add_sleep_routes(router, state)
         if state.config.engine.profiler_config is not None:
-            add_profile_routes(control, state)
+            add_profile_routes(router, state)
         if state.config.adapters.root is not None:
-            add_adapter_routes(control, state, state.config.adapters.root)
-        add_reload_routes(control, state)
-        router.routes.extend(control.routes)  # an included router would be one route without a path
+            add_adapter_routes(router, state, state.config.adapters.root)
+        add_reload_routes(router, state)
     return router
 
 
-async def _for_operators() -> None:
-    check_operator()
-
-
-def _add_health_routes(router: APIRouter, state: ServerState) -> None:
-    @router.head("/health", include_in_schema=False)
-    @router.get("/health", responses=error_responses(503))
+def _add_health_routes(router: Router, state: ServerState) -> None:
+    @router.declare(RouteSpec("GET HEAD", "/health", Status, needs=Needs.NOTHING, key=Key.UNUSED))
     async def health() -> Response:
         """200 once the engine can answer, and while running requests are drained."""
         return await _health(state, (LifecycleState.READY, LifecycleState.DRAINING))
 
-    @router.head("/ready", include_in_schema=False)
-    @router.get("/ready", responses=error_responses(503))
+    @router.declare(RouteSpec("GET HEAD", "/ready", Status, needs=Needs.NOTHING, key=Key.UNUSED))
     async def ready() -> Response:
         """200 while new requests are accepted and make progress."""
         if state.watchdog.is_engine_stuck:
@@ -104,9 +96,7 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
             raise HTTPError(engine_unavailable("The server is recovering: another engine core is being started."))
         return await _health(state, (LifecycleState.READY,))
 
-    @router.post("/ping")
-    @router.head("/ping", include_in_schema=False)
-    @router.get("/ping")
+    @router.declare(RouteSpec("GET HEAD POST", "/ping", Content.EMPTY, needs=Needs.NOTHING, key=Key.UNUSED))
     async def ping() -> Response:
         """200 while the process runs."""
         return Response(status_code=200)
@@ -125,15 +115,15 @@ async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Re
     return JSONResponse(health_body(answer, str(current)), status_code=503, headers=dict(answer.headers))
 
 
-def _add_server_routes(router: APIRouter, state: ServerState) -> None:
-    @router.head("/version", include_in_schema=False)
-    @router.get("/version")
+def _add_server_routes(router: Router, state: ServerState) -> None:
+    @router.declare(RouteSpec("GET HEAD", "/version", Version, needs=Needs.NOTHING))
     async def version() -> Response:
         """The version of the server package."""
         return JSONResponse({"version": server_version()})
 
-    @router.head("/metrics", include_in_schema=False)
-    @router.get("/metrics")
+    metrics_key = Key.UNUSED if state.config.http.has_open_metrics else Key.REQUIRED
+
+    @router.declare(RouteSpec("GET HEAD", "/metrics", Content.TEXT, needs=Needs.NOTHING, key=metrics_key))
     async def metrics() -> Response:
         """Metrics of all processes of the server, as Prometheus text."""
         state.metrics.set_lifecycle_state(str(state.lifecycle.state))
@@ -145,21 +135,21 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
         peers, is_operator = await state.ask_peers("metrics"), current_client.get().is_operator
         return Response(state.metrics.render(peers, is_operator=is_operator), media_type=CONTENT_TYPE)
 
-    @router.head("/load", include_in_schema=False)
-    @router.get("/load")
+    @router.declare(RouteSpec("GET HEAD", "/load", Load, needs=Needs.NOTHING))
     async def load() -> Response:
         """The number of generating requests in flight, in all processes of the server."""
         return JSONResponse({"server_load": state.in_flight.count + sum(await state.ask_peers("load"))})
 
-    @router.head("/server_info", include_in_schema=False)
-    @router.get("/server_info")
+    @router.declare(RouteSpec("GET HEAD", "/server_info", ServerInfo, needs=Needs.NOTHING))
     async def info() -> Response:
         """The configuration, state and versions; read-only, without secrets."""
         return JSONResponse(server_info(state))
 
 
-def _add_control_routes(router: APIRouter, state: ServerState) -> None:
-    @router.post("/reset_prefix_cache")
+def _add_control_routes(router: Router, state: ServerState) -> None:
+    @router.declare(RouteSpec(
+        "POST", "/reset_prefix_cache", Content.EMPTY, needs=Needs.ENGINE, is_for_operators=True
+    ))  # fmt: skip
     async def reset_prefix_cache() -> Response:
         """Empties the prefix cache; refused while requests are running."""
         if await state.engine.reset_prefix_cache():

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.clients import check_operator, current_client
+from llmstack_server.web.api_types import Steps
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, step_log_not_kept
-from llmstack_server.web.openapi import error_responses
+from llmstack_server.web.openapi import NUMBER, TEXT
+from llmstack_server.web.routes import Content, Router, RouteSpec
 from llmstack_types import RequestEvent, ScheduledRequest, StepRecord, StepRecording
 
 MAX_DIGITS = 18
@@ -26,13 +28,21 @@ REPLACED, FORGOTTEN = "engine_core_replaced", "steps_forgotten"
 IsShown = Callable[[str], bool]
 
 
-def add_steps_routes(router: APIRouter, state: ServerState) -> None:
+def add_steps_routes(router: Router, state: ServerState) -> None:
     """Adds the routes, which are read-only and need the API key.
 
     Operators see every request in the steps, others their own. The log holds the tokens of all: it is for operators.
     """
 
-    @router.get("/steps")
+    engine_query = {"engine": (NUMBER, "the index of the engine core")}
+
+    @router.declare(RouteSpec(
+        "GET", "/steps", Steps,
+        query={
+            "after": (NUMBER, "the last step that is known"), **engine_query,
+            "core": (TEXT, "the engine core that `after` is of, from an earlier answer"),
+        },
+    ))  # fmt: skip
     async def steps(request: Request) -> Response:
         """Steps of engine core `engine` after step `after`, oldest first, and the last events of requests.
 
@@ -46,10 +56,9 @@ def add_steps_routes(router: APIRouter, state: ServerState) -> None:
         shown = step_log_object(found.log, time.time(), tenant)
         return JSONResponse({**shown, "core": found.core, "gap": found.gap})
 
-    @router.get("/steps/log", responses=error_responses(404))
+    @router.declare(RouteSpec("GET", "/steps/log", Content.FILE, query=engine_query, is_for_operators=True))
     async def log(request: Request) -> Response:
         """The step log of engine core `engine`, for `llmstack replay`, `explain --log` and `tune`; for operators."""
-        check_operator()
         engine_index = parse_number("engine", request.query_params, max_number=len(state.engine.engines) - 1)
         data = await state.engine.step_log(engine_index)
         if not data:

@@ -13,23 +13,21 @@ from dataclasses import replace
 
 from starlette.datastructures import Headers
 
-from llmstack_server.apis.anthropic.errors import PATH as ANTHROPIC_PATH
-from llmstack_server.apis.anthropic.errors import in_anthropic_form
 from llmstack_server.options.http_options import RateLimits
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import EVERYONE, Client
+from llmstack_server.web.dispatch import EngineGate
 from llmstack_server.web.errors import ErrorAnswer, HTTPError
 from llmstack_server.web.load_report import LOAD_FORMAT_HEADER
 from llmstack_server.web.middleware import (
     REQUEST_ID_HEADER,
     AuthenticationMiddleware,
-    GateMiddleware,
     request_id_of,
-    route_path,
 )
 from llmstack_server.web.origins import OriginGuard
-from llmstack_server.web.queue_gate import DEADLINE_HEADER, QUEUED_PATHS, QueueGate, content_length
+from llmstack_server.web.queue_gate import DEADLINE_HEADER, QueueGate, content_length
 from llmstack_server.web.resumable import RESUMING_HEADERS
+from llmstack_server.web.routes import RouteSpec, RouteTable, route_path
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 EarlyRefusal = Callable[[str, RawHeaders, float], ErrorAnswer | None]
@@ -38,7 +36,7 @@ EarlyRefusal = Callable[[str, RawHeaders, float], ErrorAnswer | None]
 _OTHER_HEADERS = RESUMING_HEADERS | {LOAD_FORMAT_HEADER.encode(), DEADLINE_HEADER.encode(), b"origin"}
 
 
-def early_refusal(state: ServerState) -> EarlyRefusal | None:
+def early_refusal(state: ServerState, table: RouteTable) -> EarlyRefusal | None:
     """What refuses POST requests by path, headers and the time when these came; None where all need the application.
 
     Middleware of the operator, telemetry and limits per key have to see refused requests, too.
@@ -46,41 +44,44 @@ def early_refusal(state: ServerState) -> EarlyRefusal | None:
     http = state.config.http
     if http.middleware or state.telemetry is not None or http.rate_limits != RateLimits():
         return None
-    return _EarlyRefusals(state).answer
+    return _EarlyRefusals(state, table).answer
 
 
 class _EarlyRefusals:
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, table: RouteTable) -> None:
         self._state = state
+        self._path_to_spec = {
+            spec.path: spec for _, spec in table.routes if spec.waits and "POST" in spec.methods.split()
+        }
         self._root_path = state.config.http.root_path
         self._gate = QueueGate(state)
         self._guard = OriginGuard(state.config.http)
-        self._engine_gate = GateMiddleware(_no_app, state, ())
-        self._keys = AuthenticationMiddleware(_no_app, state) if state.config.http.api_keys else None
+        self._engine_gate = EngineGate(state)
+        self._keys = AuthenticationMiddleware(_no_app, state, table) if state.config.http.api_keys else None
 
     def answer(self, path: str, headers: RawHeaders, received_s: float) -> ErrorAnswer | None:
         queue = self._state.queue
         if not (queue.first_tokens.num_waiting or queue.first_tokens.queued or queue.lateness.unread_s):
             return None  # nothing to wait for
         path = route_path({"path": path, "root_path": self._root_path})
-        if path not in QUEUED_PATHS or not _OTHER_HEADERS.isdisjoint([name for name, _ in headers]):
+        spec = self._path_to_spec.get(path)
+        if spec is None or not _OTHER_HEADERS.isdisjoint([name for name, _ in headers]):
             return None
         known = Headers(raw=list(headers))
         client = self._client(known)
-        if client is None or not self._is_own(headers) or self._engine_gate.refusal(path) is not None:
+        if client is None or not self._is_own(headers) or self._engine_gate.refusal(spec) is not None:
             return None
         num_tokens = queue.estimate_tokens(content_length(known))
         try:
             self._gate.check(num_tokens, client.tenant, received_s)
         except HTTPError as refusal:
-            return self._finished(refusal.answer, path, request_id_of(known))
+            return self._finished(refusal.answer, spec, request_id_of(known))
         return None
 
-    def _finished(self, answer: ErrorAnswer, path: str, request_id: str) -> ErrorAnswer:
-        named = {REQUEST_ID_HEADER: request_id}
-        if path == ANTHROPIC_PATH:
-            answer, named["request-id"] = in_anthropic_form(answer, request_id), request_id
-        self._state.metrics.count_http("POST", path, answer.status, 0.0)
+    def _finished(self, answer: ErrorAnswer, spec: RouteSpec, request_id: str) -> ErrorAnswer:
+        named = dict.fromkeys((REQUEST_ID_HEADER, *spec.errors.id_headers), request_id)
+        answer = spec.errors.answer(answer, request_id)
+        self._state.metrics.count_http("POST", spec.path, answer.status, 0.0)
         return replace(answer, headers={**answer.headers, **named})
 
     def _is_own(self, headers: RawHeaders) -> bool:

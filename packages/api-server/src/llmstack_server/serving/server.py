@@ -208,10 +208,10 @@ class Server:
 
 
 def _uvicorn_config(state: ServerState) -> uvicorn.Config:
-    http = state.config.http
+    http, app = state.config.http, build_app(state)
     config = uvicorn.Config(
-        build_app(state),
-        http=limited_protocol(http, early_refusal(state)),
+        app,
+        http=limited_protocol(http, early_refusal(state, app.table)),
         ws="none",
         lifespan="off",
         loop="none",

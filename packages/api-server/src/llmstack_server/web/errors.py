@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmstack_server.web.error_table import CLIENT_DEADLINE, ERRORS, INVALID_REQUEST
@@ -24,10 +24,6 @@ from llmstack_types import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1024
-ERROR_EVENT = "error_event"
-"""Key in the state of a request: an `ErrorEvent`, if the events of its API have a form of their own."""
-ErrorEvent = Callable[["ErrorAnswer", int], bytes]
-"""Makes the last event of a stream that failed, in the form of its API, after so many events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_server.observability.logs import current_request_id
@@ -17,36 +16,20 @@ from llmstack_server.options.secret import matching_index
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import ClientDisconnected, discard_body
 from llmstack_server.web.clients import NO_CLIENT, Client, clients_of, current_client
+from llmstack_server.web.error_forms import ERROR_FORM, ErrorForm
 from llmstack_server.web.errors import (
     ErrorAnswer,
     HTTPError,
     answer_to,
-    engine_unavailable,
     invalid_api_key,
     missing_api_key,
     server_shutting_down,
 )
 from llmstack_server.web.keep_alive import PART_WRITER, PartWriter
-from llmstack_server.web.origins import OriginGuard
+from llmstack_server.web.routes import Key, RouteTable, route_path
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
-# Probes of liveness and readiness have no key.
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
-# Pages for people, which ask for the key themselves.
-CHAT_PATH, LIVE_PATH = "/", "/live"
-KEY_ASKING_PATHS = frozenset({CHAT_PATH, LIVE_PATH})
-# Routes about the server itself, which are answered in every state of the engine.
-UNGATED_PATHS = OPEN_PATHS | {
-    CHAT_PATH, LIVE_PATH, "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
-}  # fmt: skip
-UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/v1/streams/", "/docs/")
-# Routes that a sleeping engine can answer.
-WAKING_PATHS = frozenset({
-    "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/tokenize", "/detokenize", "/start_profile",
-    "/stop_profile",
-})  # fmt: skip
-PAUSED_PATHS = WAKING_PATHS | {"/pause", "/resume", "/is_paused", "/abort_requests"}
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -58,22 +41,13 @@ def request_id_of(headers: Headers) -> str:
     return uuid.uuid4().hex
 
 
-def route_path(scope: Scope) -> str:
-    """The path without the prefix of `--root-path`, whether or not the proxy has removed it."""
-    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
-    if prefix and path.startswith(f"{prefix}/"):
-        return path[len(prefix) :]
-    return path
-
-
 class RequestContextMiddleware:
     """The outermost middleware: sets request ids, renders errors, and counts answers."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, routes: Sequence[BaseRoute] = ()) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, table: RouteTable) -> None:
         self._app = app
         self._state = state
-        self._routes = routes
-        self._patterns: dict[tuple[str, str], str] = {}  # of refused requests, by method and path
+        self._table = table
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,7 +59,8 @@ class RequestContextMiddleware:
         if self._state.config.http.root_path:
             scope["root_path"] = self._state.config.http.root_path
         current_request_id.set(request_id)
-        sender = MarkingSender(send, REQUEST_ID_HEADER, request_id, scope["state"].get(PART_WRITER))
+        form = scope["state"][ERROR_FORM] = self._table.errors_of(route_path(scope))
+        sender = MarkingSender(send, form, request_id, scope["state"].get(PART_WRITER))
         try:
             try:
                 await self._app(scope, receive, sender)
@@ -94,42 +69,31 @@ class RequestContextMiddleware:
             except Exception as error:  # noqa: BLE001 (unexpected errors become an answer here)
                 answer = answer_to(error, request_id)
                 if not sender.has_started:
-                    await send_error(answer, receive, sender)
+                    await send_error(form.answer(answer, request_id), receive, sender)
         except asyncio.CancelledError:  # also of what sends an error
             if not self._state.lifecycle.is_stopping:
                 raise
             if not sender.has_started:  # its body still comes, and the server waits for it no longer
-                await send_error(server_shutting_down(), receive, sender)
+                await send_error(form.answer(server_shutting_down(), request_id), receive, sender)
         finally:
             self._count(scope, sender.status, start_s)
 
     def _count(self, scope: Scope, status: int, start_s: float) -> None:
-        # The pattern of the route, not the path: clients must not be able to add series.
-        route = scope["route"].path if "route" in scope else self._pattern(scope)
+        # The pattern of the route, not the path: clients must not be able to add series. `unknown` is what no route
+        # takes, and what is refused of routers that a custom one includes.
+        route = scope["route"] if "route" in scope else self._table.find(scope)
         method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
-        self._state.metrics.count_http(method, route, status, time.monotonic() - start_s)
-
-    def _pattern(self, scope: Scope) -> str:
-        """The pattern of the route that a refused request was for; `unknown` of routers that a custom one includes."""
-        asked = scope["method"], route_path(scope)
-        if asked in self._patterns:
-            return self._patterns[asked]
-        for route in self._routes:
-            if route.matches(scope)[0] is Match.FULL:
-                pattern: str = getattr(route, "path", "unknown")
-                if pattern == asked[1]:  # there are as many of these as routes
-                    self._patterns[asked] = pattern
-                return pattern
-        return "unknown"
+        pattern = getattr(route, "path", "unknown")
+        self._state.metrics.count_http(method, pattern, status, time.monotonic() - start_s)
 
 
 class MarkingSender:
-    """A `send` that adds a header and keeps the status and whether the answer has started."""
+    """A `send` that adds the id of the request, and keeps the status and whether the answer has started."""
 
-    def __init__(self, send: Send, header: str, value: str, part_writer: PartWriter | None) -> None:
+    def __init__(self, send: Send, form: ErrorForm, request_id: str, part_writer: PartWriter | None) -> None:
         self._send = send
-        self._header = header
-        self._value = value
+        self._form = form
+        self._request_id = request_id
         self.part_writer = part_writer  # parts are passed on as they are
         self.has_started = False
         self.status = 0
@@ -138,7 +102,10 @@ class MarkingSender:
         if message["type"] == "http.response.start":
             self.has_started = True
             self.status = message["status"]
-            MutableHeaders(raw=message["headers"])[self._header] = self._value
+            headers = MutableHeaders(raw=message["headers"])
+            headers[REQUEST_ID_HEADER] = self._request_id
+            for name in self._form.id_headers:
+                headers[name] = self._request_id
         return self._send(message)
 
 
@@ -167,8 +134,8 @@ class ErrorMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = scope["state"]["request_id"]
-        sender = MarkingSender(send, REQUEST_ID_HEADER, request_id, getattr(send, PART_WRITER, None))
+        request_id, form = scope["state"]["request_id"], scope["state"][ERROR_FORM]
+        sender = MarkingSender(send, form, request_id, getattr(send, PART_WRITER, None))
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnected:
@@ -176,26 +143,26 @@ class ErrorMiddleware:
         except Exception as error:  # rendered inside of CORS, so that pages can read the error
             if sender.has_started:
                 raise
-            await send_error(answer_to(error, request_id), receive, sender)
+            await send_error(form.answer(answer_to(error, request_id), request_id), receive, sender)
 
 
 class AuthenticationMiddleware:
-    """Requires an API key on every path except the open ones, and sets the current client. For servers with keys."""
+    """Requires an API key on every route but those that use none, and sets the current client, where there are keys."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, table: RouteTable) -> None:
         self._app = app
         self._keys = state.config.http.api_keys
         self._clients = clients_of(state.config)
-        self._open_paths = OPEN_PATHS | ({"/metrics"} if state.config.http.has_open_metrics else set())
-        self._asking_paths = KEY_ASKING_PATHS if state.config.http.has_chat_page else frozenset()
+        self._table = table
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             client = scope["state"].get("client") or NO_CLIENT
             is_known = "client" in scope["state"]  # a request of the server itself, such as of a batch
-            if not is_known and route_path(scope) not in self._open_paths:
+            key = self._table.key_of(route_path(scope))
+            if not is_known and key is not Key.UNUSED:
                 headers = Headers(scope=scope)
-                if route_path(scope) in self._asking_paths and not _has_key(headers):
+                if key is Key.ASKED_BY_PAGE and not _has_key(headers):
                     scope["state"]["needs_key"] = True
                 else:
                     index = self._key_index(headers)
@@ -226,43 +193,6 @@ class AuthenticationMiddleware:
 
 def _has_key(headers: Headers) -> bool:
     return "authorization" in headers or "x-api-key" in headers
-
-
-class GateMiddleware:
-    """Refuses requests of foreign pages, and those that need the engine while it is not ready or asleep."""
-
-    def __init__(self, app: ASGIApp, state: ServerState, routes: Sequence[BaseRoute]) -> None:
-        self._app = app
-        self._state = state
-        self._routes = routes
-        self._guard = OriginGuard(state.config.http)
-        processes = state.config.processes
-        # The engine core of an attached server may be put to sleep by another one.
-        self._can_sleep = processes.has_sleep_mode or processes.is_attached
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            self._guard.check(scope)
-            path = route_path(scope)
-            if path not in UNGATED_PATHS and not path.startswith(UNGATED_FOLDERS):
-                refusal = self.refusal(path)
-                # Path and method come first: what no route takes gets its 404 or 405 in every state.
-                if refusal is not None and any(route.matches(scope)[0] is Match.FULL for route in self._routes):
-                    raise HTTPError(refusal)
-        await self._app(scope, receive, send)
-
-    def refusal(self, path: str) -> ErrorAnswer | None:
-        """The answer to requests of a path that needs the engine, while it cannot be used."""
-        lifecycle = self._state.lifecycle
-        if not lifecycle.is_ready:
-            if lifecycle.is_stopping:
-                return server_shutting_down()
-            return engine_unavailable(f"The server is not ready yet: {lifecycle.state}.")
-        if self._state.is_paused and path not in PAUSED_PATHS:
-            return engine_unavailable("The server is paused: POST /resume ends that.")
-        if self._can_sleep and self._state.engine.sleep_level and path not in WAKING_PATHS:
-            return engine_unavailable("The engine is asleep: POST /wake_up wakes it.")
-        return None
 
 
 def health_body(answer: ErrorAnswer, status: str) -> dict[str, Any]:

@@ -1,16 +1,19 @@
-"""Schemas of fields in bodies, where the models leave more open than the checks."""
+"""Schemas of request bodies: their models, and what the checks demand besides."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 from llmstack_llm.admission.fields import FIELD_CHECKS
 from llmstack_llm.admission.rules import DecimalRule, IntegerRule
+from llmstack_server.web.openapi import Schema
 from llmstack_server.web.sampling import MAX_DEADLINE_MS
-
-Schema = dict[str, Any]
 
 _STRING: Final[Schema] = {"type": "string"}
 _NULL: Final[Schema] = {"type": "null"}
@@ -21,7 +24,7 @@ def _object(required: Mapping[str, Schema], **optional: Schema) -> Schema:
     return {"type": "object", "required": [*required], "properties": {**required, **optional}}
 
 
-def _array(items: Schema, **limits: int) -> Schema:
+def array(items: Schema, **limits: int) -> Schema:
     return {"type": "array", "items": items, **limits}
 
 
@@ -29,28 +32,28 @@ def _nullable(kind: str) -> Schema:
     return {"type": [kind, "null"]}
 
 
-_CONTENT: Final = {"anyOf": [_STRING, _array({"type": ["object", "string"]})]}
+_CONTENT: Final = {"anyOf": [_STRING, array({"type": ["object", "string"]})]}
 _MESSAGE: Final = {
     "anyOf": [
         _object({"role": {"const": "assistant"}}),
         _object({"role": _STRING, "content": _CONTENT}),
     ]
 }
-MESSAGES: Final = _array(_MESSAGE, minItems=1)
-_BLOCKS: Final = _array({"type": "object", "required": ["type"]}, minItems=1)
+MESSAGES: Final = array(_MESSAGE, minItems=1)
+_BLOCKS: Final = array({"type": "object", "required": ["type"]}, minItems=1)
 _TURN: Final = {
     "anyOf": [
         _object({"role": {"enum": ["user", "system"]}, "content": {"anyOf": [_STRING, _BLOCKS]}}),
-        _object({"role": {"const": "assistant"}, "content": {"anyOf": [_STRING, _array({"type": "object"})]}}),
+        _object({"role": {"const": "assistant"}, "content": {"anyOf": [_STRING, array({"type": "object"})]}}),
     ]
 }
-TURNS: Final = _array(_TURN, minItems=1)
+TURNS: Final = array(_TURN, minItems=1)
 _TEXT: Final = {"anyOf": [_STRING, _object({"text": _STRING})]}
-TEXT_LIST: Final = {"anyOf": [*_TEXT["anyOf"], _array(_TEXT, minItems=1, maxItems=2048)]}
+TEXT_LIST: Final = {"anyOf": [*_TEXT["anyOf"], array(_TEXT, minItems=1, maxItems=2048)]}
 _TOKEN: Final = {"type": "integer", "minimum": 0}
-_PROMPTS: Final = {
+PROMPTS: Final = {
     "anyOf": [
-        _STRING, _array(_STRING, minItems=1), _array(_TOKEN, minItems=1), _array(_array(_TOKEN, minItems=1), minItems=1)
+        _STRING, array(_STRING, minItems=1), array(_TOKEN, minItems=1), array(array(_TOKEN, minItems=1), minItems=1)
     ]
 }  # fmt: skip
 _FUNCTION: Final = _object(
@@ -60,50 +63,20 @@ _FUNCTION: Final = _object(
 _CHAT_TOOL: Final = _object({"type": {"const": "function"}, "function": _FUNCTION})
 _RESPONSE_TOOL: Final = _object({"type": {"enum": ["function", "custom"]}, "name": _NAME})
 _MESSAGE_TOOL: Final = _object({"name": _NAME, "input_schema": {"type": "object"}}, type={"enum": [None, "custom"]})
-_EXPIRY: Final = _object(
+EXPIRY: Final = _object(
     {"anchor": {"const": "created_at"}, "seconds": {"type": "integer", "minimum": 3600, "maximum": 2_592_000}}
 )
-BATCH_ENDPOINTS: Final = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
-)  # fmt: skip
-_RERANK: Final = {"query": _TEXT, "documents": TEXT_LIST}
-_INPUT: Final = {"anyOf": [_STRING, _array({"type": "object"}, minItems=1)]}
-REQUIRED: Final[Mapping[str, Mapping[str, Schema]]] = {
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/chat/completions/render": {"messages": MESSAGES},
-    "/v1/chat/completions/batch": {"messages": _array(MESSAGES, minItems=1, maxItems=128)},
-    "/v1/completions": {"prompt": _PROMPTS},
-    "/v1/completions/render": {"prompt": _PROMPTS},
-    "/v1/responses": {"input": _INPUT},
-    "/v1/responses/input_tokens": {"input": _INPUT},
-    "/v1/messages": {"messages": TURNS, "max_tokens": {"type": "integer", "minimum": 1}},
-    "/v1/messages/count_tokens": {"messages": TURNS},
-    "/v1/batches": {
-        "input_file_id": _STRING, "endpoint": {"enum": [*BATCH_ENDPOINTS]}, "completion_window": {"const": "24h"},
-    },
-    "/v2/embed": {"texts": TEXT_LIST},
-    "/rerank": _RERANK,
-    "/v1/rerank": _RERANK,
-    "/v2/rerank": _RERANK,
-    "/detokenize": {"tokens": _array({"type": "integer"})},
-}  # fmt: skip
-"""Fields that a body must have."""
-
-_CHAT_TOOLS: Final = _array(_CHAT_TOOL, minItems=1, maxItems=128)
-_TOOLS: Final[Mapping[str, Schema]] = {
-    "/v1/chat/completions": _CHAT_TOOLS, "/v1/chat/completions/render": _CHAT_TOOLS, "/tokenize": _CHAT_TOOLS,
-    "/v1/responses": _array(_RESPONSE_TOOL), "/v1/responses/input_tokens": _array(_RESPONSE_TOOL),
-    "/v1/messages": _array(_MESSAGE_TOOL), "/v1/messages/count_tokens": _array(_MESSAGE_TOOL),
-}  # fmt: skip
-_SCORE_LISTS: Final = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
-_POOLING: Final = ({"input"}, {"messages"})
-_ONE_OF: Final[Mapping[str, tuple[set[str], ...]]] = {
-    "/v1/embeddings": _POOLING, "/pooling": _POOLING, "/classify": _POOLING, "/tokenize": ({"prompt"}, {"messages"}),
-    "/score": tuple(map(set, _SCORE_LISTS)), "/v1/score": tuple(map(set, _SCORE_LISTS)),
-    "/v1/estimate": ({"prompt_tokens"}, {"messages"}, {"prompt"}),
-}  # fmt: skip
-_POOLED: Final[Mapping[str, Schema]] = {"messages": MESSAGES, "input": _PROMPTS}
-_NOT_CHAT: Final = {"/v1/chat/completions/batch": ("tools", "tool_choice")}
+RERANK: Final = {"query": _TEXT, "documents": TEXT_LIST}
+INPUT: Final = {"anyOf": [_STRING, array({"type": "object"}, minItems=1)]}
+ANY: Final[Schema] = {"not": _NULL}
+CHAT_TOOLS: Final = array(_CHAT_TOOL, minItems=1, maxItems=128)
+RESPONSE_TOOLS: Final = array(_RESPONSE_TOOL)
+MESSAGE_TOOLS: Final = array(_MESSAGE_TOOL)
+POOLING: Final = ({"input": PROMPTS}, {"messages": MESSAGES})
+SCORES: Final = tuple(
+    dict.fromkeys(pair, TEXT_LIST)
+    for pair in (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+)
 
 _TEXTS_AND_ARRAYS: Final[Mapping[str, tuple[str, Schema]]] = {
     "request_id": ("string", {"pattern": "^[!-~]{1,128}$"}),
@@ -113,56 +86,141 @@ _TEXTS_AND_ARRAYS: Final[Mapping[str, tuple[str, Schema]]] = {
 }
 
 
-def complete_body(path: str, schema: Schema) -> None:
-    """Adds what the checks of a route demand to the schema of its body."""
-    properties: dict[str, Schema] = schema["properties"]
-    for name in _NOT_CHAT.get(path, ()):
-        del properties[name]
-    for name, limits in _limits(path).items():
-        _limit(properties.get(name, {}), ("integer", "number"), limits)
-    for name, (kind, limits) in _TEXTS_AND_ARRAYS.items():
-        _limit(properties.get(name, {}), (kind,), limits)
-    for name, field in REQUIRED.get(path, {}).items():
+@dataclass(frozen=True, slots=True)
+class FixedBody:
+    """A request with a schema that no model has."""
+
+    fixed_schema: Schema
+    media_type: str = "application/json"
+
+    def schema(self) -> Schema:
+        """The schema as it was given."""
+        return self.fixed_schema
+
+
+class RequestBody:
+    """The JSON of a request, by its model. The schema takes ten milliseconds, so it is made when the document is.
+
+    Models leave more open than the checks of a route. What is given here narrows them.
+    """
+
+    media_type = "application/json"
+
+    def __init__(
+        self,
+        model: type[BaseModel],
+        *,
+        required: Mapping[str, Schema] = MappingProxyType({}),
+        one_of: Sequence[Mapping[str, Schema]] = (),
+        fields: Mapping[str, Schema] = MappingProxyType({}),
+        without: Sequence[str] = (),
+        has_ranges: bool = True,
+    ) -> None:
+        """Takes what the checks demand.
+
+        Args:
+            model: The fields and their types.
+            required: Fields that a body must have.
+            one_of: Sets of fields of which a body has one.
+            fields: Schemas of further fields, in place of those of the model.
+            without: Fields of the model that the route does not take.
+            has_ranges: Whether admission checks the ranges of numbers.
+        """
+        self._model = model
+        self._required = required
+        self._one_of = one_of
+        self._fields = fields
+        self._without = without
+        self._has_ranges = has_ranges
+
+    def schema(self) -> Schema:
+        """The schema of the body, with nested models inlined: FastAPI does not know these models."""
+        schema = _inlined_schema(self._model)
+        properties: dict[str, Schema] = schema["properties"]
+        for name in self._without:
+            del properties[name]
+        for name, limits in _ranges(is_admitted=self._has_ranges).items():
+            _limit(properties.get(name, {}), ("integer", "number"), limits)
+        for name, (kind, limits) in _TEXTS_AND_ARRAYS.items():
+            _limit(properties.get(name, {}), (kind,), limits)
+        with_required(schema, self._required)
+        for name, field in self._fields.items():
+            properties[name] = {"anyOf": [copy.deepcopy(field), _NULL]} | _kept(properties[name])
+        choices = [list(_alternatives(self._one_of))] if self._one_of else []
+        if {"stream", "stream_options"} <= properties.keys():
+            streams = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+            choices.append([{"properties": {"stream_options": _NULL}}, streams])
+        if choices:
+            schema["allOf"] = [{"anyOf": options} for options in choices]
+        return schema
+
+
+class AnyRequestBody:
+    """The JSON of a request that any of several other routes takes."""
+
+    media_type = "application/json"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """A body has one of the fields with these names."""
+        self._names = names
+
+    def schema(self) -> Schema:
+        """An object with one of the fields."""
+        return {
+            "type": "object",
+            "anyOf": [{"required": [name]} for name in self._names],
+            "description": "a request to any generating or pooling route",
+        }
+
+
+def with_required(schema: Schema, fields: Mapping[str, Schema]) -> Schema:
+    """The schema, which is changed, with fields that a body must have."""
+    properties = schema["properties"]
+    for name, field in fields.items():
         properties[name] = copy.deepcopy(field) | _kept(properties.get(name, {}))
         schema.setdefault("required", []).append(name)
-    if path in _TOOLS and "tools" in properties:
-        properties["tools"] = {"anyOf": [copy.deepcopy(_TOOLS[path]), _NULL]} | _kept(properties["tools"])
-    if path == "/v1/batches":
-        properties["output_expires_after"] = {"anyOf": [copy.deepcopy(_EXPIRY), _NULL]}
-    choices: list[list[Schema]] = []
-    if path in _ONE_OF:
-        choices.append(_alternatives(path, properties))
-    if {"stream", "stream_options"} <= properties.keys():
-        streams = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
-        choices.append([{"properties": {"stream_options": _NULL}}, streams])
-    if choices:
-        schema["allOf"] = [{"anyOf": options} for options in choices]
+    return schema
+
+
+def _inlined_schema(model: type[BaseModel]) -> Schema:
+    schema: Schema = _without_null_defaults(model.model_json_schema(ref_template="#/components/schemas/{model}"))
+    definitions = schema.pop("$defs", {})
+    for field in schema["properties"].values():
+        for option in field.get("anyOf", ()):
+            if "$ref" in option:
+                option.update(definitions[option.pop("$ref").rpartition("/")[2]])
+    return schema
+
+
+def _without_null_defaults(schema: Any) -> Any:
+    """The schema without defaults of null: most fields have one."""
+    if isinstance(schema, list):
+        return [_without_null_defaults(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_left_out = schema.get("default", schema) is None
+    return {
+        name: _without_null_defaults(part) for name, part in schema.items() if not (is_left_out and name == "default")
+    }
 
 
 def _kept(known: Schema) -> Schema:
     return {key: known[key] for key in ("title", "description") if key in known}
 
 
-def _alternatives(path: str, properties: Mapping[str, Schema]) -> list[Schema]:
+def _alternatives(groups: Sequence[Mapping[str, Schema]]) -> Iterator[Schema]:
     """The sets of fields of which a body has one, with null in place of the others."""
-    groups = _ONE_OF[path]
-    is_score = groups[0] == set(_SCORE_LISTS[0])
-    found = []
+    names = set().union(*groups)
     for group in groups:
-        others = set().union(*groups) - group
-        given = {name: TEXT_LIST if is_score else _POOLED.get(name, {"not": _NULL}) for name in sorted(group)}
-        if path in ("/tokenize", "/v1/estimate"):
-            given = {name: MESSAGES if name == "messages" else {"not": _NULL} for name in sorted(group)}
-        found.append({"required": sorted(group), "properties": given | dict.fromkeys(sorted(others), _NULL)})
-    return copy.deepcopy(found)
+        others = dict.fromkeys(sorted(names - group.keys()), _NULL)
+        given = {name: group[name] for name in sorted(group)}
+        yield {"required": sorted(group), "properties": copy.deepcopy(given) | others}
 
 
-def _limits(path: str) -> dict[str, Schema]:
-    """The ranges of numbers that admission checks on every route that has the field."""
+def _ranges(*, is_admitted: bool) -> dict[str, Schema]:
+    """The ranges of numbers that every route with the field checks, and those that admission checks."""
     found: dict[str, Schema] = {"deadline_ms": {"minimum": 1, "maximum": MAX_DEADLINE_MS}}
-    if path.startswith(("/v1/messages", "/v1/responses")) or "/render" in path or path == "/v1/estimate":
-        return found
-    for name, check in FIELD_CHECKS.items():
+    for name, check in (FIELD_CHECKS if is_admitted else {}).items():
         rule = getattr(check, "__self__", None)
         if isinstance(rule, IntegerRule):
             found[name] = {"minimum": rule.minimum, "maximum": rule.maximum}

@@ -3,94 +3,79 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from llmstack_server.web.openapi import ERROR_SCHEMA, error_responses
-from llmstack_server.web.openapi_answers import add_answers
-from llmstack_server.web.openapi_bodies import complete_body
+from fastapi.routing import APIRoute
 
-Schema = dict[str, Any]
+from llmstack_server.web.openapi import TEXT, Schema, error_responses
+from llmstack_server.web.openapi_answers import schema_of
+from llmstack_server.web.routes import Content, RouteSpec, RouteTable
 
-_STRING: Schema = {"type": "string"}
-_ANY_BODY: Schema = {
-    "type": "object",
-    "anyOf": [{"required": [name]} for name in ("messages", "prompt", "input", "documents", "text_1")],
-    "description": "a request to any generating or pooling route",
+_ALLOW = {"Allow": {"description": "the methods that the path has", "schema": TEXT}}
+_CONTENT: Mapping[Content, Schema] = {
+    Content.TEXT: {"text/plain": {"schema": TEXT}},
+    Content.FILE: {"application/octet-stream": {"schema": TEXT | {"format": "binary"}}},
 }
-_EMPTY_PATHS = ("/ping", "/reset_prefix_cache", "/sleep", "/wake_up")
-_TEXT_PATHS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-_FILE_PATHS = ("/v1/files/{file_id}/content", "/steps/log")
-_TAGS = (
-    ("/v1/responses", "Responses"), ("/v1/messages", "Messages"), ("/v1/models", "Models"), ("/v1/files", "Batches"),
-    ("/v1/batches", "Batches"), ("/v1/chat", "Chat"), ("/v1/completions", "Completions"), ("/v1/embeddings", "Pooling"),
-    ("/v2/embed", "Pooling"), ("/pooling", "Pooling"), ("/classify", "Pooling"), ("/score", "Pooling"),
-    ("/rerank", "Pooling"), ("/v1/score", "Pooling"), ("/v1/rerank", "Pooling"), ("/v2/rerank", "Pooling"),
-    ("/tokenize", "Tokenizer"), ("/detokenize", "Tokenizer"), ("/invocations", "Chat"),
-)  # fmt: skip
-_OTHER_TAG = "Server"
-# Whose answers have an id, the paths and the parameter that take it, and where it is.
-_LINKED = (
-    ("/v1/responses", "post", "/v1/responses/{response_id}", "response_id", "$response.body#/id"),
-    ("/v1/files", "post", "/v1/files/{file_id}", "file_id", "$response.body#/id"),
-    ("/v1/batches", "post", "/v1/batches/{batch_id}", "batch_id", "$response.body#/id"),
-    ("/v1/models", "get", "/v1/models/{model}", "model", "$response.body#/data/0/id"),
-)
-_ALLOW = {"Allow": {"description": "the methods that the path has", "schema": _STRING}}
 
 
-def complete_document(document: Schema) -> Schema:
-    """The document with required fields, errors, tags, summaries and links."""
-    add_answers(document)
-    for path, operations in document.get("paths", {}).items():
-        for operation in operations.values():
-            _complete(path, operation)
-    document.get("components", {}).get("schemas", {}).pop("HTTPValidationError", None)
-    document.get("components", {}).get("schemas", {}).pop("ValidationError", None)
-    for path, method, prefix, parameter, source in _LINKED:
-        operation = document.get("paths", {}).get(path, {}).get(method)
-        if operation is not None:
-            operation["responses"]["200"]["links"] = dict(_links(document, prefix, parameter, source))
+def complete_document(document: Schema, table: RouteTable) -> Schema:
+    """The document with the declarations of the routes: fields, queries, answers, errors, tags, summaries and links."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    operations = document.get("paths", {})
+    documented = [
+        (operations[route.path_format][method.lower()], spec)
+        for route, spec in table.routes
+        if isinstance(route, APIRoute) and route.include_in_schema
+        for method in sorted(route.methods or ())
+    ]
+    for operation, spec in documented:
+        _complete(operation, spec, schemas)
+        if spec.id_of_answer is not None:
+            operation["responses"]["200"]["links"] = dict(_links(operations, *spec.id_of_answer))
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
     return document
 
 
-def _complete(path: str, operation: Schema) -> None:
-    operation["tags"] = [next((tag for prefix, tag in _TAGS if path.startswith(prefix)), _OTHER_TAG)]
+def _complete(operation: Schema, spec: RouteSpec, schemas: dict[str, Schema]) -> None:
+    operation["tags"] = [spec.tag]
     text = " ".join(str(operation.get("description", operation["summary"])).split())
     operation["summary"] = str(re.split(r"[.:;] |\.$", text)[0])
+    for name, (schema, meaning) in (spec.query or {}).items():
+        operation.setdefault("parameters", []).append(
+            {"name": name, "in": "query", "required": False, "description": meaning, "schema": schema}
+        )
+    if spec.body is not None:
+        content = {spec.body.media_type: {"schema": spec.body.schema()}}
+        operation["requestBody"] = {"required": True, "content": content}
     responses = operation["responses"]
     responses.pop("422", None)  # what FastAPI finds wrong in a query is a 400
+    _complete_answer(responses["200"], spec, schemas)
     has_query = any(parameter["in"] == "query" for parameter in operation.get("parameters", ()))
-    of_input = (400, 408, 413, 415) if _has_body(path, operation) else (400,) * has_query
-    for status in (401, 403, 404, 429, 500, 503, *of_input):
-        if str(status) not in responses:
-            responses[str(status)] = error_responses(status)[status]
-    content = {"application/json": {"schema": ERROR_SCHEMA}}
-    responses["405"] = {"description": "a method that the path does not have", "content": content, "headers": _ALLOW}
-    if path in _EMPTY_PATHS:
-        responses["200"].pop("content", None)
-    elif path in _TEXT_PATHS:
-        responses["200"]["content"] = {"text/plain": {"schema": _STRING}}
-    elif path in _FILE_PATHS:
-        responses["200"]["content"] = {"application/octet-stream": {"schema": _STRING | {"format": "binary"}}}
+    of_input = (400, 408, 413, 415) if "requestBody" in operation else (400,) * has_query
+    statuses = {401, 403, 404, 405, 429, 500, 503, *of_input, *spec.statuses, *spec.errors.statuses}
+    for status, response in error_responses(*sorted(statuses), schema=spec.errors.schema).items():
+        responses.setdefault(str(status), response)
+    responses["405"] = {
+        **responses["405"], "description": "a method that the path does not have", "headers": _ALLOW,
+    }  # fmt: skip
 
 
-def _has_body(path: str, operation: Schema) -> bool:
-    """Whether it has a body, whose schema is completed."""
-    if path == "/invocations":
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": dict(_ANY_BODY)}}}
-    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-    if schema is None:
-        return "requestBody" in operation
-    if "properties" in schema:
-        complete_body(path, schema)
-    return True
+def _complete_answer(answer: Schema, spec: RouteSpec, schemas: dict[str, Schema]) -> None:
+    if isinstance(spec.answer, Content):
+        answer.pop("content", None)
+        if spec.answer in _CONTENT:
+            answer["content"] = dict(_CONTENT[spec.answer])
+    elif spec.answer is not None:
+        answer["content"]["application/json"]["schema"] = schema_of(spec.answer, schemas)
+    if "text/event-stream" in answer.get("content", {}):
+        answer["content"]["text/event-stream"]["schema"] = {"type": "string", "description": "server-sent events"}
 
 
-def _links(document: Schema, prefix: str, parameter: str, source: str) -> Iterator[tuple[str, Schema]]:
+def _links(operations: Schema, parameter: str, source: str) -> Iterator[tuple[str, Schema]]:
     """Links from an answer with an id to the routes that take the id."""
-    for path, operations in document["paths"].items():
-        if path.startswith(prefix):
-            for operation in operations.values():
+    for path, methods in operations.items():
+        if f"{{{parameter}}}" in path:
+            for operation in methods.values():
                 target = operation["operationId"]
                 yield target, {"operationId": target, "parameters": {parameter: source}}

@@ -15,7 +15,6 @@ from llmstack_server.web.deadlines import current_deadline, limit_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, first_token_too_late, server_is_overloaded
 from llmstack_server.web.first_token_check import with_jitter
 from llmstack_server.web.load_report import LOAD_FORMAT_HEADER, with_load
-from llmstack_server.web.middleware import route_path
 from llmstack_types import ServerOverloadedError
 
 DEADLINE_HEADER = "x-llmstack-deadline-ms"
@@ -23,14 +22,6 @@ MAX_DEADLINE_DIGITS = 9
 MIN_RETRY_S = 0.5
 # A server that does nothing else needs less to accept a connection and to read it.
 READ_AT_ONCE_S = 0.02
-# Routes whose requests wait for the engine.
-QUEUED_PATHS = frozenset({
-    "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses", "/v1/messages",
-    "/invocations",
-    "/v1/embeddings", "/v2/embed", "/pooling", "/classify",
-    "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
-})  # fmt: skip
-
 
 RECEIVED_S = "llmstack.received_s"
 """Key of a scope's state: when the last bytes of the headers came, in monotonic seconds."""
@@ -85,7 +76,7 @@ class QueueGate:
 
 
 class QueueGateMiddleware:
-    """Refuses what the gate refuses, and counts the rest as waiting."""
+    """Refuses what the gate refuses, and counts the rest as waiting. Around routes whose requests wait."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -93,9 +84,6 @@ class QueueGateMiddleware:
         self._gate = QueueGate(state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in QUEUED_PATHS:
-            await self._app(scope, receive, send)
-            return
         headers, queue = Headers(scope=scope), self._state.queue
         if LOAD_FORMAT_HEADER in headers:
             send = with_load(self._state, headers[LOAD_FORMAT_HEADER], send)

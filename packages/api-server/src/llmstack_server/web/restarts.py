@@ -25,8 +25,8 @@ from llmstack_server.web.errors import (
     request_quarantined,
 )
 from llmstack_server.web.event_splice import EarlierStream, OtherTextError
-from llmstack_server.web.middleware import route_path
 from llmstack_server.web.recording import Recorder
+from llmstack_server.web.routes import route_path
 from llmstack_types import EngineDeadError, QuarantinedError
 
 if TYPE_CHECKING:

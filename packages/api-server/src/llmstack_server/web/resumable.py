@@ -20,11 +20,10 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_record import StreamRecord
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_body
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.errors import ERROR_EVENT, HTTPError, answer_to, server_shutting_down, stream_not_found
-from llmstack_server.web.middleware import route_path
+from llmstack_server.web.errors import HTTPError, answer_to, server_shutting_down, stream_not_found
 from llmstack_server.web.recording import Recorder
 from llmstack_server.web.restarts import Replay, abandonment, is_ending, keep_stream
-from llmstack_server.web.sse import numbered_error_event
+from llmstack_server.web.routes import route_path
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, StreamConnection, raise_as_http
 
 KEY_HEADER = "Idempotency-Key"
@@ -32,8 +31,6 @@ RESUME_HEADER = "x-llmstack-resume"
 LAST_EVENT_HEADER = "last-event-id"
 MAX_KEY_CHARS = 255
 MAX_KEEP_S = 60
-RESPONSES_PATH = "/v1/responses"
-RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES_PATH})
 
 RESUMING_HEADERS = frozenset({KEY_HEADER.lower().encode(), RESUME_HEADER.encode(), LAST_EVENT_HEADER.encode()})
 _name_of = operator.itemgetter(0)
@@ -55,42 +52,23 @@ class Asked:
     last_event: tuple[str, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """Names the route of a request that no route answers, for the metrics."""
-
-    path: str
-
-
 class ResumableMiddleware:
-    """Generates the answers of such requests in tasks of their own. Outside of what may refuse new work."""
+    """Generates the answers of requests that `asks_to_resume`, in tasks. Outside of what may refuse new work."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, *, stores_answers: bool) -> None:
+        """`stores_answers`: Whether the route has a store of its own, which outlives the server."""
         self._app = app
+        self._stores_answers = stores_answers
         self._state = state
         self._tasks: set[asyncio.Task[None]] = set()
         state.at_end.append(self._end)
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # No coroutine of its own, and one look at the headers: every request passes here.
-        if (
-            scope["type"] != "http"
-            or RESUMING_HEADERS.isdisjoint(map(_name_of, scope["headers"]))
-            or scope["method"] != "POST"
-            or route_path(scope) not in RESUMABLE_PATHS
-        ):
-            return self._app(scope, receive, send)
-        return self._answer(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, http, path = _texts(scope), self._state.config.http, route_path(scope)
         asked = read_headers(headers)
         body = bytes(await read_body(headers, receive, BodyLimits(http.max_body_bytes, http.receive_timeout_s)))
         owner = current_client.get().tenant
         digest = hashlib.sha256(b"%b %b " % (path.encode(), owner.encode()) + body).hexdigest()
-        scope.setdefault("route", _Route(path))
-        if path == RESPONSES_PATH:
-            scope["state"][ERROR_EVENT] = numbered_error_event
         found = await self._find(asked, digest, owner)
         metrics = self._state.metrics
         if found is None:
@@ -99,8 +77,7 @@ class ResumableMiddleware:
         elif isinstance(found, StreamRecord):
             metrics.count_stream("started")
             reader = found.open(0)
-            # Responses have a store of their own, which outlives the server.
-            seed = keep_stream(self._state, found, scope, body) if path != RESPONSES_PATH else None
+            seed = None if self._stores_answers else keep_stream(self._state, found, scope, body)
             self._start(scope, body, found, seed)
             await StreamConnection(self._state, reader, is_first=True).answer(scope, receive, send)
         else:
@@ -149,6 +126,11 @@ class ResumableMiddleware:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def asks_to_resume(scope: Scope) -> bool:
+    """Whether a request has one of the headers; each to a resumable route is looked at."""
+    return not RESUMING_HEADERS.isdisjoint(map(_name_of, scope["headers"]))
 
 
 def read_headers(headers: Mapping[str, str]) -> Asked:

@@ -23,10 +23,9 @@ from llmstack_server.state.stream_record import (
 from llmstack_server.web.answers import run_here_while_connected
 from llmstack_server.web.body import ClientDisconnected
 from llmstack_server.web.clients import current_client
+from llmstack_server.web.error_forms import ERROR_FORM, ErrorForm
 from llmstack_server.web.errors import (
-    ERROR_EVENT,
     ErrorAnswer,
-    ErrorEvent,
     HTTPError,
     answer_to,
     idempotency_key_reused,
@@ -35,7 +34,6 @@ from llmstack_server.web.errors import (
     stream_reader_replaced,
 )
 from llmstack_server.web.keep_alive import COMMENT, EventSender
-from llmstack_server.web.sse import encode_json, frame
 
 RESUMABLE_HEADER = "x-llmstack-resumable"
 STREAM_ID_HEADER = "x-llmstack-stream-id"
@@ -85,9 +83,8 @@ class StreamConnection:
             answer = _known_answer(error) or answer_to(error, context["request_id"])
             if self._sender is None or not self._sender.has_started:
                 raise HTTPError(answer) from error
-            own_event: ErrorEvent | None = context.get(ERROR_EVENT)
-            last = frame(encode_json(answer.body())) if own_event is None else own_event(answer, self._reader.position)
-            await self._sender.end(last)
+            form: ErrorForm = context[ERROR_FORM]
+            await self._sender.end(form.last_event(answer, context["request_id"], self._reader.position))
 
     async def _send_all(self, send: Send) -> None:
         batch = await self._reader.read()

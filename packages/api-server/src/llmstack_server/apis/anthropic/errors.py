@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from llmstack_server.web.body import ClientDisconnected
-from llmstack_server.web.errors import ERROR_EVENT, MAX_MESSAGE_CHARS, ErrorAnswer, answer_to
-from llmstack_server.web.keep_alive import PART_WRITER
-from llmstack_server.web.middleware import MarkingSender, route_path, send_error
+from llmstack_server.web.error_forms import ErrorForm
+from llmstack_server.web.errors import MAX_MESSAGE_CHARS, ErrorAnswer
 from llmstack_server.web.sse import frame_named
 
-PATH = "/v1/messages"
 OVERLOADED_STATUS = 529
 
 _STATUS_TO_TYPE = {
@@ -48,30 +46,32 @@ def in_anthropic_form(answer: ErrorAnswer, request_id: str) -> AnthropicErrorAns
     return AnthropicErrorAnswer(status, kind, answer.code, message, answer.param, answer.headers, request_id)
 
 
-def error_event(answer: ErrorAnswer, request_id: str) -> bytes:
-    """The last event of a stream that failed."""
-    return frame_named(in_anthropic_form(answer, request_id).body())
+class AnthropicErrors(ErrorForm):
+    """The form of the Messages API."""
+
+    schema: Mapping[str, Any] = MappingProxyType({
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+            "request_id": {"type": "string"},
+        },
+    })  # fmt: skip
+    id_headers = ("request-id",)
+    statuses = (OVERLOADED_STATUS,)
+
+    def answer(self, answer: ErrorAnswer, request_id: str) -> ErrorAnswer:
+        """The error with a type of Anthropic's."""
+        return in_anthropic_form(answer, request_id)
+
+    def last_event(self, answer: ErrorAnswer, request_id: str, num_events: int) -> bytes:
+        """The event `error`, which is not numbered."""
+        return frame_named(in_anthropic_form(answer, request_id).body())
 
 
-class AnthropicErrorMiddleware:
-    """Renders all errors of Anthropic's routes, also those of inner middleware."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not f"{route_path(scope)}/".startswith(f"{PATH}/"):
-            await self._app(scope, receive, send)
-            return
-        request_id = scope["state"]["request_id"]
-        scope["state"][ERROR_EVENT] = lambda answer, _: error_event(answer, request_id)
-        sender = MarkingSender(send, "request-id", request_id, getattr(send, PART_WRITER, None))
-        try:
-            await self._app(scope, receive, sender)
-        except ClientDisconnected:
-            raise
-        except Exception as error:  # any error has Anthropic's form on these routes
-            if sender.has_started:
-                raise
-            answer = in_anthropic_form(answer_to(error, request_id), request_id)
-            await send_error(answer, receive, sender)
+ANTHROPIC_ERRORS = AnthropicErrors()

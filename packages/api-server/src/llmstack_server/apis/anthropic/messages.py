@@ -10,7 +10,7 @@ from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_server.apis.anthropic.content import ContentBuilder
-from llmstack_server.apis.anthropic.errors import error_event
+from llmstack_server.apis.anthropic.errors import ANTHROPIC_ERRORS
 from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
 from llmstack_server.apis.anthropic.protocol import EFFORTS, KNOWN, CountTokensRequest, MessagesRequest, PromptFields
 from llmstack_server.apis.anthropic.tools import (
@@ -201,7 +201,7 @@ class MessagesAnswer(ChatStream):
 
     def error_event(self, error: ErrorAnswer) -> bytes:
         """The last event of a stream that failed."""
-        return error_event(error, current_request_id.get())
+        return ANTHROPIC_ERRORS.last_event(error, current_request_id.get(), 0)
 
     def _closing(self) -> Iterator[dict[str, Any]]:
         yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage(), **self._receipt_fields()}

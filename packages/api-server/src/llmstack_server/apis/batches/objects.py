@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +14,6 @@ from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import at_most
 
 COMPLETION_WINDOW_S = 24 * 3600
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
@@ -35,7 +35,7 @@ class BatchRequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     input_file_id: str | None = None
-    endpoint: str | None = Field(None, description=f"one of {', '.join(ENDPOINTS)}")
+    endpoint: str | None = Field(None, description="the route of all its requests")
     completion_window: str | None = Field(None, description="24h")
     metadata: Annotated[dict[str, str] | None, at_most(MAX_METADATA, "metadata")] = None
     output_expires_after: ExpiresAfter | None = None
@@ -71,8 +71,8 @@ def new_batch(fields: BatchRequestBody, input_file_id: str) -> dict[str, Any]:
     }
 
 
-def check_batch_fields(fields: BatchRequestBody) -> str:
-    """Checks all fields; returns the id of the input file.
+def check_batch_fields(fields: BatchRequestBody, endpoints: Sequence[str]) -> str:
+    """Checks all fields; returns the id of the input file. Batches may name these endpoints.
 
     Raises:
         InvalidRequestError: A field is missing or has an invalid value.
@@ -80,8 +80,8 @@ def check_batch_fields(fields: BatchRequestBody) -> str:
     for name in ("input_file_id", "endpoint", "completion_window"):
         if getattr(fields, name) is None:
             raise missing_parameter(name)
-    if fields.endpoint not in ENDPOINTS:
-        raise request_errors.invalid_value("endpoint", f"expected one of {', '.join(ENDPOINTS)}")
+    if fields.endpoint not in endpoints:
+        raise request_errors.invalid_value("endpoint", f"expected one of {', '.join(endpoints)}")
     if fields.completion_window != "24h":
         raise request_errors.invalid_value("completion_window", "expected '24h'")
     _check_metadata(fields.metadata or {})

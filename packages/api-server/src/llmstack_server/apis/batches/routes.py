@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from llmstack_llm import request_errors
@@ -17,19 +17,22 @@ from llmstack_server.apis.batches.table import StoredFile
 from llmstack_server.apis.batches.upload import Upload, receive_upload
 from llmstack_server.apis.batches.worker import BatchWorker
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.api_types import Batch, BatchPage, Deleted, File, FilePage
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
-from llmstack_server.web.openapi import REQUEST_ERRORS, RequestBody, error_responses
+from llmstack_server.web.openapi import ORDER, TEXT, Schema, page_of
+from llmstack_server.web.openapi_bodies import EXPIRY, FixedBody, RequestBody, with_required
+from llmstack_server.web.routes import Content, Router, RouteSpec
 from llmstack_types import InvalidRequestError
 
 MAX_BATCHES = 1000
 MAX_UNFINISHED = 100
 PURPOSES = ("batch",)
 _DOWNLOAD_HEADERS = {"x-content-type-options": "nosniff", "content-security-policy": "default-src 'none'; sandbox"}
-_UPLOAD_SCHEMA = {
+_UPLOAD_SCHEMA: Schema = {
     "type": "object",
     "required": ["file", "purpose"],
     "properties": {
@@ -39,10 +42,24 @@ _UPLOAD_SCHEMA = {
         "expires_after[seconds]": {"type": "integer"},
     },
 }
-_UPLOAD_BODY = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD_SCHEMA}}}}
 
 
-def add_batch_routes(router: APIRouter, state: ServerState) -> None:
+class BatchBody(RequestBody):
+    """The body of a new batch, which names one of the routes that batches may name."""
+
+    def __init__(self, router: Router) -> None:
+        super().__init__(BatchRequestBody, fields={"output_expires_after": EXPIRY})
+        self._router = router
+
+    def schema(self) -> Schema:
+        """The schema, once all routes are declared."""
+        endpoint: Schema = {"enum": [*self._router.batch_paths()]}
+        window: Schema = {"const": "24h"}
+        schema = super().schema()
+        return with_required(schema, {"input_file_id": TEXT, "endpoint": endpoint, "completion_window": window})
+
+
+def add_batch_routes(router: Router, state: ServerState) -> None:
     """Adds the routes, and what runs the batches."""
     if state.config.http.state_dir is None:
         return
@@ -55,8 +72,11 @@ def add_batch_routes(router: APIRouter, state: ServerState) -> None:
     _add_batch_routes(router, state, store, worker)
 
 
-def _add_file_routes(router: APIRouter, state: ServerState, store: FileStore) -> None:
-    @router.post("/v1/files", responses=REQUEST_ERRORS, openapi_extra=_UPLOAD_BODY)
+def _add_file_routes(router: Router, state: ServerState, store: FileStore) -> None:
+    @router.declare(RouteSpec(
+        "POST", "/v1/files", File, tag="Batches", body=FixedBody(_UPLOAD_SCHEMA, "multipart/form-data"),
+        id_of_answer=("file_id", "$response.body#/id")
+    ))  # fmt: skip
     async def upload(request: Request) -> Response:
         """Stores a file for later batches."""
         owner = current_client.get().tenant
@@ -67,7 +87,13 @@ def _add_file_routes(router: APIRouter, state: ServerState, store: FileStore) ->
             file = await store.run(lambda: store.keep(received.path, owner, name, purpose, lifetime_s))
         return JSONResponse(file.as_object())
 
-    @router.get("/v1/files", responses=error_responses(400, 401))
+    @router.declare(RouteSpec(
+        "GET", "/v1/files", FilePage, tag="Batches",
+        query={
+            "purpose": (TEXT, "files of this purpose only"), "limit": page_of(10_000, 10_000, "files"),
+            "order": ORDER, "after": (TEXT, "the last file of the page before"),
+        },
+    ))  # fmt: skip
     async def list_files(request: Request) -> Response:
         """Lists the files of the key, the newest first."""
         owner = current_client.get().tenant  # not in the lambda: another thread has no client
@@ -81,19 +107,19 @@ def _add_file_routes(router: APIRouter, state: ServerState, store: FileStore) ->
         ]
         return JSONResponse(_page(shown, query, max_limit=10_000, default=10_000))
 
-    @router.get("/v1/files/{file_id}", responses=error_responses(401, 404))
+    @router.declare(RouteSpec("GET", "/v1/files/{file_id}", File, tag="Batches"))
     async def retrieve_file(file_id: str) -> Response:
         """Returns the facts of a file, without its content."""
         return JSONResponse((await _file(store, file_id)).as_object())
 
-    @router.delete("/v1/files/{file_id}", responses=error_responses(401, 404))
+    @router.declare(RouteSpec("DELETE", "/v1/files/{file_id}", Deleted, tag="Batches"))
     async def delete_file(file_id: str) -> Response:
         """Deletes a file and its content."""
         file = await _file(store, file_id)
         await store.run(lambda: store.delete(file.id))
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
-    @router.get("/v1/files/{file_id}/content", responses=error_responses(401, 404))
+    @router.declare(RouteSpec("GET", "/v1/files/{file_id}/content", Content.FILE, tag="Batches"))
     async def file_content(file_id: str) -> Response:
         """Returns the content of a file."""
         file = await _file(store, file_id)
@@ -101,15 +127,19 @@ def _add_file_routes(router: APIRouter, state: ServerState, store: FileStore) ->
         return FileResponse(path, media_type=media_type, filename=file.filename, headers=_DOWNLOAD_HEADERS)
 
 
-def _add_batch_routes(router: APIRouter, state: ServerState, store: FileStore, worker: BatchWorker) -> None:
-    @router.post("/v1/batches", responses=REQUEST_ERRORS, openapi_extra=RequestBody(BatchRequestBody))
+def _add_batch_routes(router: Router, state: ServerState, store: FileStore, worker: BatchWorker) -> None:
+    body = BatchBody(router)
+
+    @router.declare(RouteSpec(
+        "POST", "/v1/batches", Batch, tag="Batches", body=body, id_of_answer=("batch_id", "$response.body#/id")
+    ))  # fmt: skip
     async def create_batch(request: Request) -> Response:
         """Begins a batch of the requests in a file."""
         limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
         body = await read_json_object(request.headers, request.receive, limits, state.decoding)
         fields = parse(BatchRequestBody, body)
         check_fields(state, body, fields, {})
-        file = await _file(store, check_batch_fields(fields), "input_file_id")
+        file = await _file(store, check_batch_fields(fields, router.batch_paths()), "input_file_id")
         if file.purpose != "batch":
             raise request_errors.invalid_value("input_file_id", "the purpose of the file is not 'batch'")
         batch, owner = new_batch(fields, file.id), current_client.get().tenant
@@ -117,19 +147,25 @@ def _add_batch_routes(router: APIRouter, state: ServerState, store: FileStore, w
         worker.notice()
         return JSONResponse(batch)
 
-    @router.get("/v1/batches", responses=error_responses(400, 401))
+    @router.declare(RouteSpec(
+        "GET", "/v1/batches", BatchPage, tag="Batches",
+        query={
+            "limit": page_of(20, 100, "batches"), "order": ORDER,
+            "after": (TEXT, "the last batch of the page before"),
+        },
+    ))  # fmt: skip
     async def list_batches(request: Request) -> Response:
         """Lists the batches of the key, the newest first."""
         owner = current_client.get().tenant
         batches = await store.run(lambda: store.table.batches(owner))
         return JSONResponse(_page(batches, request.query_params, max_limit=100, default=20))
 
-    @router.get("/v1/batches/{batch_id}", responses=error_responses(401, 404))
+    @router.declare(RouteSpec("GET", "/v1/batches/{batch_id}", Batch, tag="Batches"))
     async def retrieve_batch(batch_id: str) -> Response:
         """Returns the state of a batch."""
         return JSONResponse(await _batch(store, batch_id))
 
-    @router.post("/v1/batches/{batch_id}/cancel", responses=error_responses(401, 404))
+    @router.declare(RouteSpec("POST", "/v1/batches/{batch_id}/cancel", Batch, tag="Batches"))
     async def cancel_batch(batch_id: str) -> Response:
         """Ends a batch after the requests that run; one that has ended stays as it is."""
         batch = await _batch(store, batch_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from llmstack_server.apis.pooling.classification import prepare_classification
@@ -21,32 +20,52 @@ from llmstack_server.apis.pooling.protocol import (
 from llmstack_server.apis.pooling.rerank import prepare_rerank
 from llmstack_server.apis.pooling.score import prepare_score
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answer_types import (
+    Classification,
+    CohereEmbeddings,
+    Embeddings,
+    PooledInputs,
+    Ranking,
+    Scores,
+)
 from llmstack_server.web.answers import GenerationResponse, Prepare
-from llmstack_server.web.openapi import REQUEST_ERRORS, RequestBody
+from llmstack_server.web.openapi_bodies import POOLING, RERANK, SCORES, TEXT_LIST, RequestBody
+from llmstack_server.web.routes import Router, RouteSpec
 
 
-def add_pooling_routes(router: APIRouter, state: ServerState) -> None:
+def add_pooling_routes(router: Router, state: ServerState) -> None:
     """Adds embeddings, pooling, classification, scores and reranking, under all paths that clients use."""
-    for paths, prepare, body, summary in (
-        (("/v1/embeddings",), prepare_embeddings, EmbeddingRequest, "A vector for each of one or several inputs"),
-        (("/v2/embed",), prepare_cohere_embed, CohereEmbedRequest, "A vector for each text, in Cohere's form"),
-        (("/pooling",), prepare_pooling, PoolingRequest, "The raw numbers of the model for each input"),
-        (("/classify",), prepare_classification, ClassificationRequest, "A number for each label, for each input"),
-        (("/score", "/v1/score"), prepare_score, ScoreRequest, "The score of each pair of texts"),
-        (
-            ("/rerank", "/v1/rerank", "/v2/rerank"),
+
+    def add(
+        path: str, prepare: Prepare, body: RequestBody, answer: type, summary: str, *, is_in_batches: bool = False
+    ) -> None:
+        spec = RouteSpec(
+            "POST", path, answer, tag="Pooling", body=body, waits=True, is_in_batches=is_in_batches
+        )  # fmt: skip
+        router.declare(spec, summary)(_endpoint(state, prepare))
+
+    embedding = RequestBody(EmbeddingRequest, one_of=POOLING)
+    add(
+        "/v1/embeddings", prepare_embeddings, embedding, Embeddings, "A vector for each of one or several inputs",
+        is_in_batches=True,
+    )  # fmt: skip
+    cohere = RequestBody(CohereEmbedRequest, required={"texts": TEXT_LIST})
+    add("/v2/embed", prepare_cohere_embed, cohere, CohereEmbeddings, "A vector for each text, in Cohere's form")
+    pooling = RequestBody(PoolingRequest, one_of=POOLING)
+    add("/pooling", prepare_pooling, pooling, PooledInputs, "The raw numbers of the model for each input")
+    classified = RequestBody(ClassificationRequest, one_of=POOLING)
+    add("/classify", prepare_classification, classified, Classification, "A number for each label, for each input")
+    for path in ("/score", "/v1/score"):
+        score = RequestBody(ScoreRequest, one_of=SCORES)
+        add(path, prepare_score, score, Scores, "The score of each pair of texts")
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        add(
+            path,
             prepare_rerank,
-            RerankRequest,
+            RequestBody(RerankRequest, required=RERANK),
+            Ranking,
             "Documents by their score, best first",
-        ),
-    ):
-        for path in paths:
-            router.post(
-                path,
-                summary=summary,
-                responses=REQUEST_ERRORS,
-                openapi_extra=RequestBody(body),
-            )(_endpoint(state, prepare))
+        )
 
 
 def _endpoint(state: ServerState, prepare: Prepare) -> Callable[[], Awaitable[Response]]:
