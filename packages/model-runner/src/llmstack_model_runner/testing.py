@@ -19,7 +19,9 @@ from llmstack_model_runner.layers.weight_slot import WeightKind
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import load_model_class
 from llmstack_types import (
+    EncoderWork,
     LoRAIdentity,
+    MediaItem,
     ModelRunnerOutput,
     NewRequest,
     SamplingParams,
@@ -145,10 +147,12 @@ class StepDriver:
         params: SamplingParams,
         eos: tuple[int, ...] = (),
         lora_name: str | None = None,
+        media: tuple[tuple[int, MediaItem], ...] = (),
     ) -> None:
-        """Adds a request to the next step."""
+        """Adds a request to the next step; `media` are its items with their numbers."""
         self.outputs[request_id] = []
-        self._requests[request_id] = NewRequest(request_id, list(prompt), len(prompt), params, eos, lora_name)
+        request = NewRequest(request_id, list(prompt), len(prompt), params, eos, lora_name, media=media)
+        self._requests[request_id] = request
         self._start(request_id)
 
     def remove(self, request_id: str) -> None:
@@ -186,7 +190,11 @@ class StepDriver:
         return request.num_prompt_tokens + len(self.outputs[request_id]) - self._num_computed[request_id]
 
     def step(
-        self, request_id_to_num_tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]] = MappingProxyType({})
+        self,
+        request_id_to_num_tokens: Mapping[str, int],
+        drafts: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        encoder_work: Sequence[EncoderWork] = (),
+        freed_media: Sequence[int] = (),
     ) -> ModelRunnerOutput:
         """Runs one step with the given rows, in the mapping's order; `drafts` follow the tokens of their rows."""
         scheduled = [
@@ -200,6 +208,8 @@ class StepDriver:
                 scheduled_requests=scheduled,
                 removed_request_ids=self._removed,
                 total_num_scheduled_tokens=sum(row.num_scheduled_tokens for row in scheduled),
+                encoder_work=list(encoder_work),
+                freed_media=list(freed_media),
             )
         ).result()
         self._new, self._removed = [], []

@@ -44,7 +44,7 @@ def _read_file(file: int, num_bytes: int) -> bytearray:
     found = os.fstat(file)
     # The size is checked before there is memory for it.
     if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
-        raise MediaUnreadableError(f"its file has {found.st_size} bytes and not {num_bytes}")
+        raise MediaUnreadableError(f"it is no file, or one of {found.st_size} bytes and not {num_bytes}")
     data = bytearray(num_bytes)
     place, view = 0, memoryview(data)
     while place < num_bytes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmstack_model_runner.device.errors import is_device_failure, is_out_of_memory
+from llmstack_model_runner.media.store import MediaWorkError
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
 from llmstack_model_runner.steps.output import PendingStep
@@ -124,7 +125,7 @@ class StepRecovery:
         try:
             return compute(step)
         except Exception as error:  # any error of one row, which must not end the other rows
-            if isinstance(error, InputBatchError) or is_device_failure(error):
+            if isinstance(error, InputBatchError | MediaWorkError) or is_device_failure(error):
                 raise
             is_memory = is_out_of_memory(error)
             logger.warning(
