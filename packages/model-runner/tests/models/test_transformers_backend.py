@@ -12,6 +12,7 @@ import torch
 from model_runner_helpers.paged_harness import PagedHarness
 from safetensors.torch import load_file, save_file
 
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.weights import load_weights
 
@@ -137,6 +138,31 @@ def test_greedy_tokens_and_logits_equal_transformers_in_any_cut(checkpoint: tupl
     for position in range(12, len(tokens)):
         rows = [("a", [tokens[position - 4]]), ("b", [tokens[position]])]
         close(harness.step(rows), expected[[position - 4, position]])
+
+
+def test_vectors_stand_in_place_of_tokens_where_the_decoder_takes_them(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    model = load(folder)
+    assert isinstance(model, TransformersModel)
+    assert model.vector_size == model._decoder.get_input_embeddings().embedding_dim
+    with torch.inference_mode():
+        table = model._decoder.get_input_embeddings()(torch.tensor(PROMPT))
+        given = StepVectors(torch.arange(2, 9), table[2:9])
+        unknown = [*PROMPT[:2], *[0] * 7, *PROMPT[9:]]
+        close(PagedHarness(model, torch.float32).step([("a", unknown)], given), expected[: len(PROMPT)])
+
+
+def test_a_decoder_that_needs_the_ids_takes_no_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path, "LlamaForCausalLM", SMALL)
+    model = load(tmp_path)
+    assert isinstance(model, TransformersModel)
+    forward = model._decoder.forward
+
+    def forward_of_ids(input_ids: torch.Tensor, **arguments: Any) -> Any:
+        return forward(input_ids=input_ids, **arguments)
+
+    monkeypatch.setattr(model._decoder, "forward", forward_of_ids)
+    assert model.vector_size is None
 
 
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "MixtralForCausalLM", "OPTForCausalLM"])

@@ -76,9 +76,13 @@ class MediaStore:
     def vectors(self, media_id: int, first: int, count: int) -> torch.Tensor:
         """Some vectors [count, size] of an item that is complete; those of one that failed are NaN.
 
+        A later stage has vectors of no numbers: all that it needs is that a step has some, so that none is captured.
+
         Raises:
             MediaWorkError: It is not complete, or has fewer.
         """
+        if not self._is_first:
+            return torch.empty((count, 0))
         if media_id in self.failures:
             return torch.full((count, self.size), torch.nan, dtype=self.dtype, device=self.device)
         vectors = self._vectors.get(media_id)

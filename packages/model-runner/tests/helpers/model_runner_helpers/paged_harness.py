@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, RowStates
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import StateTensor
 
@@ -43,11 +45,11 @@ class PagedHarness:
         self._has_states = True
         return tuple(tensors)
 
-    def step(self, rows: Sequence[tuple[str, Sequence[int]]]) -> torch.Tensor:
+    def step(self, rows: Sequence[tuple[str, Sequence[int]]], vectors: StepVectors | None = None) -> torch.Tensor:
         """Compute the next tokens of each named request; logits of every token, float32 [num_tokens, vocab_size]."""
         token_ids = [token_id for _, tokens in rows for token_id in tokens]
         positions = [self._num_computed.get(name, 0) + i for name, tokens in rows for i in range(len(tokens))]
-        metadata = self._metadata(rows)
+        metadata = replace(self._metadata(rows), vectors=vectors)
         hidden = self._model.forward(torch.tensor(token_ids), torch.tensor(positions), metadata, self._kv_caches)
         return self._model.compute_logits(hidden)
 

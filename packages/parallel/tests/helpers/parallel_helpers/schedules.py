@@ -12,7 +12,7 @@ from typing import Any
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver
 from llmstack_parallel.runner import ParallelRunner
-from llmstack_types import ModelRunnerConfig, SamplingParams, TokenLogprobs
+from llmstack_types import EncoderWork, MediaItem, ModelRunnerConfig, SamplingParams, TokenLogprobs
 from parallel_helpers.thread_peers import ThreadPeers
 
 NUM_BLOCKS = 160
@@ -43,6 +43,50 @@ def run_schedule(config: ModelRunnerConfig, seed: int, adapters: Mapping[str, Pa
         return _drive(runner, seed, [None, *adapters])
     finally:
         runner.shutdown()
+
+
+def run_media(config: ModelRunnerConfig, items: Sequence[MediaItem], seed: int, token_ids: Sequence[int] = ()) -> Run:
+    """Two requests with the same items, in chunks; layers of the items come in parts of one or two.
+
+    `token_ids` are those at places 4 to 12 of the prompts.
+    """
+    runner = ModelRunner(config) if config.num_ranks == 1 else ParallelRunner(config, ThreadPeers)
+    try:
+        runner.load_model()
+        assert runner.available_kv_bytes() > 0
+        runner.initialize_kv_cache(NUM_BLOCKS)
+        return _drive_media(runner, [*enumerate(items, 1)], random.Random(seed), token_ids)
+    finally:
+        runner.shutdown()
+
+
+def _drive_media(
+    runner: Any, numbered: list[tuple[int, MediaItem]], rng: random.Random, token_ids: Sequence[int]
+) -> Run:
+    driver = StepDriver(runner, NUM_BLOCKS)
+    run = Run(driver.outputs)
+    for index in range(2):
+        prompt = [(7 * place + 3) % 90 for place in range(35 - 17 * index if len(numbered) > 1 else 18)]
+        own = [(number, item) for number, item in numbered if item.end <= len(prompt)]
+        for _, item in own:
+            prompt[item.offset : item.end] = [0] * item.num_tokens
+        if token_ids:
+            prompt[4:13] = token_ids
+        driver.add(f"request-{index}", prompt, SamplingParams(temperature=0.0, logprobs=2), media=tuple(own))
+    done, parts = {number: 0 for number, _ in numbered}, random.Random(1)
+    num_layers = {number: 3 if item.kind == "image" else 0 for number, item in numbered}
+    for number, item in numbered:
+        while not done[number] or done[number] < num_layers[number]:
+            count = min(parts.randint(1, 2), num_layers[number] - done[number])
+            part = EncoderWork(number, done[number], count, None if done[number] else item)
+            driver.step({}, encoder_work=[part])
+            done[number] += max(count, 1)
+    for _ in range(10):
+        output = driver.step({name: rng.randint(1, driver.num_left(name)) for name in driver.outputs})
+        for request_id, entries in output.logprobs.items():
+            run.logprobs.setdefault(request_id, []).extend(entries)
+    assert not driver.errors
+    return run
 
 
 def add_adapters(runner: ModelRunner | ParallelRunner, adapters: Mapping[str, Path]) -> None:
