@@ -58,7 +58,7 @@ def test_with_an_interval_only_its_states_are_kept():
         one = scheduler(20, interval)
         chunks(one, request("a", 43))
         found, num_tokens = one.kv_cache_manager.get_computed_blocks("probe", [*range(20), 999])
-        assert (num_tokens, len(found)) == (expected, expected // 8)
+        assert (num_tokens, len(found)) == (expected, 2)  # with the keys and values beyond the state
 
 
 def test_a_chunk_ends_where_a_prefix_was_known_without_its_state():
@@ -70,6 +70,22 @@ def test_a_chunk_ends_where_a_prefix_was_known_without_its_state():
     third = EngineCoreRequest("c", [*range(30), *range(600, 640)], SamplingParams(max_tokens=1))
     assert chunks(one, third, runner=runner) == [64, 70]
     assert one.stats().prefix_tokens_without_state == 24
+
+
+def test_keys_and_values_beyond_a_state_are_shared_and_not_written_again():
+    """What is computed again, for the state alone, takes no block but those it has found."""
+    one, runner = scheduler(), FakeModelRunner(100, 8, num_state_blocks=50)
+    chunks(one, request("a", 60, max_tokens=20), runner=runner)
+    long, parted = list(range(80)), [*range(70), *range(500, 507)]
+    one.add_request(EngineCoreRequest("b", long, SamplingParams(max_tokens=9, ignore_eos=True)))
+    runner.execute_model(one.schedule(0.0))
+    one.add_request(EngineCoreRequest("c", parted, SamplingParams(max_tokens=2)))
+    num_free = one.stats().num_free_blocks
+    scheduled = one.schedule(0.0)
+    (row,) = [row for row in scheduled.scheduled_requests if row.request_id == "c"]
+    (new,) = scheduled.new_requests
+    assert (row.num_computed_tokens, new.num_held_tokens, len(row.new_block_ids)) == (56, 64, 8)
+    assert num_free - one.stats().num_free_blocks == 1  # the first of the tokens of its own come in the next step
 
 
 def test_without_chunked_prefill_the_end_of_a_prompt_is_a_row_of_its_own():

@@ -27,7 +27,9 @@ class StateMachine(RuleBasedStateMachine):
         self.swapped = []
         self.num_requests = 0
         self.num_without_state = 0
-        self.kept = {}  # prefix of whole blocks to whether a state after it was made to be kept
+        self.num_hits = 0
+        self.slots = {}  # block and offset to the prefix that ends with the token whose keys and values they hold
+        self.num_held = {}
 
     @property
     def held(self):
@@ -41,21 +43,30 @@ class StateMachine(RuleBasedStateMachine):
         self.manager.free(request_id)
         self.manager.free(request_id)
         self.swapped = [other for other in self.swapped if other != request_id]
-        del self.tokens[request_id], self.num_computed[request_id]
+        del self.tokens[request_id], self.num_computed[request_id], self.num_held[request_id]
+
+    def slot(self, request_id, place):
+        block, offset = divmod(place, self.manager.block_size)
+        return self.manager.block_table(request_id)[block], offset
+
+    def copy(self, source, destination):
+        for offset in range(self.manager.block_size):
+            self.slots[destination, offset] = self.slots.get((source, offset))
 
     def begin(self, tokens, chunk, written):
         """A new request in the step that is being made; None without room."""
         request_id, size = self.next_id(), self.manager.block_size
         free = self.manager.num_free_blocks
         found, num_hits = self.manager.get_computed_blocks(request_id, tokens)
-        assert num_hits == len(found) * size < len(tokens)
         num_known = self.manager.num_known_tokens
-        assert num_hits <= num_known
+        assert num_hits <= num_known == len(found) * size < max(len(tokens), 1)
         if self.manager.allocate_slots(request_id, min(num_hits + chunk, len(tokens)), found) is None:
             assert self.manager.num_free_blocks == free
             return None
         self.num_without_state += num_known - num_hits
+        self.num_hits += num_hits
         self.tokens[request_id], self.num_computed[request_id] = list(tokens), num_hits
+        self.num_held[request_id] = num_known
         return request_id
 
     def row(self, request_id, chunk, written, is_kept, replaces_last):
@@ -72,6 +83,8 @@ class StateMachine(RuleBasedStateMachine):
         assert self.states[source] == tuple(tokens[:start])
         assert target not in {block_id for pair in written for block_id in pair[:2]}
         written.append((source, target, tuple(tokens[:end])))
+        for place in range(max(start, self.num_held[request_id]), end):
+            self.slots[self.slot(request_id, place)] = tuple(tokens[: place + 1])
         self.num_computed[request_id] = end
         self.manager.cache_blocks(request_id, tokens, end)
 
@@ -108,7 +121,11 @@ class StateMachine(RuleBasedStateMachine):
         num_tokens = self.num_computed[parent_id] - back
         if num_tokens < 1 or not self.manager.keeps_prefix(parent_id, num_tokens):
             return
-        if self.manager.fork(parent_id, child_id, num_tokens) is not None:
+        copies = self.manager.fork(parent_id, child_id, num_tokens)
+        if copies is not None:
+            for source, destination in copies:
+                self.copy(source, destination)
+            self.num_held[child_id] = 0
             self.tokens[child_id] = self.tokens[parent_id][:num_tokens]
             self.num_computed[child_id] = num_tokens
 
@@ -117,16 +134,23 @@ class StateMachine(RuleBasedStateMachine):
     def swap_out(self, data):
         request_id = data.draw(st.sampled_from(self.held))
         before = self.manager.stats()
-        if self.manager.swap_out(request_id) is None:
+        copies = self.manager.swap_out(request_id)
+        if copies is None:
             assert self.manager.stats() == before
         else:
+            for block_id, host_block_id in copies:
+                self.copy(block_id, ("host", host_block_id))
             self.swapped.append(request_id)
 
     @precondition(lambda self: self.swapped)
     @rule(data=st.data())
     def swap_in(self, data):
         request_id = data.draw(st.sampled_from(self.swapped))
-        if self.manager.swap_in(request_id) is not None:
+        copies = self.manager.swap_in(request_id)
+        if copies is not None:
+            for host_block_id, block_id in copies:
+                self.copy(("host", host_block_id), block_id)
+            self.num_held[request_id] = 0
             self.swapped.remove(request_id)
 
     @precondition(lambda self: self.tokens)
@@ -167,6 +191,14 @@ class StateMachine(RuleBasedStateMachine):
             assert self.states[states[-1].block_id] == tuple(self.tokens[request_id][: states[-1].num_tokens])
 
     @invariant()
+    def every_request_has_the_keys_and_values_of_its_tokens(self):
+        """Also of those that others wrote and that it computes again, for the sake of a state."""
+        for request_id in self.held:
+            tokens = self.tokens[request_id]
+            for place in range(max(self.num_computed[request_id], self.num_held[request_id])):
+                assert self.slots[self.slot(request_id, place)] == tuple(tokens[: place + 1])
+
+    @invariant()
     def a_findable_state_is_written(self):
         for block_id in self.manager._states._block_to_identity:
             assert len(self.states[block_id]) % self.manager.block_size == 0
@@ -178,6 +210,7 @@ class StateMachine(RuleBasedStateMachine):
             assert self.manager.num_free_blocks == self.manager.num_blocks
             assert self.manager.num_free_state_blocks == self.manager.num_state_blocks
             assert self.manager.prefix_tokens_without_state == self.num_without_state
+            assert self.manager.prefix_cache_hits == self.num_hits
 
 
 TestStateMachine = StateMachine.TestCase

@@ -59,6 +59,34 @@ def test_a_hit_ends_at_the_longest_boundary_with_a_state():
     assert manager.num_known_tokens == 4
 
 
+def test_blocks_beyond_the_state_are_shared_and_their_tokens_are_no_hits():
+    manager = make()
+    compute(manager, "a", TOKENS, [8, 13, 24])
+    found, num_tokens = manager.get_computed_blocks("b", TOKENS[:22])
+    assert (found, num_tokens) == (manager.block_table("a")[:5], 8)
+    num_free = manager.num_free_blocks
+    assert manager.allocate_slots("b", 12, found) == found
+    assert manager.num_free_blocks == num_free
+    assert (manager.prefix_cache_hits, manager.prefix_tokens_without_state) == (8, 12)
+    manager.cache_blocks("b", TOKENS[:22], 12)
+    manager.advance_state("b", 12)
+    manager.end_step()
+    assert found_tokens(manager, TOKENS[:12]) == 12  # the state that it has left within the shared blocks
+
+
+def test_a_state_within_shared_blocks_that_were_forgotten_is_not_found():
+    manager = make()
+    compute(manager, "a", TOKENS, [8, 24])
+    found, _ = manager.get_computed_blocks("b", TOKENS[:22])
+    manager.allocate_slots("b", 12, found)
+    manager.forget_prefix(TOKENS[:24], 8)
+    manager.advance_state("b", 12)
+    manager.cache_blocks("b", TOKENS[:22], 12)
+    manager.end_step()
+    assert found_tokens(manager, TOKENS[:20]) == 8
+    manager.check_integrity()
+
+
 def test_tokens_that_are_computed_again_for_want_of_a_state_are_counted_once_per_request():
     manager = make()
     compute(manager, "a", TOKENS, [8, 24])
@@ -182,8 +210,6 @@ def test_wrong_calls_are_refused():
     compute(manager, "a", TOKENS, [8])
     with pytest.raises(ValueError, match="num_tokens must be more than 8, got 8"):
         manager.advance_state("a", 8)
-    with pytest.raises(ValueError, match="get_computed_blocks"):
-        manager.allocate_slots("b", 8, manager.block_table("a")[:1])  # a boundary without a state
     with pytest.raises(ValueError, match="get_computed_blocks"):
         manager.allocate_slots("b", 8, [999])
     assert manager.allocate_slots("b", 8) is not None

@@ -18,10 +18,12 @@ class AllocationPlan(Protocol):
     Attributes:
         num_computed_tokens: Tokens that need not be computed.
         num_needed_blocks: Free blocks that all of the request's tokens need.
+        num_held_tokens: Tokens whose KV lies in blocks that others wrote; with states they may be more than computed.
     """
 
     num_computed_tokens: int
     num_needed_blocks: int
+    num_held_tokens: int
 
     def allocate(self, num_tokens: int, plan: StepPlan) -> list[int] | None:
         """The request's whole table, with room for `num_tokens`; None, with nothing changed, if there is none."""
@@ -74,7 +76,8 @@ class _FromPrefixCache:
                 request.request_id, request.token_ids, request.prefix_salt
             )
             request.num_known_tokens = manager.num_known_tokens
-        self.num_needed_blocks = needs.to_admit(request, self.num_computed_tokens, self.num_computed_tokens)
+        self.num_held_tokens = needs.num_slots(self._block_ids)
+        self.num_needed_blocks = needs.to_admit(request, self.num_computed_tokens, self.num_held_tokens)
 
     def allocate(self, num_tokens: int, plan: StepPlan) -> list[int] | None:
         request = self._request
@@ -82,6 +85,8 @@ class _FromPrefixCache:
 
 
 class _FromHost:
+    num_held_tokens = 0  # the copies are its own
+
     def __init__(self, request: Request, manager: KVCacheManager, needs: BlockNeeds) -> None:
         self._request_id, self._manager = request.request_id, manager
         self.num_computed_tokens = request.num_computed_tokens
@@ -103,6 +108,8 @@ class _FromHost:
 
 
 class _FromParent:
+    num_held_tokens = 0  # its first row goes on behind them
+
     def __init__(
         self, request: Request, parent: Request, num_tokens: int, manager: KVCacheManager, needs: BlockNeeds
     ) -> None:

@@ -80,10 +80,12 @@ class KVCacheManager(Protocol):
         ...
 
     def get_computed_blocks(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
-        """The longest cached prefix of `token_ids`: its block ids and its number of tokens.
+        """The longest cached prefix of `token_ids`: its block ids, and how many of its tokens need not be computed.
 
         Whole blocks only, and never all tokens: at least one is left to compute, so that there are logits to sample
-        from. Takes nothing; the blocks are safe until the next `allocate_slots` of another request.
+        from. With states the blocks may reach beyond those tokens: what has no state is computed again, and the
+        blocks are read and not written. Takes nothing; the blocks are safe until the next `allocate_slots` of another
+        request.
         """
         ...
 

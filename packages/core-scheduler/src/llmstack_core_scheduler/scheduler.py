@@ -311,7 +311,7 @@ class Scheduler:
         if (block_ids := allocation.allocate(allocation.num_computed_tokens + num_tokens, plan)) is None:
             return False
         self._start(request, allocation, block_ids)
-        plan.introduce(request)
+        plan.introduce(request, allocation.num_held_tokens)
         plan.add(request, num_tokens, block_ids)
         self._cache_blocks(request)
         return True

@@ -140,8 +140,8 @@ class StepPlan:
                 return 0 if is_new else row.num_computed_tokens
         return request.num_computed_tokens
 
-    def introduce(self, request: Request) -> None:
-        """Tells the runner all about a request it has no row for."""
+    def introduce(self, request: Request, num_held_tokens: int = 0) -> None:
+        """Tells the runner all about a request it has no row for; `num_held_tokens` as in `NewRequest`."""
         arrival = request.arrival
         self.new_requests.append(
             NewRequest(
@@ -153,6 +153,7 @@ class StepPlan:
                 lora_name=arrival.lora_name,
                 pooling_params=arrival.pooling_params,
                 prompt_embeds=arrival.prompt_embeds,
+                num_held_tokens=num_held_tokens if num_held_tokens > request.num_computed_tokens else 0,
             )
         )
 

@@ -8,7 +8,6 @@ from typing import Any
 from llmstack_kv_cache.block import check_integer
 from llmstack_kv_cache.errors import UnknownRequestError
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
-from llmstack_kv_cache.prefix_index import ROOT
 from llmstack_kv_cache.state_pool import EMPTY_STATE_ID, StatePool
 
 _BLOCKS_PER_REQUEST = 2
@@ -67,6 +66,8 @@ class StateKVCacheManager(KVCacheManager):
     - A state is found only by the steps after the one that writes it.
     - It is found by the content of its prefix, at a block boundary.
     - A prefix is found up to the longest boundary that has a state; there may be none at the boundaries before it.
+      Blocks of keys and values that are found beyond it are shared too. What they hold is computed again, for the
+      states, but not written: it would be equal.
 
     The caller says which states are worth keeping. A request that is swapped out keeps its state block on the device.
 
@@ -123,36 +124,30 @@ class StateKVCacheManager(KVCacheManager):
         return self._states.num_free_blocks
 
     def get_computed_blocks(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
-        """As `KVCacheManager.get_computed_blocks`, up to the last boundary whose state is known too."""
+        """As `KVCacheManager.get_computed_blocks`, but the number of tokens is that before the last known state."""
         block_ids, self.num_known_tokens = super().get_computed_blocks(request_id, token_ids, salt)
-        index, num_blocks = self._prefix_index, len(block_ids)
-        while num_blocks and self._states.find(index.prefix(block_ids[num_blocks - 1]).identity) is None:
-            num_blocks -= 1
-        if num_blocks < len(block_ids):
-            block_ids = block_ids[:num_blocks]
-            self._found = block_ids.copy(), index.prefix(block_ids[-1]) if block_ids else ROOT
-        return block_ids, num_blocks * self._block_size
+        return block_ids, self._found_state(block_ids).num_tokens
 
     def allocate_slots(
         self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
     ) -> list[int] | None:
         """As `KVCacheManager.allocate_slots`; a new request also gets room for its two state blocks.
 
-        Raises:
-            ValueError: As there, or no state is known for `computed_block_ids`.
+        It begins with the last state that is known for a part of `computed_block_ids`, and only reads those blocks.
         """
         if request_id in self._state_tables:
             return super().allocate_slots(request_id, num_tokens, computed_block_ids, salt)
         if not self._has_room_for_states():
             return None
-        num_known_tokens, lookup_id = self.num_known_tokens, self._last_lookup[0]
-        state = self._found_state(computed_block_ids)
+        lookup_id, state = self._last_lookup[0], self._found_state(computed_block_ids)
         block_ids = super().allocate_slots(request_id, num_tokens, computed_block_ids, salt)
         if block_ids is not None:
             self._states.share(state.block_id, is_found=True)
             self._state_tables[request_id] = _StateTable(state)
             if lookup_id == request_id:
-                self.prefix_tokens_without_state += num_known_tokens - state.num_tokens
+                num_without_state = len(computed_block_ids) * self._block_size - state.num_tokens
+                self.prefix_tokens_without_state += num_without_state
+                self.prefix_cache_hits -= num_without_state
         return block_ids
 
     def advance_state(
@@ -286,16 +281,18 @@ class StateKVCacheManager(KVCacheManager):
         return _BLOCKS_PER_REQUEST * (len(self._state_tables) + 1) <= self._states.num_blocks
 
     def _found_state(self, computed_block_ids: Sequence[int]) -> _State:
-        """The state that a new request begins with."""
-        if not computed_block_ids:
-            return _State(EMPTY_STATE_ID, 0, -1, is_kept=False, replaces_last=False)
-        last = computed_block_ids[-1]
-        is_findable = 0 <= last < len(self._prefix_index.runs) and self._prefix_index.runs[last]
-        block_id = self._states.find(self._prefix_index.prefix(last).identity) if is_findable else None
-        if block_id is None:
-            raise ValueError("computed_block_ids must be the blocks of a prefix, from get_computed_blocks")
-        num_tokens = len(computed_block_ids) * self._block_size
-        return _State(block_id, num_tokens, -1, is_kept=False, replaces_last=False)
+        """The state that a new request begins with: the last one that is known within a prefix."""
+        for number in range(len(computed_block_ids), 0, -1):
+            identity = self._identity(computed_block_ids[number - 1])
+            block_id = None if identity is None else self._states.find(identity)
+            if block_id is not None:
+                return _State(block_id, number * self._block_size, -1, is_kept=False, replaces_last=False)
+        return _State(EMPTY_STATE_ID, 0, -1, is_kept=False, replaces_last=False)
+
+    def _identity(self, block_id: int) -> int | None:
+        """Identity of the prefix that ends with a block; None where the block cannot be found."""
+        runs = self._prefix_index.runs
+        return self._prefix_index.prefix(block_id).identity if 0 <= block_id < len(runs) and runs[block_id] else None
 
     def _state_after(self, request_id: str, num_tokens: int) -> _State | None:
         """The request's state after so many tokens, if it is held and was written by an earlier step."""
@@ -303,16 +300,21 @@ class StateKVCacheManager(KVCacheManager):
         return next((state for state in states if state.num_tokens == num_tokens and state.step < self._step), None)
 
     def _note_boundary(self, request_id: str, state_table: _StateTable) -> None:
-        """Publishes the request's state after its cached blocks: now, or at the end of the step that writes it."""
+        """Publishes the request's states after cached blocks: now, or at the end of the step that writes one."""
         table = self._tables[request_id]
-        num_cached_tokens = table.num_cached_blocks * self._block_size
         for state in state_table.states:
-            if state.is_kept and num_cached_tokens and state.num_tokens == num_cached_tokens:
-                state.is_kept = False  # once only
-                if state.step < self._step:
-                    self._publish(state_table, state, table.prefix.identity)
-                else:
-                    self._pending.append((state_table, state, table.prefix.identity))
+            num_blocks, num_rest = divmod(state.num_tokens, self._block_size)
+            if not state.is_kept or num_rest or not 0 < num_blocks <= table.num_cached_blocks:
+                continue
+            state.is_kept = False  # once only
+            is_last = num_blocks == table.num_cached_blocks
+            identity = table.prefix.identity if is_last else self._identity(table.block_ids[num_blocks - 1])
+            if identity is None:
+                continue  # the block was found, and has been forgotten since
+            if state.step < self._step:
+                self._publish(state_table, state, identity)
+            else:
+                self._pending.append((state_table, state, identity))
 
     def _publish(self, table: _StateTable, state: _State, identity: int) -> None:
         if not self._states.publish(state.block_id, identity) or not state.replaces_last:

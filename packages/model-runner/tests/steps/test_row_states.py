@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
+from llmstack_model_runner.steps.prepare_inputs import lay_out
 from llmstack_model_runner.steps.unwritten_blocks import UnwrittenBlocks
 from llmstack_types import NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
 
@@ -74,3 +75,32 @@ def test_failed_states_are_forgotten_after_a_few_steps() -> None:
     for number in range(6):
         unwritten.follow(SchedulerOutput(number))
     assert not unwritten.has_any
+
+
+def held(num_held_tokens: int) -> InputBatch:
+    """A batch whose second request has the keys and values of so many tokens from another one."""
+    made = InputBatch(4, 64, 4, 20, 100, num_state_blocks=NUM_STATE_BLOCKS)
+    made.add(NewRequest("a", [1] * 8, 8, SamplingParams()))
+    made.add(NewRequest("b", [1] * 8, 8, SamplingParams(), num_held_tokens=num_held_tokens))
+    return made
+
+
+def test_keys_and_values_that_others_wrote_are_not_written_again() -> None:
+    made = held(4)
+    rows = [ScheduledRequest("a", 0, 6, [3, 4]), ScheduledRequest("b", 2, 5, [3, 5])]
+    laid_out = lay_out(made, made.update(SchedulerOutput(1, scheduled_requests=rows, states=[(0, 1), (2, 3)])))
+    assert laid_out.slot_mappings[0].tolist() == [12, 13, 14, 15, 16, 17, -1, -1, 20, 21, 22]
+
+
+@pytest.mark.parametrize(("num_held_tokens", "readers"), [(4, [0]), (0, [])])
+def test_a_row_that_computes_tokens_of_a_failed_row_without_writing_them_is_found(
+    num_held_tokens: int, readers: list[int]
+) -> None:
+    """With blocks of its own, which it writes from their start, it would be right."""
+    made, unwritten = held(num_held_tokens), UnwrittenBlocks()
+    unwritten.on_device = {3: 0}
+    row = ScheduledRequest("b", 0, 6, [3, 4])
+    assert (
+        unwritten.readers(made, made.update(SchedulerOutput(1, scheduled_requests=[row], states=[(0, 2)]))) == readers
+    )
+    assert (3 in unwritten.on_device) == bool(readers)

@@ -64,7 +64,8 @@ def _sparse(column: Sequence[Any], default: object) -> dict[int, Any]:
 
 
 def _new_request(request: NewRequest) -> list[Any]:
-    return [request.request_id, request.num_prompt_tokens, packed_ints(request.token_ids)]
+    held = [request.num_held_tokens] if request.num_held_tokens else []
+    return [request.request_id, request.num_prompt_tokens, packed_ints(request.token_ids), *held]
 
 
 def scheduled_rows(decided: Mapping[str, Any]) -> list[tuple[Any, ...]]:

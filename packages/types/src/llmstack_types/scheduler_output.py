@@ -26,6 +26,8 @@ class NewRequest:
         pooling_params: The row that completes the prompt returns a vector and samples nothing; None for a completion.
         prompt_embeds: Vectors in place of the prompt's tokens; see `EngineCoreRequest`.
         media: The items of the prompt, each with its number; their memory comes with `SchedulerOutput.encoder_work`.
+        num_held_tokens: Leading tokens whose KV others wrote into the row's blocks. Where rows compute one of them
+            again, since no state was found after it, its KV is read and not written.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class NewRequest:
     pooling_params: PoolingParams | None = None
     prompt_embeds: bytes | None = None
     media: tuple[tuple[int, MediaItem], ...] = ()
+    num_held_tokens: int = 0
 
 
 class ScheduledRequest(NamedTuple):

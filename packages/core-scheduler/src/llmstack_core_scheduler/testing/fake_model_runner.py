@@ -23,6 +23,7 @@ class _Row:
     token_ids: list[int]
     digests: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
+    num_held_tokens: int = 0
 
 
 class WrongKVError(Exception):
@@ -112,7 +113,9 @@ class FakeModelRunner:
     def _add(self, request: NewRequest) -> None:
         if request.request_id in self._rows:
             raise WrongKVError(f"{request.request_id} has a row already")
-        self._rows[request.request_id] = _Row(request.token_ids, _digests(request.token_ids))
+        self._rows[request.request_id] = _Row(
+            request.token_ids, _digests(request.token_ids), num_held_tokens=request.num_held_tokens
+        )
 
     def _write(self, scheduled: ScheduledRequest) -> None:
         row = self._rows[scheduled.request_id]
@@ -124,7 +127,7 @@ class FakeModelRunner:
         if end > len(row.block_ids) // len(self._sliding_windows) * self._block_size:
             raise WrongKVError(f"{scheduled.request_id} has {len(row.block_ids)} blocks for {end} tokens")
         for group in range(len(self._sliding_windows)):
-            for position in range(scheduled.num_computed_tokens, end):
+            for position in range(max(scheduled.num_computed_tokens, row.num_held_tokens), end):
                 self._slots[self._slot(row, position, group)] = (digests[position], group)
 
     def _advance_states(self, scheduled: SchedulerOutput) -> None:

@@ -86,7 +86,9 @@ class InputBatch:
         num_row_blocks: Blocks of tokens that each row's tables reach over.
         group_windows: Sliding window of each group of layers; None for full attention.
         layer_to_group: By layer, its group; empty where all layers share one block table.
+        has_states: Whether the model has layers with a state.
         num_tokens: Number of prompt and output tokens, including those with a reserved place.
+        num_held_tokens: Leading tokens of each row whose KV is not written, since others wrote it.
         adapter_numbers: Number of each row's adapter, or `NO_ADAPTER`.
         generations: Incremented when a row gets another request.
         prompt_embeds: Row to the vectors that it has in place of its prompt's tokens.
@@ -116,6 +118,7 @@ class InputBatch:
         self.token_ids = np.zeros((max_num_rows, max_model_len + 1), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
+        self.num_held_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.group_windows = tuple(group.sliding_window for group in groups) or (None,)
         layers = sorted((layer, number) for number, group in enumerate(groups) for layer in group.layers)
         self.layer_to_group = tuple(number for _, number in layers)
@@ -133,6 +136,7 @@ class InputBatch:
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
         self._num_state_blocks = num_state_blocks
+        self.has_states = num_state_blocks > 0
         self._vocab_size = vocab_size
         self._request_id_to_row: dict[str, int] = {}
         # Popped from the end: low rows first.
@@ -152,7 +156,7 @@ class InputBatch:
         for request in scheduled.new_requests:
             self.add(request)
         step = self._schedule(scheduled.scheduled_requests)
-        return self._with_states(step, scheduled) if self._num_state_blocks else step
+        return self._with_states(step, scheduled) if self.has_states else step
 
     def add(self, request: NewRequest) -> None:
         """Adds a request in a free row.
@@ -166,6 +170,7 @@ class InputBatch:
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_tokens[row] = len(token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self.num_held_tokens[row] = request.num_held_tokens
         self.num_row_blocks[row] = 0
         self.adapter_numbers[row] = (
             NO_ADAPTER if self._adapters is None else self._adapters.number_of(request.lora_name)

@@ -152,11 +152,19 @@ def _block_tables(batch: InputBatch, step: StepRows, seq_lens: IntArray) -> list
 
 
 def _slot_mappings(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> list[IntArray]:
-    """The slot of each token by group, as `llmstack_kv_cache.slot_mapping` defines it; numpy's calls are faster."""
+    """The slot of each token by group, as `llmstack_kv_cache.slot_mapping` defines it; numpy's calls are faster.
+
+    It is -1, for no write, where others wrote the token's KV, which then other requests read.
+    """
     block_indices, offsets = np.divmod(positions, batch.block_size)
-    return [
+    slots = [
         tables[token_rows, block_indices].astype(np.int64) * batch.block_size + offsets for tables in batch.block_tables
     ]
+    if batch.has_states:  # else no token is computed whose KV is there
+        is_held = positions < batch.num_held_tokens[token_rows]
+        for of_group in slots:
+            of_group[is_held] = -1
+    return slots
 
 
 def _to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

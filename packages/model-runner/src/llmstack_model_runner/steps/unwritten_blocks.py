@@ -92,7 +92,7 @@ def _follow(pairs: Iterable[tuple[int, int]], sources: _Ages, destinations: _Age
 def _read(batch: InputBatch, step: StepRows, index: int) -> list[int]:
     """The blocks that a row reads and that were written before; what a window has passed belongs to others by now."""
     num_tokens = int(step.num_computed_tokens[index])
-    end = -(-num_tokens // batch.block_size)
+    end = -(-max(num_tokens, int(batch.num_held_tokens[step.rows[index]])) // batch.block_size)
     block_ids: list[int] = []
     for window, tables in zip(batch.group_windows, batch.block_tables, strict=True):
         first = 0 if window is None else max(num_tokens - window + 1, 0) // batch.block_size
@@ -102,8 +102,8 @@ def _read(batch: InputBatch, step: StepRows, index: int) -> list[int]:
 
 def _written(batch: InputBatch, step: StepRows, index: int, *, is_whole: bool) -> list[int]:
     """The blocks that a row writes in this step; with `is_whole` only those that it writes from their start."""
-    start = int(step.num_computed_tokens[index])
+    start = max(int(step.num_computed_tokens[index]), int(batch.num_held_tokens[step.rows[index]]))
     first = -(-start // batch.block_size) if is_whole else start // batch.block_size
-    end = -(-(start + int(step.num_scheduled_tokens[index])) // batch.block_size)
+    end = -(-int(step.num_computed_tokens[index] + step.num_scheduled_tokens[index]) // batch.block_size)
     block_ids: list[int] = batch.block_tables[:, step.rows[index], first:end].ravel().tolist()
     return block_ids
