@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "pa
 # Run by `make test-full`: each example is a process. test_wheels_alone.py runs the first one of each package.
 MORE_PAGES = [
     *(ROOT / "docs" / name for name in ("responses-and-messages.md", "structured-output.md", "tools.md")),
-    *(ROOT / "packages" / name / "README.md" for name in ("engine-core", "kv-cache", "output-parsers")),
+    *(ROOT / "packages" / name / "README.md" for name in ("engine-core", "kv-cache", "media", "output-parsers")),
 ]
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from media_helpers.pictures import as_file, noise, orientation, picture
+from media_helpers.pictures import as_file, bomb, noise, orientation, picture, png_chunk
 from PIL import Image
 
 from llmstack_media.decode.headers import read_header
@@ -20,17 +18,6 @@ from llmstack_types import InvalidRequestError
 LIMITS = MediaLimits()
 COLOUR = Image.fromarray(noise(np.random.default_rng(11), 24, 16))
 RED = (255, 0, 0)
-
-
-def png_chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A PNG of one bit per pixel, all black, a thousandth of its size as RGB."""
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    rows = zlib.compress(bytes((width + 7) // 8 + 1) * height, 9)
-    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
 
 
 def with_late_exif(value: int) -> bytes:

@@ -1,0 +1,1 @@
+"""Bytes of media from what a request names: `data:`, `http(s):` and `file:`."""

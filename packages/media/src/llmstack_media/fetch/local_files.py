@@ -1,0 +1,61 @@
+"""Files below one folder, opened without following a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from urllib.parse import unquote
+
+from llmstack_media.errors import fetch_failed, url_not_allowed
+from llmstack_media.fetch.data_urls import check_length
+from llmstack_media.fetch.policy import split
+
+_MAX_DEPTH = 64
+
+
+def read_local(url: str, folder: Path | None, max_bytes: int) -> bytes:
+    """The content of a `file:` URL.
+
+    Raises:
+        InvalidRequestError: It is not below the folder, no regular file, or too large. All of them have one message,
+            so that a refusal says nothing of other files.
+    """
+    if folder is None:
+        raise url_not_allowed("is not read: this server reads no local files")
+    parts = split(url)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or "\0" in path:
+        raise url_not_allowed("must have the form file:///path")
+    root = os.path.abspath(folder)
+    names = path.removeprefix(root).split("/") if path.startswith(root.rstrip("/") + "/") else []
+    names = [name for name in names if name not in ("", ".")]
+    if not names or ".." in names or len(names) > _MAX_DEPTH:
+        raise url_not_allowed("is not below the folder of allowed local media")
+    try:
+        descriptor = _open_below(root, names)
+    except OSError as error:
+        raise fetch_failed("The file cannot be read: it does not exist, is a link, or is no regular file") from error
+    with os.fdopen(descriptor, "rb") as file:
+        check_length(os.fstat(descriptor).st_size, max_bytes)
+        data = file.read(max_bytes + 1)
+    check_length(len(data), max_bytes)
+    return data
+
+
+def _open_below(root: str, names: list[str]) -> int:
+    """A descriptor of a regular file, reached by one folder after the other."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names[:-1]:
+            inner = os.open(name, flags | os.O_DIRECTORY, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        descriptor = os.open(names[-1], flags | os.O_NONBLOCK, dir_fd=folder)  # a pipe would wait for its writer
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("no regular file")
+    return descriptor

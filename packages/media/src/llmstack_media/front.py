@@ -1,0 +1,344 @@
+"""Media of requests: fetch, digest, header, then the store or a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from llmstack_media.budgets import FairBudget
+from llmstack_media.errors import fetch_failed, invalid_option, media_not_found
+from llmstack_media.fetch.fetcher import Fetcher
+from llmstack_media.limits import MediaLimits
+from llmstack_media.memory import SealedMemory
+from llmstack_media.pool.client import PicturePool
+from llmstack_media.processors.checkpoints import image_processor
+from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.processor import ImageProcessor
+from llmstack_media.store import Counted, Entry, Key, MediaStore
+from llmstack_types import InvalidRequestError, ServerOverloadedError
+from llmstack_types.media import MediaItem
+
+DETAILS: Final = ("auto", "low", "high")
+_HASH_IN_THREAD_BYTES: Final = 1 << 18
+_MAX_FETCHES: Final = 32
+_MAX_KEY_FETCHES: Final = 8
+_MAX_UUID_LENGTH: Final = 256
+_MAX_PLACES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A picture as a request names it.
+
+    Attributes:
+        url: `data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before.
+        uuid: A name of its key's own for it; empty for none. With content, the content decides.
+        detail: auto, low or high.
+        options: Of the model's image processor.
+        param: The field of the request, for messages.
+    """
+
+    url: str = ""
+    uuid: str = ""
+    detail: str = "auto"
+    options: Mapping[str, Any] | None = None
+    param: str | None = None
+
+
+class OpenedMedia:
+    """A picture that is counted and not yet decoded. `prepare` or `close` follows.
+
+    Attributes:
+        digest: Names its vectors, as `MediaItem.digest`.
+        layout: What it becomes.
+        pieces: What stands in the prompt for it.
+    """
+
+    def __init__(
+        self, front: MediaFront, part: MediaPart, processor: ImageProcessor, key: Key, counted: Counted, data: bytes
+    ) -> None:
+        self._front = front
+        self._key = key
+        self._counted = counted
+        self._data = data
+        self.part = part
+        self.digest = key[1]
+        self.layout = counted.layout
+        self.pieces: tuple[Piece, ...] = processor.placeholders(counted.layout)
+
+    async def prepare(self) -> PreparedMedia:
+        """The picture as an encoder reads it, from the store or decoded now.
+
+        Raises:
+            InvalidRequestError: It is damaged, takes too long, or is kept no more under its `uuid`.
+            ServerOverloadedError: There is no memory or no time for it.
+        """
+        with _named(self.part.param):
+            entry = await self._front._entry(self._key, self.part, self._counted, self._data)
+        self._data = b""
+        return PreparedMedia(self._front._store, entry)
+
+
+class PreparedMedia:
+    """A picture in memory that an engine core can read until `release`."""
+
+    def __init__(self, store: MediaStore, entry: Entry) -> None:
+        self._store = store
+        self._entry: Entry | None = entry
+        self._digest = entry.key[1]
+
+    def item(self, offset: int, num_tokens: int, embed_runs: tuple[tuple[int, int], ...] = ()) -> MediaItem:
+        """The item of a prompt, at the place that the caller's tokens have for it.
+
+        Raises:
+            ValueError: It is released.
+        """
+        if self._entry is None:
+            raise ValueError("the picture is released")
+        layout = self._entry.layout
+        return MediaItem(
+            self._digest, "image", offset, num_tokens, embed_runs, layout.grid, layout.num_units,
+            self._entry.memory.as_media_memory(),
+        )  # fmt: skip
+
+    def release(self) -> None:
+        """Ends the use by one request. Idempotent."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._store.release(entry)
+
+
+class MediaFront:
+    """Pictures of one model's requests. Used by one event loop.
+
+    `open` fetches a picture and reads its header, so that a request is counted and refused before anything is decoded.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Any],
+        fetcher: Fetcher,
+        *,
+        limits: MediaLimits | None = None,
+        cache_bytes: int = 4 << 30,
+        max_held_bytes: int = 4 << 30,
+        background: tuple[int, int, int] | None = None,
+    ) -> None:
+        """What the front end uses.
+
+        Args:
+            files: The arguments of `image_processor`.
+            fetcher: Fetches what a URL names.
+            limits: Of each picture and of all.
+            cache_bytes: Of pictures that are kept for later requests.
+            max_held_bytes: Of pictures that running requests use.
+            background: Of transparent parts; None for white.
+
+        Raises:
+            ProcessorConfigError: The checkpoint is not supported.
+        """
+        self._limits = limits or MediaLimits()
+        self._processor = image_processor(**files)
+        self._background = background
+        self._fetcher = fetcher
+        self._pool = PicturePool(files, self._limits, background)
+        self._store = MediaStore(cache_bytes, max_held_bytes)
+        self._pixels = FairBudget(self._limits.max_pixels_at_once, self._limits.max_key_pixels_at_once)
+        self._places = FairBudget(_num_places(), max(1, _num_places() - 1))
+        self._fetches = FairBudget(_MAX_FETCHES, _MAX_KEY_FETCHES)
+        self._making: dict[Key, _Making] = {}
+
+    @property
+    def processor(self) -> ImageProcessor:
+        """The processor of requests without options."""
+        return self._processor
+
+    @property
+    def store(self) -> MediaStore:
+        """What is kept, for metrics."""
+        return self._store
+
+    async def open(self, part: MediaPart, tenant: str = "") -> OpenedMedia:
+        """Fetches a picture and counts it. Nothing is decoded. `tenant`: An opaque id of the API key.
+
+        Raises:
+            InvalidRequestError: It cannot be had, is no picture, or exceeds a limit; `param` names the part.
+            ServerOverloadedError: Too much is waiting.
+        """
+        with _named(part.param):
+            processor = self._processor_of(part)
+            names = self._names(processor)
+            if not part.url:
+                return self._known(part, tenant, processor, names)
+            async with self._fetches.hold(tenant, 1):
+                data = await self._fetcher.fetch(part.url)
+            is_long = len(data) > _HASH_IN_THREAD_BYTES
+            digest = await asyncio.to_thread(digest_of, names, data) if is_long else digest_of(names, data)
+            key = (tenant, digest)
+            counted = self._store.counted(key)
+            if counted is None:
+                counted = await self._count(tenant, processor, data)
+                self._store.remember(key, counted)
+            if part.uuid:
+                self._store.set_alias(tenant, _alias(part.uuid, names), key[1])
+            return OpenedMedia(self, part, processor, key, counted, data)
+
+    async def shutdown(self) -> None:
+        """Ends the children and frees all memory. Idempotent, and final."""
+        tasks = [making.task for making in self._making.values()]
+        await self._pool.shutdown()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._store.close()
+
+    def _processor_of(self, part: MediaPart) -> ImageProcessor:
+        if part.detail not in DETAILS:
+            raise invalid_option("detail", "auto, low or high")
+        if len(part.uuid) > _MAX_UUID_LENGTH:
+            raise invalid_option("uuid", f"at most {_MAX_UUID_LENGTH} characters long")
+        return self._processor.for_detail(part.detail).with_options(part.options or {})
+
+    def _names(self, processor: ImageProcessor) -> tuple[tuple[str, str], ...]:
+        return (("kind", "image"), ("background", repr(self._background)), *processor.identity())
+
+    def _known(
+        self, part: MediaPart, tenant: str, processor: ImageProcessor, names: tuple[tuple[str, str], ...]
+    ) -> OpenedMedia:
+        """A picture that its key sent before, by its name alone."""
+        digest = self._store.find_alias(tenant, _alias(part.uuid, names)) if part.uuid else None
+        counted = None if digest is None else self._store.counted((tenant, digest))
+        if digest is None or counted is None:
+            raise media_not_found() if part.uuid else fetch_failed("An image needs a URL or a uuid")
+        return OpenedMedia(self, part, processor, (tenant, digest), counted, b"")
+
+    async def _count(self, tenant: str, processor: ImageProcessor, data: bytes) -> Counted:
+        async with self._places.hold(tenant, 1):
+            source = _sealed(data)
+            try:
+                width, height = await self._pool.size(source)
+            finally:
+                source.close()
+        return Counted(processor.layout(width, height), width * height)
+
+    async def _entry(self, key: Key, part: MediaPart, counted: Counted, data: bytes) -> Entry:
+        """The entry of a picture, held once more. Those that want the same one at once wait for one decode."""
+        entry = self._store.acquire(key)
+        if entry is not None:
+            return entry
+        if not data:
+            raise media_not_found()
+        making = self._making.get(key)
+        if making is None:
+            making = self._making[key] = _Making()
+            making.task = asyncio.create_task(self._make(making, key, part, counted, data))
+            making.task.add_done_callback(_retrieve)
+        making.num_waiting += 1
+        try:
+            return await asyncio.shield(making.task)
+        except asyncio.CancelledError:
+            if making.entry is None:
+                making.num_waiting -= 1
+            else:
+                self._store.release(making.entry)
+            raise
+
+    async def _make(self, making: _Making, key: Key, part: MediaPart, counted: Counted, data: bytes) -> Entry:
+        """Decodes a picture, and holds it once for each that waits."""
+        tenant, layout = key[0], counted.layout
+        try:
+            async with self._pixels.hold(tenant, counted.num_pixels), self._places.hold(tenant, 1):
+                self._store.reserve(layout.num_bytes)
+                try:
+                    memory = await self._filled(key, part, layout, data)
+                except BaseException:
+                    self._store.cancel(layout.num_bytes)
+                    raise
+            entry = making.entry = self._store.add(key, layout, memory)
+            for _ in range(making.num_waiting):
+                self._store.hold(entry)
+            self._store.release(entry)
+            return entry
+        finally:
+            del self._making[key]
+
+    async def _filled(self, key: Key, part: MediaPart, layout: ImageLayout, data: bytes) -> SealedMemory:
+        source = _sealed(data)
+        try:
+            target = _memory(layout.num_bytes, key[1].hex())
+            try:
+                await self._pool.prepare(source, target, layout, part.detail, part.options or {})
+            except BaseException:
+                target.close()
+                raise
+            return target
+        finally:
+            source.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Making:
+    """A picture that is being decoded, and how many wait for it."""
+
+    task: asyncio.Task[Entry] = field(init=False)
+    num_waiting: int = 0
+    entry: Entry | None = None
+
+
+def digest_of(names: Iterable[tuple[str, str]], data: bytes) -> bytes:
+    """SHA-256 of what a picture becomes: every name and value, and the bytes as they came, each with its length."""
+    return _hashed([*(text.encode() for pair in names for text in pair), data])
+
+
+def _hashed(parts: list[bytes]) -> bytes:
+    digest = hashlib.sha256(b"llmstack-media")
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _alias(uuid: str, names: tuple[tuple[str, str], ...]) -> str:
+    """A name of fixed length for a key's own name and the options in effect."""
+    return digest_of((("uuid", uuid), *names), b"").hex()
+
+
+@contextlib.contextmanager
+def _named(param: str | None) -> Iterator[None]:
+    """Refusals of what is inside name the part."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.message, param=param or error.param, code=error.code) from error
+
+
+def _sealed(data: bytes) -> SealedMemory:
+    try:
+        return SealedMemory.of(data)
+    except OSError as error:
+        raise _no_memory() from error
+
+
+def _memory(num_bytes: int, name: str) -> SealedMemory:
+    try:
+        return SealedMemory(num_bytes, name)
+    except OSError as error:
+        raise _no_memory() from error
+
+
+def _no_memory() -> ServerOverloadedError:
+    return ServerOverloadedError("there is no memory for an image", reason="media")
+
+
+def _num_places() -> int:
+    """Pictures that are read at once."""
+    return min(_MAX_PLACES, max(2, len(os.sched_getaffinity(0))))
+
+
+def _retrieve(task: asyncio.Task[Entry]) -> None:
+    """Looks at the exception of a decode that no request waits for any longer."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,84 @@
+"""Memory that one process lets another fill, and that cannot change after that."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import Final, Self
+
+from llmstack_types.media import MediaMemory
+
+# By number, since Python has names for them on Linux only.
+_F_ADD_SEALS: Final = 1033
+_SHRINK_AND_GROW: Final = 2 | 4
+_WRITE_AND_SEAL: Final = 8 | 1
+
+
+class SealedMemory:
+    """A descriptor of memory with a fixed size, which other processes of this user open by `path`.
+
+    Once it is closed, its number may become that of other memory. So a process that opens the path checks what it got:
+    `number`, which no other memory has, or the name, which `os.readlink` of the path shows.
+    """
+
+    def __init__(self, num_bytes: int, name: str = "") -> None:
+        """Takes the memory, to be filled.
+
+        Raises:
+            OSError: There is too little.
+        """
+        self.num_bytes = num_bytes
+        self._descriptor = os.memfd_create(f"llmstack-media-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            if num_bytes:
+                os.posix_fallocate(self._descriptor, 0, num_bytes)  # or a lack of memory would end the process
+            fcntl.fcntl(self._descriptor, _F_ADD_SEALS, _SHRINK_AND_GROW)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Sealed memory with these bytes.
+
+        Raises:
+            OSError: There is too little memory.
+        """
+        memory = cls(len(data))
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(memory._descriptor, memoryview(data)[written:], written)
+            memory.seal()
+        except BaseException:
+            memory.close()
+            raise
+        return memory
+
+    @property
+    def path(self) -> str:
+        """Where other processes open it."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    @property
+    def number(self) -> int:
+        """The inode, by which a process that has opened the path knows that it is this memory."""
+        return os.fstat(self._descriptor).st_ino
+
+    def seal(self) -> None:
+        """From now on no process can change it, also one that has it open for writing.
+
+        Raises:
+            OSError: A process has mapped it for writing.
+        """
+        fcntl.fcntl(self._descriptor, _F_ADD_SEALS, _WRITE_AND_SEAL)
+
+    def as_media_memory(self) -> MediaMemory:
+        """How an engine core reads it."""
+        return MediaMemory(self.num_bytes, path=self.path)
+
+    def close(self) -> None:
+        """Frees it, once the processes that have it open close it too. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

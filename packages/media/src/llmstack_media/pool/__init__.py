@@ -1,0 +1,1 @@
+"""Decoding and preprocessing in child processes, within a time and a memory."""

@@ -1,0 +1,78 @@
+"""Client of the process that reads pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from llmstack_media.errors import image_too_large, invalid_image
+from llmstack_media.limits import MediaLimits
+from llmstack_media.memory import SealedMemory
+from llmstack_media.processors.layout import ImageLayout
+from llmstack_types import InvalidRequestError, ServerOverloadedError
+from llmstack_types.child_pool.client import ChildPool
+
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Libraries start no threads in the process that forks."""
+_HEADER_S = 1.0
+
+
+class PicturePool:
+    """Headers and arrays of pictures, from children. Used by one event loop."""
+
+    def __init__(
+        self, files: Mapping[str, Any], limits: MediaLimits, background: tuple[int, int, int] | None = None
+    ) -> None:
+        """`files`: The arguments of `image_processor`. `background`: Of transparent parts; None for white."""
+        self._limits = limits
+        configuration = {"files": dict(files), "limits": asdict(limits), "background": background}
+        self._pool = ChildPool(
+            "llmstack_media.pool.process", configuration, purpose="reads images", reason="media", variables=_ONE_THREAD
+        )
+
+    async def size(self, source: SealedMemory) -> tuple[int, int]:
+        """Width and height of a picture as it is shown, without a decode.
+
+        Raises:
+            InvalidRequestError: It is none of an allowed format, or exceeds a limit.
+            ServerOverloadedError: The machine is too busy, or the process cannot be started.
+        """
+        answer = await self._run({"do": "header", "source": _named(source)}, _HEADER_S, is_slow=False)
+        return answer["width"], answer["height"]
+
+    async def prepare(
+        self, source: SealedMemory, target: SealedMemory, layout: ImageLayout, detail: str, options: Mapping[str, Any]
+    ) -> None:
+        """Fills `target` with the array of a picture, and seals it.
+
+        Raises:
+            InvalidRequestError: It is damaged, or takes too long.
+            ServerOverloadedError: The machine is too busy, or the process cannot be started.
+        """
+        job = {
+            "do": "prepare", "source": _named(source), "target": _named(target), "shape": list(layout.shape),
+            "detail": detail, "options": dict(options),
+        }  # fmt: skip
+        await self._run(job, self._limits.decode_s, is_slow=True)
+        target.seal()
+
+    async def shutdown(self) -> None:
+        """Ends the process and its children. Idempotent, and final."""
+        await self._pool.shutdown()
+
+    async def _run(self, job: dict[str, Any], limit_s: float, *, is_slow: bool) -> dict[str, Any]:
+        outcome = await self._pool.run(job, limit_s=limit_s, is_slow=is_slow)
+        if outcome.is_starved:
+            raise ServerOverloadedError("no processor time to read images", reason="media")
+        if outcome.is_late:
+            raise image_too_large(f"takes longer than {limit_s:g} s to read")
+        if outcome.answer is None:
+            raise invalid_image("cannot be read: its decoder fails over it or runs out of memory")
+        if error := outcome.answer.get("error"):
+            raise InvalidRequestError(error["message"], code=error["code"])
+        return outcome.answer
+
+
+def _named(memory: SealedMemory) -> dict[str, Any]:
+    return {"path": memory.path, "number": memory.number}
