@@ -20,14 +20,13 @@ from llmstack_types import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from llmstack_types.field_facts import facts_of
 
 # What only the front end and the sampler read: no decision depends on it, and it may hold a user's text.
 _NOT_RECORDED: Final = frozenset(
     {
-        "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
-        "output_kind", "best_of", "bad_words", "bad_words_token_ids", "extra_args", "kept_special_tokens",
-        "stream_interval", "truncate_prompt_tokens", "truncation_side", "lora_path",
-        "logprob_token_ids", "thinking_token_budget", "thinking_tags", "no_repeat_ngram_size", "kv_transfer",
+        "lora_path", "kv_transfer",
+        *(name for name, facts in facts_of(SamplingParams).items() if not facts.is_recorded),
     }
 )  # fmt: skip
 _EMBEDS: Final = "prompt_embeds"

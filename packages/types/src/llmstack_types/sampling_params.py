@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from llmstack_types.field_facts import INT64_MAX, INT64_MIN, declared
 from llmstack_types.structured_outputs_params import StructuredOutputsParams
+
+MAX_PATTERN_SIZE = 256
+"""Tokens of the longest pattern of repeated tokens that is looked for."""
 
 
 class RequestOutputKind(StrEnum):
@@ -56,7 +60,8 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Pure data: values are checked in one place, `llmstack_llm.admission`, whether they came over HTTP or from
-    `LLM.generate`.
+    `LLM.generate`. Each field is declared here alone, with its `FieldFacts`. Of several that are wrong in a request
+    the first one here is named.
 
     Attributes:
         n: Number of completions; under `use_beam_search` also the number of beams.
@@ -92,47 +97,68 @@ class SamplingParams:
         truncation_side: The side on which tokens are dropped, `left` or `right`.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | tuple[str, ...] | list[str] | None = None
-    stop_token_ids: tuple[int, ...] | list[int] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
+    n: int = declared(1, 1, 128)
+    best_of: int | None = declared(None, 1, 20, is_recorded=False)
+    use_beam_search: bool = declared(False)
+    length_penalty: float = declared(1.0, -10.0, 10.0)  # ten thousand tokens to the tenth power is still a float
+    early_stopping: bool | str = declared(False, help="a boolean, or 'never'")
+    temperature: float = declared(1.0, 0.0, 2.0)
+    top_p: float = declared(1.0, 0.0, 1.0, excludes_minimum=True)
+    top_k: int = declared(0, -1, INT64_MAX)
+    min_p: float = declared(0.0, 0.0, 1.0)
+    typical_p: float = declared(1.0, 0.0, 1.0, excludes_minimum=True, is_for_host=True)
+    presence_penalty: float = declared(0.0, -2.0, 2.0)
+    frequency_penalty: float = declared(0.0, -2.0, 2.0)
+    # vLLM allows anything above 0; beyond these ends float32 logits overflow and the row turns to NaN.
+    repetition_penalty: float = declared(1.0, 0.01, 100.0)
+    seed: int | None = declared(None, INT64_MIN, INT64_MAX)
+    max_tokens: int | None = declared(16, 0, INT64_MAX)
+    min_tokens: int = declared(0, 0, INT64_MAX)
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: tuple[int, ...] | list[int] | None = None
-    best_of: int | None = None
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
-    typical_p: float = 1.0
-    bad_words: tuple[str, ...] | list[str] | None = None
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    extra_args: Mapping[str, Any] | None = None
+    prompt_logprobs: int | None = declared(None)
+    ignore_eos: bool = declared(False)
+    detokenize: bool = declared(True, given_by="none", is_recorded=False)
+    skip_special_tokens: bool = declared(True, is_recorded=False)
+    spaces_between_special_tokens: bool = declared(True, is_recorded=False)
+    include_stop_str_in_output: bool = declared(False, is_recorded=False)
+    output_kind: RequestOutputKind = declared(RequestOutputKind.CUMULATIVE, given_by="none", is_recorded=False)
+    kept_special_tokens: tuple[str, ...] = declared((), given_by="none", is_recorded=False)
+    stream_interval: int = declared(
+        1, 1, 1 << 20, is_recorded=False, is_sent=False, help="tokens between two chunks of a stream, after the first"
+    )
+    stop: str | tuple[str, ...] | list[str] | None = declared(
+        None, is_recorded=False, help="a string, or up to 16 strings"
+    )
+    stop_token_ids: tuple[int, ...] | list[int] | None = declared(None)
+    allowed_token_ids: tuple[int, ...] | list[int] | None = declared(None, is_for_host=True)
+    logprob_token_ids: tuple[int, ...] | list[int] | None = declared(
+        None, given_by="answers", is_recorded=False, is_for_host=True, help="tokens to report besides the chosen ones"
+    )
+    thinking_token_budget: int | None = declared(
+        None, -1, 2**31 - 1, given_by="answers", is_recorded=False, is_for_host=True,
+        help="tokens of reasoning before it is ended; -1: no limit",
+    )  # fmt: skip
+    thinking_tags: ThinkingTags | None = declared(None, given_by="none", is_recorded=False)
+    truncation_side: str = declared(
+        "left", is_recorded=False, is_sent=False, help="where tokens are dropped: left (the default) or right"
+    )
+    extra_args: Mapping[str, Any] | None = declared(None, given_by="none", is_recorded=False)
+    bad_words: tuple[str, ...] | list[str] | None = declared(None, is_recorded=False)
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = declared(
+        (), given_by="none", is_recorded=False, is_for_host=True
+    )
+    logit_bias: Mapping[int, float] | None = declared(None, is_for_host=True)
     structured_outputs: StructuredOutputsParams | None = None
-    kept_special_tokens: tuple[str, ...] = ()
-    repetition_detection: RepetitionDetectionParams | None = None
-    logprob_token_ids: tuple[int, ...] | list[int] | None = None
-    thinking_token_budget: int | None = None
-    thinking_tags: ThinkingTags | None = None
-    no_repeat_ngram_size: int = 0
-    stream_interval: int = 1
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str = "left"
+    truncate_prompt_tokens: int | None = declared(
+        None, is_recorded=False, is_sent=False, help="prompt tokens to keep; -1 keeps what fits"
+    )
+    repetition_detection: RepetitionDetectionParams | None = declared(
+        None, given_by="answers", help="ends an answer that repeats a pattern"
+    )
+    # A token costs as many comparisons, 10 µs.
+    no_repeat_ngram_size: int = declared(
+        0, 0, MAX_PATTERN_SIZE, is_recorded=False, is_for_host=True, help="no sequence of so many tokens occurs twice"
+    )
 
     @property
     def num_generated(self) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic_core import CoreSchema
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import MAX_LOGIT_BIAS_ENTRIES
 from llmstack_server.web.errors import missing_parameter, unknown_parameter
-from llmstack_types import InvalidRequestError
+from llmstack_types import InvalidRequestError, SamplingParams
+from llmstack_types.field_facts import facts_of
 
 # Not `float`: a number of 400 digits is no float, and must still reach the check of its field's range.
 Decimal = int | float
@@ -55,39 +58,57 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(RequestBody):
+_TYPES: Mapping[str, Any] = {
+    "logit_bias": Annotated[dict[str, Decimal], at_most(MAX_LOGIT_BIAS_ENTRIES, "logit_bias")],
+    "repetition_detection": dict[str, Any],
+}
+
+
+def _type_of(name: str, hint: Any) -> Any:
+    """The type of a field of `SamplingParams` in a request; `Any` where several are."""
+    if name in _TYPES:
+        return _TYPES[name]
+    [first, *others] = [one for one in get_args(hint) or (hint,) if one is not type(None)]
+    if get_origin(first) is tuple and [get_origin(one) for one in others] == [list]:
+        return GenericAlias(list, get_args(first)[:1])
+    return Any if others else Decimal if first is float else first
+
+
+def sampling_fields(given_by: str) -> dict[str, Any]:
+    """The fields of `SamplingParams` that requests of this kind give, in the form of `create_model`."""
+    hints = get_type_hints(SamplingParams)
+    fields = {}
+    for name, facts in facts_of(SamplingParams).items():
+        if facts.given_by == given_by:
+            kind = _type_of(name, hints[name])
+            fields[name] = (kind if kind is Any else kind | None, Field(None, description=facts.help))
+    return fields
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields(RequestBody):
+        """Fields of `SamplingParams`."""
+
+        # Those that code names, for the type checker.
+        n: int | None
+        best_of: int | None
+        use_beam_search: bool | None
+        temperature: Decimal | None
+        seed: int | None
+        max_tokens: int | None
+        prompt_logprobs: int | None
+
+else:
+    SamplingFields = create_model("SamplingFields", __base__=RequestBody, **sampling_fields("all"))
+
+
+class GenerationFields(SamplingFields):
     """Fields of all generating requests; None means the default."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="a served name; may be left out while one model is served")
-    n: int | None = None
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: Decimal | None = None
-    early_stopping: Any = Field(None, description="a boolean, or 'never'")
-    temperature: Decimal | None = None
-    top_p: Decimal | None = None
-    top_k: int | None = None
-    min_p: Decimal | None = None
-    presence_penalty: Decimal | None = None
-    frequency_penalty: Decimal | None = None
-    repetition_penalty: Decimal | None = None
-    seed: int | None = None
-    stop: Any = Field(None, description="a string, or up to 16 strings")
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    logit_bias: Annotated[dict[str, Decimal] | None, at_most(MAX_LOGIT_BIAS_ENTRIES, "logit_bias")] = None
-    allowed_token_ids: list[int] | None = None
-    typical_p: Decimal | None = None
-    bad_words: list[str] | None = None
-    no_repeat_ngram_size: int | None = Field(None, description="no sequence of so many tokens occurs twice")
     vllm_xargs: dict[str, Any] | None = Field(None, description="arguments of custom logits processors")
     response_format: dict[str, Any] | None = Field(None, description="text, json_object, json_schema, structural_tag")
     structured_outputs: dict[str, Any] | None = Field(
@@ -111,9 +132,6 @@ class GenerationFields(RequestBody):
     deadline_ms: int | None = Field(None, description="milliseconds that the client gives the whole request")
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    stream_interval: int | None = Field(None, description="tokens between two chunks of a stream, after the first")
-    truncate_prompt_tokens: int | None = Field(None, description="prompt tokens to keep; -1 keeps what fits")
-    truncation_side: str | None = Field(None, description="where tokens are dropped: left (the default) or right")
     user: str | None = None
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from llmstack_llm.admission.fields import FIELD_CHECKS
-from llmstack_llm.admission.rules import DecimalRule, IntegerRule
+from llmstack_llm.admission.fields import RANGES
+from llmstack_llm.admission.rules import IntegerRule
 from llmstack_server.web.openapi import Schema
 from llmstack_server.web.sampling import MAX_DEADLINE_MS
 
@@ -220,11 +220,10 @@ def _alternatives(groups: Sequence[Mapping[str, Schema]]) -> Iterator[Schema]:
 def _ranges(*, is_admitted: bool) -> dict[str, Schema]:
     """The ranges of numbers that every route with the field checks, and those that admission checks."""
     found: dict[str, Schema] = {"deadline_ms": {"minimum": 1, "maximum": MAX_DEADLINE_MS}}
-    for name, check in (FIELD_CHECKS if is_admitted else {}).items():
-        rule = getattr(check, "__self__", None)
+    for name, rule in (RANGES if is_admitted else {}).items():
         if isinstance(rule, IntegerRule):
             found[name] = {"minimum": rule.minimum, "maximum": rule.maximum}
-        elif isinstance(rule, DecimalRule):
+        else:
             least = "exclusiveMinimum" if rule.is_minimum_excluded else "minimum"
             found[name] = {least: rule.minimum, "maximum": rule.maximum}
     return found

@@ -9,7 +9,8 @@ from llmstack_llm import request_errors
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import GenerationFields, PoolingFields
 from llmstack_server.web.structured import CONSTRAINT_FIELDS, structured_names, structured_outputs
-from llmstack_types import RequestOutputKind
+from llmstack_types import RequestOutputKind, SamplingParams
+from llmstack_types.field_facts import facts_of
 
 INT32_MAX = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 128
@@ -17,14 +18,7 @@ STREAM_FIELDS = frozenset({"stream_options", "prompt_logprobs"})
 MAX_DEADLINE_MS = 999_999_999
 CONTROL_FIELDS = frozenset({"priority", "cache_salt", "deadline_ms"})
 # Fields of a request with the name and the meaning of one of `SamplingParams`.
-SAMPLING_FIELDS = frozenset({
-    "n", "best_of", "use_beam_search", "length_penalty", "early_stopping",
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens",
-    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids",
-    "typical_p", "bad_words", "stream_interval", "repetition_detection", "logprob_token_ids",
-    "thinking_token_budget", "no_repeat_ngram_size", "truncate_prompt_tokens", "truncation_side",
-})  # fmt: skip
+SAMPLING_FIELDS = frozenset(name for name, facts in facts_of(SamplingParams).items() if facts.given_by != "none")
 
 
 # Names that requests have for fields of `SamplingParams`.

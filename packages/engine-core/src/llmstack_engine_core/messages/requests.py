@@ -23,6 +23,8 @@ from llmstack_types import (
     StructuredOutputsParams,
     ThinkingTags,
 )
+from llmstack_types.field_facts import facts_of
+from llmstack_types.sampling_params import MAX_PATTERN_SIZE
 
 MAX_REQUEST_ID_LENGTH: Final = 512
 MAX_TENANT_LENGTH: Final = 128
@@ -31,7 +33,6 @@ MAX_TIME_S: Final = 1e10  # three centuries; the log of steps counts microsecond
 MAX_EXTRA_ARG_ITEMS: Final = 4096
 MAX_BIAS: Final = 1e6
 _INT32: Final = 2**31 - 1
-_TINY: Final = 5e-324  # above 0
 _SCALARS: Final = {str, bool, float, type(None)}
 
 
@@ -75,10 +76,8 @@ LORA_NAME: Final = optional(kinds.text(MAX_LORA_NAME_LENGTH))
 TOKEN_IDS: Final = kinds.uint32s(make=tuple)
 _TIME: Final = kinds.number(-MAX_TIME_S, MAX_TIME_S)
 _COUNT: Final = kinds.integer(0, _INT32)
-_PATTERN_SIZE: Final = kinds.integer(0, 1024)
-_PENALTY: Final = kinds.number(-100.0, 100.0)
+_PATTERN_SIZE: Final = kinds.integer(0, MAX_PATTERN_SIZE)
 _BIASES: Final = replace(FLOATS, unpack=_unpack_biases)
-_SHARE: Final = kinds.number(_TINY, 1.0)
 _STRINGS: Final = kinds.texts(max_items=1024, make=tuple)
 _OPTIONAL_COUNT: Final = optional(_COUNT)
 _OPTIONAL_TEXT: Final = optional(kinds.text())
@@ -98,28 +97,14 @@ _STRUCTURED_OUTPUTS: Final = row(
 SAMPLING_PARAMS: Final = row(
     SamplingParams,
     {
-        "n": kinds.integer(1, _INT32),
-        "presence_penalty": _PENALTY,
-        "frequency_penalty": _PENALTY,
-        "repetition_penalty": kinds.number(0.01, 100.0),
-        "temperature": kinds.number(0.0, 1000.0),
-        "top_p": _SHARE,
-        "top_k": kinds.integer(-1),
-        "min_p": kinds.number(0.0, 1.0),
-        "seed": optional(kinds.integer(-MAX_INT - 1)),
         "stop": optional(kinds.either(kinds.text(), _STRINGS)),
         "stop_token_ids": optional(TOKEN_IDS),
-        "max_tokens": _OPTIONAL_COUNT,
-        "min_tokens": _COUNT,
         "logprobs": _OPTIONAL_COUNT,
         "prompt_logprobs": _OPTIONAL_COUNT,
         "output_kind": kinds.member(RequestOutputKind),
         "logit_bias": optional(mapping(kinds.columns(tuple, {"token_id": UINT32S, "logit_bias": _BIASES}))),
         "allowed_token_ids": optional(TOKEN_IDS),
-        "best_of": optional(kinds.integer(1, _INT32)),
-        "length_penalty": kinds.number(-10.0, 10.0),
         "early_stopping": kinds.either(BOOLEAN, Kind(_never, lambda pick: "never")),
-        "typical_p": _SHARE,
         "bad_words": optional(_STRINGS),
         "bad_words_token_ids": kinds.lists(UINT32S, 4096, tuple, tuple),
         "extra_args": optional(
@@ -135,7 +120,6 @@ SAMPLING_PARAMS: Final = row(
             )
         ),
         "logprob_token_ids": optional(kinds.uint32s(1024, make=tuple)),
-        "thinking_token_budget": _OPTIONAL_COUNT,
         "thinking_tags": optional(
             row(
                 ThinkingTags,
@@ -143,9 +127,8 @@ SAMPLING_PARAMS: Final = row(
                 prefix="thinking_tags.",
             )
         ),
-        "no_repeat_ngram_size": _PATTERN_SIZE,
     },
-    absent=("stream_interval", "truncate_prompt_tokens", "truncation_side"),  # the front end alone heeds them
+    absent=[name for name, facts in facts_of(SamplingParams).items() if not facts.is_sent],
 )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter, itemgetter
 from random import Random
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from llmstack_engine_core.messages.kinds import (
     BOOLEAN,
@@ -17,8 +18,12 @@ from llmstack_engine_core.messages.kinds import (
     Kind,
     are_counters,
     as_it_is,
+    integer,
     list_of,
+    number,
+    optional,
 )
+from llmstack_types.field_facts import facts_of
 
 _KINDS: Final[Mapping[Any, Kind]] = {bool: BOOLEAN, int: COUNT}
 MIN_COUNTS: Final = 4
@@ -46,7 +51,8 @@ def row(
     """Declares how objects of a dataclass or of a named tuple's class travel.
 
     Args:
-        cls: The class. A field that is a bool, a count, or has a `Kind` in its annotation needs no other declaration.
+        cls: The class. A field that is a bool, a count, has a declared range, or has a `Kind` in its
+            annotation needs no other declaration.
         field_to_kind: The kinds of the other fields.
         absent: Fields that do not travel, and have their defaults on arrival.
         prefix: What stands before the names of fields in refusals.
@@ -96,8 +102,9 @@ def row(
 
 def _kinds(cls: type, given: Mapping[str, Kind], absent: Collection[str]) -> dict[str, Kind]:
     hints = get_type_hints(cls, include_extras=True)
+    ranges = _kinds_of_ranges(cls, hints) if is_dataclass(cls) else {}
     kinds: dict[str, Kind | None] = {
-        name: given.get(name) or getattr(hint, "__metadata__", [_KINDS.get(hint)])[0]
+        name: given.get(name) or ranges.get(name) or getattr(hint, "__metadata__", [_KINDS.get(hint)])[0]
         for name, hint in hints.items()
         if name not in absent
     }
@@ -105,6 +112,22 @@ def _kinds(cls: type, given: Mapping[str, Kind], absent: Collection[str]) -> dic
     if wrong:
         raise TypeError(f"{cls.__name__} has no field, or the field no kind: {', '.join(sorted(wrong))}")
     return {name: kind for name, kind in kinds.items() if kind}
+
+
+def _kinds_of_ranges(cls: type, hints: Mapping[str, Any]) -> dict[str, Kind]:
+    """The kinds of the fields that declare a range of numbers."""
+    kinds = {}
+    for name, facts in facts_of(cls).items():
+        if facts.minimum is None or facts.maximum is None:
+            continue
+        types = {hints[name], *get_args(hints[name])}
+        if float in types:
+            low = math.nextafter(facts.minimum, math.inf) if facts.excludes_minimum else facts.minimum
+            kind = number(low, facts.maximum)
+        else:
+            kind = integer(int(facts.minimum), int(facts.maximum))
+        kinds[name] = optional(kind) if type(None) in types else kind
+    return kinds
 
 
 def _packer(cls: type, kinds: Mapping[str, Kind], prefix: str) -> Callable[[Any, str], Any]:

@@ -144,8 +144,8 @@ PARAMS = st.builds(
     thinking_token_budget=optional(st.integers(0, 2**31 - 1)),
     thinking_tags=st.none()
     | st.builds(ThinkingTags, tuples(TOKEN_ID), st.lists(TOKEN_ID, min_size=1, max_size=4).map(tuple), st.booleans()),
-    no_repeat_ngram_size=st.integers(0, 1024),
-    repetition_detection=st.none() | st.builds(RepetitionDetectionParams, *[st.integers(0, 1024)] * 3),
+    no_repeat_ngram_size=st.integers(0, 256),
+    repetition_detection=st.none() | st.builds(RepetitionDetectionParams, *[st.integers(0, 256)] * 3),
 )
 RUNS = tuples(st.tuples(TOKEN_ID, TOKEN_ID))
 MEDIA = st.builds(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.bad_words import check_bad_words, check_bad_words_token_ids
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.admission.rules import (
-    INT64_MAX,
-    INT64_MIN,
     DecimalRule,
     InstanceRule,
     IntegerRule,
@@ -22,30 +20,49 @@ from llmstack_llm.admission.rules import (
     check_truncation_side,
     normal_logit_bias,
 )
-from llmstack_types import RepetitionDetectionParams, RequestOutputKind, ThinkingTags
+from llmstack_types import RepetitionDetectionParams, RequestOutputKind, SamplingParams, ThinkingTags
+from llmstack_types.field_facts import INT64_MAX, INT64_MIN, facts_of
+from llmstack_types.sampling_params import MAX_PATTERN_SIZE
 
 FieldCheck = Callable[[str, Any, AdmissionLimits], Any]
 """A check of a field: its name, value and the limits in, the normal form out; raises InvalidRequestError."""
 
-MAX_N = 128
-MAX_BEST_OF = 20
-MAX_LENGTH_PENALTY = 10.0  # ten thousand tokens to the tenth power is still a float
-MAX_STREAM_INTERVAL = 1 << 20
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
-MAX_PATTERN_SIZE = 256  # a token costs as many comparisons, 10 µs
 GREEDY_BELOW_TEMPERATURE = 1e-5
 LOWEST_TEMPERATURE = 0.01
 
 
+def _ranges(cls: type) -> dict[str, IntegerRule | DecimalRule]:
+    """The rules of the fields of a dataclass that declare a range of numbers."""
+    rules: dict[str, IntegerRule | DecimalRule] = {}
+    hints = get_type_hints(cls)
+    for name, facts in facts_of(cls).items():
+        if facts.minimum is None or facts.maximum is None:
+            continue
+        types = {hints[name], *get_args(hints[name])}
+        if float in types:
+            rules[name] = DecimalRule(facts.minimum, facts.maximum, facts.excludes_minimum)
+        else:
+            rules[name] = IntegerRule(int(facts.minimum), int(facts.maximum), is_optional=type(None) in types)
+    return rules
+
+
+RANGES = _ranges(SamplingParams)
+"""Field of `SamplingParams` to its declared range."""
+_SEED = IntegerRule(
+    INT64_MIN, INT64_MAX, is_optional=True, above_note=" (less_than_equal)", below_note=" (greater_than_equal)"
+)
+
+
 def _temperature(param: str, value: Any, limits: AdmissionLimits) -> float:
     """Nearly 0 is greedy. Division by less than 0.01 overflows, so such values are raised to it, as in vLLM."""
-    _TEMPERATURE.check(param, value)
+    RANGES["temperature"].check(param, value)
     return 0.0 if value < GREEDY_BELOW_TEMPERATURE else max(float(value), LOWEST_TEMPERATURE)
 
 
 def _top_k(param: str, value: Any, limits: AdmissionLimits) -> int:
-    _TOP_K.check(param, value)
+    RANGES["top_k"].check(param, value)
     return int(max(value, 0))
 
 
@@ -91,7 +108,7 @@ def _logprob_token_ids(param: str, value: Any, limits: AdmissionLimits) -> tuple
 
 def _thinking_token_budget(param: str, value: Any, limits: AdmissionLimits) -> int | None:
     """The limit; -1 is none, as in vLLM."""
-    _THINKING_BUDGET.check(param, value)
+    RANGES["thinking_token_budget"].check(param, value)
     return None if value == -1 else value
 
 
@@ -147,42 +164,16 @@ def _repetition_detection(param: str, value: Any, limits: AdmissionLimits) -> Re
 
 
 _PATTERN_SIZE = IntegerRule(0, MAX_PATTERN_SIZE, is_optional=True)
-_TEMPERATURE = DecimalRule(0.0, 2.0)
-_THINKING_BUDGET = IntegerRule(-1, 2**31 - 1, is_optional=True)
-_TOP_K = IntegerRule(-1, INT64_MAX)
-_SEED = IntegerRule(
-    INT64_MIN, INT64_MAX, is_optional=True, above_note=" (less_than_equal)", below_note=" (greater_than_equal)"
-)
-_PENALTY = DecimalRule(-2.0, 2.0)
 _BOOLEAN = InstanceRule(bool, "a boolean")
 
-FIELD_CHECKS: Mapping[str, FieldCheck] = {
-    "n": IntegerRule(1, MAX_N).check,
-    "best_of": IntegerRule(1, MAX_BEST_OF, is_optional=True).check,
-    "use_beam_search": _BOOLEAN.check,
-    "length_penalty": DecimalRule(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY).check,
+_SPECIAL: Mapping[str, FieldCheck] = {
     "temperature": _temperature,
-    "top_p": DecimalRule(0.0, 1.0, is_minimum_excluded=True).check,
     "top_k": _top_k,
-    "min_p": DecimalRule(0.0, 1.0).check,
-    "typical_p": DecimalRule(0.0, 1.0, is_minimum_excluded=True).check,
-    "presence_penalty": _PENALTY.check,
-    "frequency_penalty": _PENALTY.check,
-    # vLLM allows anything above 0; beyond these ends float32 logits overflow and the row turns to NaN.
-    "repetition_penalty": DecimalRule(0.01, 100.0).check,
     "seed": _seed,
-    "max_tokens": IntegerRule(0, INT64_MAX, is_optional=True).check,
-    "min_tokens": IntegerRule(0, INT64_MAX).check,
     "logprobs": _num_logprobs,
     "prompt_logprobs": _num_logprobs,
-    "ignore_eos": _BOOLEAN.check,
-    "detokenize": _BOOLEAN.check,
-    "skip_special_tokens": _BOOLEAN.check,
-    "spaces_between_special_tokens": _BOOLEAN.check,
-    "include_stop_str_in_output": _BOOLEAN.check,
     "output_kind": InstanceRule(RequestOutputKind, "an output kind").check,
     "kept_special_tokens": InstanceRule(tuple, "a tuple of strings").check,
-    "stream_interval": IntegerRule(1, MAX_STREAM_INTERVAL).check,
     "stop": _stop,
     "stop_token_ids": _stop_token_ids,
     "allowed_token_ids": _allowed_token_ids,
@@ -196,6 +187,23 @@ FIELD_CHECKS: Mapping[str, FieldCheck] = {
     "logit_bias": _logit_bias,
     "truncate_prompt_tokens": _truncate_prompt_tokens,
     "repetition_detection": _repetition_detection,
-    "no_repeat_ngram_size": IntegerRule(0, MAX_PATTERN_SIZE).check,
 }
-"""The order is that of the errors: of several bad fields the first one here is named."""
+"""What a declared range does not say."""
+_CHECKED_TOGETHER = frozenset({"early_stopping", "structured_outputs"})
+"""What `check_sampling` checks with other fields."""
+
+
+def _declared_checks() -> dict[str, FieldCheck]:
+    hints = get_type_hints(SamplingParams)
+    checks: dict[str, FieldCheck] = {}
+    for name in hints.keys() - _CHECKED_TOGETHER:
+        rule = RANGES.get(name) or (_BOOLEAN if hints[name] is bool else None)
+        check = _SPECIAL.get(name) or (None if rule is None else rule.check)
+        if check is None:
+            raise TypeError(f"SamplingParams.{name} declares no range, and has no check")
+        checks[name] = check
+    return {name: checks[name] for name in hints if name in checks}
+
+
+FIELD_CHECKS: Mapping[str, FieldCheck] = _declared_checks()
+"""The order is that of `SamplingParams`: of several bad fields the first one there is named."""

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, create_model
 
-from llmstack_server.web.fields import GenerationFields, RequestBody
+from llmstack_server.web.fields import GenerationFields, RequestBody, sampling_fields
 from llmstack_server.web.peer_fields import PEERS, PEERS_OF_CHATS, PEERS_OF_TOKENIZE
 from llmstack_server.web.unsupported import COMMON, EFFORTS, MEDIA, VERBOSITIES, Predicate, one_of, word_of
 
+if TYPE_CHECKING:
 
-class AnswerFields(GenerationFields):
+    class _OwnFields(GenerationFields):
+        logprob_token_ids: list[int] | None
+        thinking_token_budget: int | None
+
+else:
+    _OwnFields = create_model("_OwnFields", __base__=GenerationFields, **sampling_fields("answers"))
+
+
+class AnswerFields(_OwnFields):
     """Fields of completions and chat about the form of the answer."""
 
     request_id: str | None = Field(None, description="what the answer's id ends in")
     return_tokens_as_token_ids: bool | None = Field(None, description="tokens of log-probabilities as token_id:N")
-    logprob_token_ids: list[int] | None = Field(None, description="tokens to report besides the chosen ones")
-    thinking_token_budget: int | None = Field(None, description="tokens of reasoning before it is ended; -1: no limit")
     kv_transfer_params: dict[str, Any] | None = Field(None, description="hands the prompt to or from another server")
-    repetition_detection: dict[str, Any] | None = Field(None, description="ends an answer that repeats a pattern")
 
 
 class CompletionRequest(AnswerFields):

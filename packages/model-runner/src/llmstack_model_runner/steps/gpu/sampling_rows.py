@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -14,8 +14,11 @@ import torch
 from llmstack_kernels.sample_tokens import MAX_ENDING_TOKENS, NUM_WORDS, RowParameters, SamplingState, sample_tokens
 from llmstack_model_runner.sampling.random import seeds_array
 from llmstack_types import SamplingParams
+from llmstack_types.field_facts import facts_of
 
 IntArray = npt.NDArray[np.int64]
+
+_FOR_HOST = {one.name: one.default for one in fields(SamplingParams) if facts_of(SamplingParams)[one.name].is_for_host}
 
 _logger = logging.getLogger(__name__)
 
@@ -84,16 +87,10 @@ class DeviceSamplingRows:
         """
         if has_processors:
             return "custom logits processors"
-        if params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids:
-            return "logit_bias, allowed_token_ids or bad_words"
-        if params.no_repeat_ngram_size:
-            return "no_repeat_ngram_size"
-        if params.logprob_token_ids:
-            return "logprob_token_ids"
-        if params.thinking_token_budget is not None:
-            return "thinking_token_budget"
-        if params.typical_p < 1.0:
-            return "typical_p"
+        for name, default in _FOR_HOST.items():
+            value = getattr(params, name)
+            if value != default and not (isinstance(value, Sized) and not value):
+                return name
         if len(_ending_token_ids(params, eos_token_ids)) > MAX_ENDING_TOKENS:
             return f"min_tokens with more than {MAX_ENDING_TOKENS} ending tokens"
         return None
