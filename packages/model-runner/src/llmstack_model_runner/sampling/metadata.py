@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,12 @@ from llmstack_model_runner.sampling.bitmask import TokenBitmask
 from llmstack_model_runner.sampling.logit_masks import LogitBias, TokenEntries
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, LogitsRows
 from llmstack_model_runner.sampling.penalties import Penalties
+from llmstack_types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """Parameters of the rows that are drawn at random; parallel arrays.
+    """Parameters of the rows that are drawn at random; parallel arrays. Names of `SamplingParams` mean the same here.
 
     Attributes:
         rows: Rows of the logits.
@@ -40,6 +42,14 @@ class RandomRows:
     def at_temperature_one(self) -> RandomRows:
         """The same parameters for logits that are already divided by their temperature."""
         return replace(self, temperature=np.ones_like(self.temperature))
+
+
+RANDOM_PARAMETERS: Mapping[str, type[np.generic]] = {
+    name: get_args(get_args(hint)[1])[0]
+    for name, hint in get_type_hints(RandomRows).items()
+    if name in {one.name for one in fields(SamplingParams)}
+}
+"""Fields that are parameters of a request, with the types of their arrays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from llmstack_model_runner.sampling.bitmask import TokenBitmask
 from llmstack_model_runner.sampling.logit_masks import IntArray
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, LogitsRows
-from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
+from llmstack_model_runner.sampling.metadata import RANDOM_PARAMETERS, RandomRows, SamplingMetadata
 from llmstack_model_runner.sampling.penalty_rows import PenaltyRows
 from llmstack_model_runner.sampling.random import seeds_array
 from llmstack_model_runner.sampling.row_extras import BatchExtras, RowExtras
@@ -40,11 +40,8 @@ class SamplingRows:
         self._vocab_size = vocab_size
         self._processors = processors or LogitsProcessors()
         self._has_processors = bool(self._processors)
-        self._temperature = np.zeros(max_num_rows, dtype=np.float32)
-        self._top_k = np.zeros(max_num_rows, dtype=np.int64)
-        self._top_p = np.ones(max_num_rows, dtype=np.float64)
-        self._min_p = np.zeros(max_num_rows, dtype=np.float32)
-        self._typical_p = np.ones(max_num_rows, dtype=np.float64)
+        # Parameters of `SamplingParams` by the names that both classes have.
+        self._parameters = {name: np.zeros(max_num_rows, dtype=dtype) for name, dtype in RANDOM_PARAMETERS.items()}
         self._seeds = np.zeros(max_num_rows, dtype=np.uint64)
         self._num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.penalties = PenaltyRows(token_ids, vocab_size)
@@ -72,13 +69,12 @@ class SamplingRows:
 
         No penalty counts the ids of the prompt at `placeholders`, which stand for vectors.
         """
+        for name, column in self._parameters.items():
+            column[row] = getattr(params, name)
         # A temperature that float32 rounds to 0 would compute 0/0; this one is effectively greedy.
         smallest = float(np.finfo(np.float32).tiny)
-        self._temperature[row] = 0.0 if params.is_greedy else max(params.temperature, smallest)
-        self._top_k[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._typical_p[row] = params.typical_p
+        self._parameters["temperature"][row] = 0.0 if params.is_greedy else max(params.temperature, smallest)
+        self._parameters["top_k"][row] = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         self._seeds[row] = seeds_array([params.seed or 0])[0]
         self._num_prompt_tokens[row] = num_prompt_tokens
         self.penalties.set_row(row, params, token_ids, num_prompt_tokens, placeholders)
@@ -151,17 +147,13 @@ class SamplingRows:
         return self._batch_extras
 
     def _random_rows(self, rows: IntArray, output_indices: IntArray) -> RandomRows | None:
-        chosen = np.flatnonzero(self._temperature[rows])
+        chosen = np.flatnonzero(self._parameters["temperature"][rows])
         if not len(chosen):
             return None
         rows = rows[chosen]
         return RandomRows(
             rows=chosen,
-            temperature=self._temperature[rows],
-            top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            min_p=self._min_p[rows],
-            typical_p=self._typical_p[rows],
+            **{name: column[rows] for name, column in self._parameters.items()},
             seeds=self._seeds[rows],
             output_indices=output_indices[chosen],
         )
