@@ -310,6 +310,7 @@ async def test_a_stream_contains_token_ids_and_logprobs(app: Any):
         {"bad_words": []},
         {"bad_words": ["zebra", " quick fox"]},
         {"typical_p": 0.5},
+        {"top_n_sigma": 1.5},
         {"vllm_xargs": {"target": [1, 2]}},
         {"logit_bias": {"5": 1}},
         {"temperature": 0.0},

@@ -69,6 +69,8 @@ TABLE = [
     ("min_p", 1.1, "decimal_above_max_value"),
     ("typical_p", 0.0, "decimal_below_min_value"),
     ("typical_p", 1.5, "decimal_above_max_value"),
+    ("top_n_sigma", -2, "decimal_below_min_value"),
+    ("top_n_sigma", 1000.5, "decimal_above_max_value"),
     ("no_repeat_ngram_size", -1, "integer_below_min_value"),
     ("no_repeat_ngram_size", 1025, "integer_above_max_value"),
     ("no_repeat_ngram_size", 2.5, "invalid_type"),

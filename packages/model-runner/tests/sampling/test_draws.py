@@ -169,6 +169,7 @@ def test_kernels_and_groups_draw_the_same_tokens(logits: torch.Tensor, top_k: in
         top_p=np.where(np.arange(num_rows) % 2, 1.0, top_p),
         min_p=np.where(np.arange(num_rows) % 5, 0.0, 0.01).astype(np.float32),
         typical_p=np.ones(num_rows),
+        top_n_sigma=np.full(num_rows, -1.0),
         seeds=np.arange(num_rows, dtype=np.uint64) + np.uint64(100 * seed),
         output_indices=np.arange(num_rows),
     )

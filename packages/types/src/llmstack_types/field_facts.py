@@ -1,4 +1,4 @@
-"""Facts of a field beside its type and default: its range, and who gives, reads and records it."""
+"""Facts of a field beside its type and default, such as its range."""
 
 from __future__ import annotations
 

@@ -81,6 +81,8 @@ class SamplingParams:
         early_stopping: When a beam search ends. True: with `n` complete beams. False: when no running beam, at its
             present length, scores better than the worst of them. "never": when none can, at whatever length.
         typical_p: Keeps the tokens of the most typical surprise that have this mass together; 1 is off.
+        top_n_sigma: Keeps the tokens whose logits are at most so many standard deviations below the best one, as in
+            llama.cpp; 0 and less are off. It comes before typical-p, top-k and top-p.
         bad_words: Strings that must not be generated.
         bad_words_token_ids: The same as token ids, which the sampler masks: the last one of each sequence where
             the others were just generated. The input processor adds those of `bad_words`.
@@ -107,6 +109,13 @@ class SamplingParams:
     top_k: int = declared(0, -1, INT64_MAX)
     min_p: float = declared(0.0, 0.0, 1.0)
     typical_p: float = declared(1.0, 0.0, 1.0, excludes_minimum=True, is_for_host=True)
+    top_n_sigma: float = declared(
+        -1.0,
+        -1.0,
+        1000.0,
+        is_for_host=True,
+        help="standard deviations below the best logit within which tokens are kept",
+    )
     presence_penalty: float = declared(0.0, -2.0, 2.0)
     frequency_penalty: float = declared(0.0, -2.0, 2.0)
     # vLLM allows anything above 0; beyond these ends float32 logits overflow and the row turns to NaN.

@@ -88,7 +88,7 @@ def sampling_fields(given_by: str) -> dict[str, Any]:
 if TYPE_CHECKING:
 
     class SamplingFields(RequestBody):
-        """Fields of `SamplingParams`."""
+        """The fields of `SamplingParams` that all generating requests give."""
 
         # Those that code names, for the type checker.
         n: int | None

@@ -26,7 +26,6 @@ _SAMPLING: Final[Mapping[str, Predicate]] = {
     "mirostat_eta": one_of(0.1),
     "dynatemp_range": _ZERO,
     "dynatemp_exponent": one_of(1, 1.0),
-    "top_n_sigma": one_of(-1, -1.0),
     "adaptive_target": one_of(-1, -1.0),
     "adaptive_decay": one_of(0.9),
     "repeat_penalty": one_of(1, 1.0),  # `repetition_penalty` is of the whole text

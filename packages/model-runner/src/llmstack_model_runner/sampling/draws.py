@@ -1,4 +1,4 @@
-"""Random draws: temperature, min-p, typical-p, top-k and top-p, in this order."""
+"""Random draws, by temperature, top-n-sigma, min-p, typical-p, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from llmstack_kernels.draw_tokens import DrawParameters, draw_tokens, has_kernel
 from llmstack_model_runner.sampling import multinomial
 from llmstack_model_runner.sampling.fast_cpu import at_least, exponentiate, keep_where
 from llmstack_model_runner.sampling.metadata import RandomRows
+from llmstack_model_runner.sampling.near_best import near_best_mask
 from llmstack_model_runner.sampling.random import uniforms
 from llmstack_model_runner.sampling.top_k_top_p import MAX_CANDIDATES, exact_top_k, num_kept, top_k_top_p_mask
 from llmstack_model_runner.sampling.typical import typical_mask
@@ -32,8 +33,7 @@ def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.
         best: Largest logit of each row. [num_rows]
         random: Parameters; rows are those of `logits`.
     """
-    if (random.typical_p < 1.0).any():
-        logits = _keep_typical(logits, best, random)
+    logits = _masked(logits, best, random)
     if not has_kernel(logits.device.type):
         return draw_in_groups(logits, best, random)
     columns = (random.rows, random.temperature, random.min_p, random.top_k, random.top_p)
@@ -43,7 +43,7 @@ def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.
 
 
 def draw_in_groups(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """`draw` by PyTorch, on any device, of rows without typical-p.
+    """`draw` by PyTorch, on any device, of rows without top-n-sigma and typical-p.
 
     A row is drawn from the whole vocabulary, from its top-k candidates, or from its nucleus. The choice depends on the
     row's parameters alone.
@@ -62,7 +62,7 @@ def draw_in_groups(logits: torch.Tensor, best: torch.Tensor, random: RandomRows)
 
 def probabilities(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
     """The distributions that `draw` uses: float32 [num_random_rows, vocab_size]."""
-    group = RandomGroup.make(_keep_typical(logits, best, random), best, random)
+    group = RandomGroup.make(_masked(logits, best, random), best, random)
     weights = group.weights(group.logits)
     if (random.top_k < logits.shape[-1]).any() or (random.top_p < 1.0).any():
         keep_where(weights, top_k_top_p_mask(weights, group.top_k, group.top_p))
@@ -148,18 +148,27 @@ def _draw_nucleus(group: RandomGroup) -> torch.Tensor:
     return result
 
 
-def _keep_typical(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """The logits with minus infinity outside the typical set, for rows with typical-p; a copy if there are any."""
-    chosen = np.flatnonzero(random.typical_p < 1.0)
-    if not len(chosen):
-        return logits
-    logits = logits.clone()
-    for chunk in _chunks(chosen, logits.shape[-1]):
-        part = random.select(chunk)
-        group = RandomGroup.make(logits, best, part)
-        mask = typical_mask(group.weights(group.logits), torch.from_numpy(part.typical_p).to(logits.device))
-        logits[torch.from_numpy(part.rows).to(logits.device)] = group.logits.masked_fill(~mask, -torch.inf)
+def _masked(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
+    """The logits with minus infinity outside of what top-n-sigma and typical-p keep; a copy if a row has one."""
+    given = logits
+    for is_chosen, mask in ((random.top_n_sigma > 0.0, _near_best), (random.typical_p < 1.0, _typical)):
+        chosen = np.flatnonzero(is_chosen)
+        if len(chosen) and logits is given:
+            logits = logits.clone()
+        for chunk in _chunks(chosen, logits.shape[-1]):
+            part = random.select(chunk)
+            group = RandomGroup.make(logits, best, part)
+            kept = mask(group, part)
+            logits[torch.from_numpy(part.rows).to(logits.device)] = group.logits.masked_fill(~kept, -torch.inf)
     return logits
+
+
+def _near_best(group: RandomGroup, random: RandomRows) -> torch.Tensor:
+    return near_best_mask(group.logits, group.best, torch.from_numpy(random.top_n_sigma).to(group.logits.device))
+
+
+def _typical(group: RandomGroup, random: RandomRows) -> torch.Tensor:
+    return typical_mask(group.weights(group.logits), torch.from_numpy(random.typical_p).to(group.logits.device))
 
 
 def _chunks(index: npt.NDArray[np.int64], vocab_size: int) -> Iterator[npt.NDArray[np.int64]]:

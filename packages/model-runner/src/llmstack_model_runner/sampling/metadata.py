@@ -32,6 +32,7 @@ class RandomRows:
     top_p: npt.NDArray[np.float64]
     min_p: npt.NDArray[np.float32]
     typical_p: npt.NDArray[np.float64]
+    top_n_sigma: npt.NDArray[np.float64]
     seeds: npt.NDArray[np.uint64]
     output_indices: npt.NDArray[np.int64]
 

@@ -194,6 +194,7 @@ def test_a_failed_row_goes_on_with_token_0_as_on_the_host() -> None:
         (SamplingParams(bad_words_token_ids=((1, 2),)), "bad_words"),
         (SamplingParams(no_repeat_ngram_size=3), "no_repeat_ngram_size"),
         (SamplingParams(typical_p=0.5), "typical_p"),
+        (SamplingParams(top_n_sigma=1.0), "top_n_sigma"),
         (SamplingParams(logprobs=0, logprob_token_ids=(1,)), "logprob_token_ids"),
         (SamplingParams(thinking_token_budget=1), "thinking_token_budget"),
         (SamplingParams(min_tokens=1, stop_token_ids=tuple(range(20))), "ending tokens"),
