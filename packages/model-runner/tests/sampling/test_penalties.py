@@ -108,7 +108,7 @@ def test_placeholders_of_a_prompt_are_not_counted() -> None:
     token_ids[0, 3] = 7
     penalties = PenaltyRows(token_ids, VOCAB_SIZE)
     known = np.array([0, 0, 0, 7], dtype=np.int64)
-    penalties.set_row(0, params_of((2.0, 1.0, 1.0)), known, 3, num_skipped=3)
+    penalties.set_row(0, params_of((2.0, 1.0, 1.0)), known, 3, [range(3)])
     penalty = (2.0, 1.0, 1.0)
     assert_penalised(penalties, [0], [4], [([], [7], penalty)])
     penalties.count_tokens(np.array([0]), np.array([9]))
