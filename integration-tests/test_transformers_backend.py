@@ -31,15 +31,44 @@ SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+PER_LAYER_HEADS = {"head_dim": 16}
 CASES: dict[str, dict[str, Any]] = {
     "Olmo2ForCausalLM": SMALL,
     "Cohere2ForCausalLM": SMALL | {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
     "GraniteForCausalLM": SMALL | {"logits_scaling": 4.0, "attention_multiplier": 0.2},
     "Glm4ForCausalLM": SMALL | {"head_dim": 16},
+    "Gemma4ForCausalLM": SMALL
+    | PER_LAYER_HEADS
+    | {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "sliding_window": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size_per_layer_input": 8,
+        "pad_token_id": 0,
+    },
+    "MiMoV2FlashForCausalLM": SMALL
+    | PER_LAYER_HEADS
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "v_head_dim": 8,
+        "sliding_window": 16,
+    },
 }
+NUM_GROUPS = {"Cohere2ForCausalLM": 2, "Gemma4ForCausalLM": 2, "MiMoV2FlashForCausalLM": 3}
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tiny chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
+    "no windows": {"disable_hybrid_kv_cache_manager": True},
     "preemption": {"num_kv_blocks": 20, "block_size": 4, "max_model_len": 64},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
@@ -83,12 +112,17 @@ def checkpoint(
     return folder, continuations
 
 
-@pytest.mark.parametrize("engine", ["plain", "preemption", pytest.param("tiny chunks", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "engine",
+    ["plain", "preemption", *(pytest.param(name, marks=pytest.mark.full) for name in ("tiny chunks", "no windows"))],
+)
 def test_greedy_tokens_equal_transformers_generate(checkpoint: tuple[Path, list[list[int]]], engine: str) -> None:
     folder, continuations = checkpoint
     options = dict(ENGINES[engine])
-    if "num_kv_blocks" in options and folder.name.startswith("Cohere2"):
-        options["num_kv_blocks"] *= 2  # each of its two groups of layers has blocks of its own
+    if "num_kv_blocks" in options:
+        options["num_kv_blocks"] *= NUM_GROUPS.get(
+            folder.name.rstrip("0123456789"), 1
+        )  # each group of layers has blocks of its own
     assert generate(folder, model_impl="transformers", **options) == continuations
 
 

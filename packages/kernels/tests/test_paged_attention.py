@@ -63,6 +63,19 @@ def test_mixed_batches_equal_the_reference(
     torch.testing.assert_close(case.run(), case.run(use_reference=True), atol=tolerance, rtol=tolerance)
 
 
+def test_blocks_may_lie_any_distance_apart(backend: str) -> None:
+    """As where layers with other tensors share the bytes of a block."""
+    case = make_case(MIXED_ROWS, num_heads=4, num_kv_heads=2, dtype=torch.float32, sliding_window=7)
+    expected = case.run()
+    num_blocks, *shape = case.key_cache.shape
+    apart = torch.full((2, num_blocks, case.key_cache[0].numel() + 4), torch.nan)
+    for place, name in enumerate(("key_cache", "value_cache")):
+        cache = apart[place, :, :-4].unflatten(1, shape)
+        cache.copy_(getattr(case, name))
+        case = replace(case, **{name: cache})
+    torch.testing.assert_close(case.run(), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "sliding_window"),

@@ -94,9 +94,55 @@ def test_the_storage_has_the_tensors_that_the_groups_name():
     assert {tensor.dtype for (tensor,) in storage} == {torch.bfloat16}
 
 
-def test_layers_of_different_shapes_are_refused():
-    with pytest.raises(ValueError, match="tensors of different shapes"):
-        group_layers([one_latent(24), keys_and_values(1, 24)], 1024, block_size=4, dtype="float32")
+def test_states_of_different_shapes_are_refused():
+    states = [one_state("a", (size,), "float32") for size in (2, 3)]
+    with pytest.raises(ValueError, match="states of different shapes"):
+        group_layers([keys_and_values(1, 8), *states], 1024, 4, dtype="float32")
+
+
+def spec_of(groups, **changes):
+    num_layers = sum(len(own.layers) for own in groups)
+    bytes_per_block = max(own.bytes_per_block for own in groups)
+    return KVCacheSpec(num_layers=num_layers, groups=groups, **SIZES | {"bytes_per_block": bytes_per_block} | changes)
+
+
+def test_layers_with_other_heads_have_groups_of_their_own_of_about_the_same_size():
+    layers = [*[keys_and_values(16, 256, 32)] * 5, keys_and_values(4, 512)]  # the last ones have half the bytes
+    groups = group_layers(layers * 10, 1024, block_size=4, dtype="float32")
+    assert [len(own.layers) for own in groups] == [10] * 6
+    groups_of_few = group_layers(layers[3:] * 4, 1024, block_size=4, dtype="float32")
+    assert [len(own.layers) for own in groups_of_few] == [2, 2, 2, 2, 4]
+    assert len({own.bytes_per_block for own in groups_of_few}) == 1
+    assert join_groups(groups) == tuple(
+        KVCacheGroupSpec(tuple(layers), tensors=own.tensors)
+        for layers, own in (([n for n in range(60) if n % 6 != 5], groups[0]), (range(5, 60, 6), groups[-1]))
+    )
+
+
+LAYERS = st.builds(keys_and_values, st.sampled_from([1, 2]), st.sampled_from([8, 24]), st.sampled_from([None, 8]))
+
+
+@given(st.lists(LAYERS, min_size=1, max_size=12), st.sampled_from(["float32", "bfloat16"]))
+def test_layers_of_any_shapes_keep_what_is_written_in_their_blocks(layers, dtype):
+    """Each group owns some blocks, and writes them whole; what it reads again is its own."""
+    groups = group_layers(layers, 1024, block_size=2, dtype=dtype)
+    spec = spec_of(groups)
+    caches = by_layer(allocate_storage(spec, 2 * len(groups), "cpu"), spec)
+    value = 0
+    for number, own in enumerate(groups):
+        for layer in own.layers:
+            for tensor, expected in zip(caches[layer], layers[layer].block_tensors(2, dtype), strict=True):
+                assert (tuple(tensor.shape[1:]), str(tensor.dtype)) == (expected.shape, f"torch.{dtype}")
+                for block in (2 * number, 2 * number + 1):
+                    tensor[block] = value = value + 1
+    found = [
+        int(tensor[block].unique())
+        for number, own in enumerate(groups)
+        for layer in own.layers
+        for tensor in caches[layer]
+        for block in (2 * number, 2 * number + 1)
+    ]
+    assert found == list(range(1, value + 1))
 
 
 @pytest.fixture

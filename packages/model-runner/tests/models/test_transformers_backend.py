@@ -46,6 +46,18 @@ HEAD_DIM = {"head_dim": 12}
 WINDOW = {"sliding_window": 7}
 EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
 
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+          "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1,
+          "topk_group": 1}  # fmt: skip
+# Two sizes of heads, keys as values, late layers that share them, embeddings per layer, experts beside dense.
+GEMMA_4 = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3, "global_head_dim": 32,
+           "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2, "pad_token_id": 0,
+           "vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8, "enable_moe_block": True,
+           "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}  # fmt: skip
+# Sinks, other KV heads and narrower values in some layers.
+MIMO = {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"], "v_head_dim": 8,
+        "n_routed_experts": 4}  # fmt: skip
+
 # Architecture to its configuration: what is special about it stands beside it.
 CASES: dict[str, dict[str, Any]] = {
     "ApertusForCausalLM": SMALL,  # an activation with parameters of its own
@@ -60,9 +72,13 @@ CASES: dict[str, dict[str, Any]] = {
     "GPTNeoXForCausalLM": SMALL | {"use_parallel_residual": True},
     "Gemma2ForCausalLM": SMALL | HEAD_DIM | WINDOW | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "Gemma3ForCausalLM": SMALL | HEAD_DIM | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},
+    "Gemma4ForCausalLM": SMALL | HEAD_DIM | WINDOW | GEMMA_4,
     "Glm4ForCausalLM": SMALL | HEAD_DIM,
+    "Glm4MoeLiteForCausalLM": SMALL | EXPERTS | LATENT,  # keys wider than values
+    "GptOssForCausalLM": SMALL | HEAD_DIM | WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},  # sinks
     "GraniteForCausalLM": SMALL | {"logits_scaling": 4.0, "attention_multiplier": 0.1, "residual_multiplier": 0.5},
     "HeliumForCausalLM": SMALL | {"head_dim": 8},
+    "MiMoV2FlashForCausalLM": SMALL | HEAD_DIM | WINDOW | EXPERTS | MIMO,
     "LlamaForCausalLM": SMALL | {"tie_word_embeddings": True},
     "MixtralForCausalLM": SMALL | {"num_local_experts": 4},  # experts in separate tensors in the checkpoint
     "NemotronForCausalLM": SMALL | {"head_dim": 8},

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from llmstack_model_runner.models.transformers_backend import probe  # noqa: E402
 from llmstack_model_runner.models.transformers_backend.attention import (  # noqa: E402
+    Attend,
     AttentionCall,
     AttentionLayer,
     PagedAttention,
@@ -65,14 +66,6 @@ def test_what_a_configuration_gives_away_is_refused_unloaded(config: dict[str, A
         TransformersModel(config, torch.float32, CPU)
 
 
-@pytest.mark.skipif(not hasattr(transformers, "Gemma4ForCausalLM"), reason="transformers has no Gemma 4 yet")
-def test_a_configuration_without_values_for_all_layers_is_refused_in_one_sentence() -> None:
-    architecture = "Gemma4ForCausalLM"
-    config = getattr(transformers, architecture).config_class(**SMALL | {"pad_token_id": 0}).to_dict()
-    with pytest.raises(UnsupportedByTransformersError, match=r"no values for all layers, 'head_dim' [^.]*\.$"):
-        TransformersModel(config | {"architectures": [architecture]}, torch.float32, CPU)
-
-
 def test_fields_that_would_choose_code_or_files_are_not_passed_on() -> None:
     fields = {"_attn_implementation": "org/kernel", "fusion_config": {"x": True}, "transformers_weights": "a.bin"}
     config, _ = resolve(LLAMA | fields | {"auto_map": {"AutoConfig": "x.Y"}})
@@ -84,24 +77,15 @@ def test_fields_that_would_choose_code_or_files_are_not_passed_on() -> None:
     ("architecture", "values", "reason"),
     [
         ("BertLMHeadModel", {}, "looks ahead"),
-        ("GptOssForCausalLM", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "needs s_aux"),
         ("DogeForCausalLM", {}, "neither causal nor a sliding window"),
-        ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}, "2 layers call attention 1 times"),
-        (
-            "DeepseekV3ForCausalLM",
-            {
-                "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
-                "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2,
-            },
-            "12 dimensions and its values 8",
-        ),
+        ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}, "a state of their own"),
         (
             "DeepseekV32ForCausalLM",
             {
                 "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
                 "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2,
             },
-            "12 dimensions and its values 8",
+            "needs indices",
         ),
     ],
 )  # fmt: skip
@@ -122,38 +106,60 @@ def test_longrope_is_refused_beyond_the_context_it_was_trained_for() -> None:
 class Mixer(nn.Module):
     """A model of one layer of attention; `leak` adds what it likes to the hidden states."""
 
-    def __init__(self, leak: Callable[[torch.Tensor], torch.Tensor | float], uses_positions: bool = True) -> None:
+    def __init__(self, leak: Callable[[torch.Tensor], torch.Tensor | float], positions: str = "given") -> None:
         super().__init__()
         self.embedding = nn.Embedding(10, 4)
         self.leak = leak
-        self.uses_positions = uses_positions
-        self.attention = PagedAttention([AttentionLayer(self, 1, 4, None)], torch.float32, CPU)
+        self.positions = positions
+        self.attention = PagedAttention([AttentionLayer(self, 1, 4, 4, None)], torch.float32, CPU)
         install(self, self.attention)
 
     def run_tokens(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(token_ids[None])[0]
-        if self.uses_positions:
+        if self.positions == "given":
             hidden = hidden + positions[:, None] / 10
+        elif self.positions == "own":
+            hidden = hidden + torch.arange(len(token_ids))[:, None] / 10
         states = hidden[:, None]
-        attended: torch.Tensor = self.attention(AttentionCall(self, states, states, states, None, 0.5, {}))
+        attend: Attend = self.__dict__["llmstack_attend"]
+        attended = attend(AttentionCall(self, states, states, states, None, 0.5, {}))
         return attended[:, 0] + self.leak(hidden)
 
 
 def check(model: Mixer) -> None:
     with torch.inference_mode():
+        probe.check_only_attention_connects(model, model.embedding, model.run_tokens)
+        install(model, model.attention)
         probe.check_rows_are_independent(model, model.embedding, model.run_tokens, model.attention)
 
 
 def test_a_layer_that_carries_something_along_the_tokens_is_found() -> None:
     check(Mixer(lambda hidden: 0.0))
     for leak in (lambda hidden: hidden.cumsum(0), lambda hidden: hidden.mean(), lambda hidden: hidden.roll(1, 0)):
-        with pytest.raises(probe.ProbeError, match="tokens of one request change those of another"):
-            check(Mixer(leak))
+        model = Mixer(leak)
+        with pytest.raises(probe.ProbeError, match="keep a state of their own"):
+            check(model)
+        install(model, model.attention)
+        with (
+            torch.inference_mode(),
+            pytest.raises(probe.ProbeError, match="tokens of one request change those of another"),
+        ):
+            probe.check_rows_are_independent(model, model.embedding, model.run_tokens, model.attention)
 
 
-def test_a_model_that_counts_positions_itself_is_found() -> None:
+def test_a_model_that_counts_positions_itself_is_found_and_one_without_positions_runs() -> None:
     with pytest.raises(probe.ProbeError, match="ignores the positions"):
-        check(Mixer(lambda hidden: 0.0, uses_positions=False))
+        check(Mixer(lambda hidden: 0.0, positions="own"))
+    check(Mixer(lambda hidden: 0.0, positions="none"))
+
+
+def test_a_step_whose_calls_of_attention_differ_from_the_probes_ends_with_an_error() -> None:
+    model, other = Mixer(lambda hidden: 0.0), nn.Identity()
+    states = torch.zeros(1, 1, 4)
+    for module, mask, message in ((other, None, "in another order"), (model, states, "a mask of its own")):
+        model.attention.begin(probe._metadata([1], 1, CPU), model.attention.make_storage(1, 1))
+        with pytest.raises(RuntimeError, match=message):
+            model.attention(AttentionCall(module, states, states, states, mask, 0.5, {}))
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,13 @@ def _decode_group(
 
 
 def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Attends decodes in groups and prefill rows in tiles. The reference has caches of 8 bits, and narrow values."""
-    if inputs.key_cache.dtype == STORED_TYPE or inputs.value_cache.shape != inputs.key_cache.shape:
+    """Attends decodes in groups and prefill rows in tiles.
+
+    The reference has caches of 8 bits, narrow values, and blocks that lie no whole number of pieces apart.
+    """
+    keys, values = inputs.key_cache, inputs.value_cache
+    is_even = keys.stride(0) % (keys.shape[2] * keys.shape[3]) == 0
+    if keys.dtype == STORED_TYPE or values.shape != keys.shape or not is_even:
         return reference.paged_attention(inputs)
     plan = inputs.plan
     if not isinstance(plan, AttentionPlan):

@@ -10,7 +10,7 @@ import torch
 from llmstack_kv_cache import KVCacheGroup
 from llmstack_kv_cache.storage import allocate_block_storage
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, ModelKVSpec
-from llmstack_types import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
+from llmstack_types import KVCacheGroupSpec, KVCacheSpec, KVTensorSpec, ModelRunnerConfig
 
 Storage = list[tuple[torch.Tensor, ...]]
 """The tensors of each layer, each [num_blocks, ...] with the shape of one block behind it."""
@@ -22,35 +22,37 @@ _MAX_NUM_GROUPS = 8
 def group_layers(
     layers: Sequence[LayerKVSpec], max_model_len: int, block_size: int, dtype: str
 ) -> tuple[KVCacheGroupSpec, ...]:
-    """Groups of layers with equal windows, one where no request outgrows a window, and one of all layers with a state.
+    """Groups of layers with equal windows and tensors, and one of all layers with a state.
 
-    The first have the same number of layers, since they share the storage; where the numbers do not divide, the last
-    group of a window has fewer and leaves a part of its blocks unused. The size is the one that leaves the least.
+    A window that no request outgrows is none. All groups but that of states share the storage, so their blocks should
+    have the same size: each has as many layers as fit, and where the numbers do not divide, the last group of a kind
+    has fewer and leaves a part of its blocks unused. The size is the one that leaves the least.
 
     `block_size`: Tokens per block. `dtype`: The type of stored numbers.
 
     Raises:
-        ValueError: Layers have tensors of different shapes, whose blocks cannot share a storage.
+        ValueError: Layers have states of different shapes.
     """
     with_states = [(number, layer) for number, layer in enumerate(layers) if layer.kind == "state"]
     others = [(number, layer) for number, layer in enumerate(layers) if layer.kind != "state"]
     if not others:
         return ()
-    first = others[0][1]
-    states = tuple(layer.states for _, layer in with_states)
-    if len(set(states)) > 1 or any((one.tensors, one.kind) != (first.tensors, first.kind) for _, one in others):
-        raise ValueError("the layers keep tensors of different shapes, which is not supported")
-    tensors = first.block_tensors(block_size, dtype)
-    window_to_layers: dict[int | None, list[int]] = {}
+    if len({layer.states for _, layer in with_states}) > 1:
+        raise ValueError("the layers keep states of different shapes, which is not supported")
+    kind_to_layers: dict[KVCacheGroupSpec, list[int]] = {}
     for number, layer in others:
         window = layer.sliding_window
-        is_outgrown = window is not None and window < max_model_len
-        window_to_layers.setdefault(window if is_outgrown else None, []).append(number)
-    size = _choose_size([len(numbers) for numbers in window_to_layers.values()])
+        if window is not None and window >= max_model_len:
+            window = None
+        tensors = layer.block_tensors(block_size, dtype)
+        kind = KVCacheGroupSpec((), window, "window" if window else layer.kind, tensors)
+        kind_to_layers.setdefault(kind, []).append(number)
+    sizes = [sum(tensor.num_bytes for tensor in kind.tensors) for kind in kind_to_layers]
+    block_bytes = _choose_block_bytes([len(numbers) for numbers in kind_to_layers.values()], sizes)
     groups = [
-        KVCacheGroupSpec(tuple(numbers[start : start + size]), window, "window" if window else first.kind, tensors)
-        for window, numbers in window_to_layers.items()
-        for start in range(0, len(numbers), size)
+        replace(kind, layers=tuple(numbers[start : start + block_bytes // size]))
+        for (kind, numbers), size in zip(kind_to_layers.items(), sizes, strict=True)
+        for start in range(0, len(numbers), block_bytes // size)
     ]
     if with_states:
         numbers = tuple(number for number, _ in with_states)
@@ -75,17 +77,27 @@ def group_stage_layers(
 
 
 def join_groups(groups: Sequence[KVCacheGroupSpec]) -> tuple[KVCacheGroupSpec, ...]:
-    """One group of all layers without a state, which keep all blocks."""
+    """Groups of all layers without a state, which keep all blocks: one for layers with equal tensors."""
     if not any(group.sliding_window for group in groups):
         return tuple(groups)
-    with_states = tuple(group for group in groups if group.kind == "state")
-    layers = sorted(layer for group in groups if group.kind != "state" for layer in group.layers)
-    return (KVCacheGroupSpec(tuple(layers), tensors=groups[0].tensors), *with_states)
+    tensors_to_layers: dict[tuple[KVTensorSpec, ...], list[int]] = {}
+    for group in groups:
+        if group.kind != "state":
+            tensors_to_layers.setdefault(group.tensors, []).extend(group.layers)
+    joined = [KVCacheGroupSpec(tuple(sorted(own)), tensors=tensors) for tensors, own in tensors_to_layers.items()]
+    return (*joined, *(group for group in groups if group.kind == "state"))
 
 
-def num_storage_layers(spec: KVCacheSpec) -> int:
-    """Layers of the storage, which the groups share: those of the largest group."""
-    return max((len(group.layers) for group in spec.kv_groups), default=0)
+def has_unlike_groups(spec: KVCacheSpec) -> bool:
+    """Whether groups have different tensors, so that they share whole blocks of bytes only."""
+    return len({group.tensors for group in spec.kv_groups}) > 1
+
+
+def token_bytes(spec: KVCacheSpec) -> int:
+    """Bytes of a token's keys and values in all layers, those with a state counted as the others are on average."""
+    num_layers = sum(len(group.layers) for group in spec.kv_groups)
+    own_bytes = sum(group.bytes_per_block for group in spec.kv_groups)
+    return own_bytes * spec.num_layers // (max(num_layers, 1) * spec.block_size)
 
 
 def num_storage_tensors(spec: KVCacheSpec) -> int:
@@ -94,9 +106,11 @@ def num_storage_tensors(spec: KVCacheSpec) -> int:
 
 
 def allocate_storage(spec: KVCacheSpec, num_blocks: int, device: torch.device | str) -> Storage:
-    """Zeroed tensors of `num_blocks` blocks, which all groups share."""
+    """Zeroed tensors of `num_blocks` blocks, which all groups share; of unlike groups, one tensor of bytes."""
     if not spec.kv_groups:
         return []
+    if has_unlike_groups(spec):
+        return allocate_block_storage([[((spec.bytes_per_block,), torch.uint8)]], num_blocks, device)
     return _allocate_layers(max(spec.kv_groups, key=lambda group: len(group.layers)), num_blocks, device)
 
 
@@ -113,14 +127,27 @@ def _allocate_layers(group: KVCacheGroupSpec, num_blocks: int, device: torch.dev
 def by_layer(storage: Storage, spec: KVCacheSpec, states: Sequence[tuple[torch.Tensor, ...]] = ()) -> Storage:
     """The tensors of each layer of the model: the n-th layers of all groups have the same ones, but those with a state.
 
+    Each of several unlike groups divides the bytes of a block as its layers need.
+
     `states`: The storage of those.
     """
-    layer_to_tensors = {
-        layer: tensors
-        for group in spec.groups
-        for layer, tensors in zip(group.layers, states if group.kind == "state" else storage, strict=False)
-    }
+    layer_to_tensors: dict[int, tuple[torch.Tensor, ...]] = {}
+    for group in spec.groups:
+        places = states if group.kind == "state" else storage
+        if group.kind != "state" and has_unlike_groups(spec):
+            places = _divide(storage[0][0], group)
+        layer_to_tensors.update(zip(group.layers, places, strict=False))
     return [layer_to_tensors[layer] for layer in range(spec.num_layers)]
+
+
+def _divide(blocks: torch.Tensor, group: KVCacheGroupSpec) -> Storage:
+    """The tensors of a group's layers in blocks of bytes: [num_blocks, bytes_per_block], which may be more."""
+    sizes = [tensor.num_bytes for tensor in group.tensors] * len(group.layers)
+    parts = iter(blocks[:, : group.bytes_per_block].split(sizes, dim=1))
+    return [
+        tuple(next(parts).view(getattr(torch, own.dtype)).unflatten(1, own.shape) for own in group.tensors)
+        for _ in group.layers
+    ]
 
 
 def kv_layers(layers: Storage, spec: KVCacheSpec) -> Storage:
@@ -157,15 +184,21 @@ def describe_groups(groups: Sequence[KVCacheGroupSpec], *, is_enabled: bool) -> 
     return f"layers: {layers}; {len(groups)} block tables"
 
 
-def _choose_size(numbers: Sequence[int]) -> int:
-    """Layers per group for kinds of so many layers: few groups, and little unused storage."""
+def _choose_block_bytes(numbers: Sequence[int], sizes: Sequence[int]) -> int:
+    """Bytes of a block of every group, for kinds of so many layers of these bytes each.
 
-    def cost(size: int) -> tuple[int, int]:
-        num_groups = sum(-(-number // size) for number in numbers)
-        return num_groups * size - sum(numbers), num_groups
+    Few groups, and little unused storage.
+    """
 
-    sizes = [size for size in range(1, max(numbers) + 1) if cost(size)[1] <= max(_MAX_NUM_GROUPS, len(numbers))]
-    return min(sizes, key=cost)
+    def cost(block_bytes: int) -> tuple[int, int]:
+        num_groups = sum(-(-number // (block_bytes // size)) for number, size in zip(numbers, sizes, strict=True))
+        used = sum(number * size for number, size in zip(numbers, sizes, strict=True))
+        return num_groups * block_bytes - used, num_groups
+
+    most = max(_MAX_NUM_GROUPS, len(numbers))
+    candidates = {count * size for number, size in zip(numbers, sizes, strict=True) for count in range(1, number + 1)}
+    fitting = [each for each in sorted(candidates) if each >= max(sizes) and cost(each)[1] <= most]
+    return min(fitting, key=cost)
 
 
 def max_positions(config: ModelRunnerConfig, spec: KVCacheSpec, num_blocks: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from llmstack_model_runner.device.host_limits import available_memory_bytes
 from llmstack_model_runner.media.encoder import MediaEncoder
-from llmstack_model_runner.memory.kv_cache_groups import num_blocks_needed, num_storage_layers
+from llmstack_model_runner.memory.kv_cache_groups import num_blocks_needed, token_bytes
 from llmstack_types import KVCacheSpec, ModelRunnerConfig
 
 _MAX_HOST_KV_BYTES = 4 << 30
@@ -105,10 +105,9 @@ def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_gi
     With a size given by the user this is all available memory, else a share of it, at most what all rows need at full
     length. `other_bytes` are needed besides weights and steps.
     """
-    token_bytes = spec.bytes_per_block // spec.block_size * spec.num_layers // max(num_storage_layers(spec), 1)
     max_num_logits = config.max_num_logits or config.max_num_seqs * (1 + config.max_num_drafts)
     num_logits = min(max_num_logits, config.max_num_batched_tokens)
-    step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
+    step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes(spec))
     if is_size_given:
         return obtainable_host_kv_bytes(step_bytes + other_bytes) // config.num_processes
     num_row_blocks = num_blocks_needed(spec, config.max_model_len, config.max_num_batched_tokens)

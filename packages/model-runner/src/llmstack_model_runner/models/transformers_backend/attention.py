@@ -15,7 +15,7 @@ from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_model_runner.layers.attention import AttentionPlans, plan_layers
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.kv_scales import KVScales
-from llmstack_model_runner.models.kv_spec import KVCaches
+from llmstack_model_runner.models.kv_spec import KVCaches, LayerKVSpec, TokenTensor
 
 IMPLEMENTATION = "llmstack_paged"
 """Name in transformers' table of attention functions. It is in no table of masks, so models create none."""
@@ -57,12 +57,19 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """An attention layer as the probe observed it."""
+    """A call of attention as the probe observed it.
+
+    Attributes:
+        value_dim: Width of a value, which differs from that of a key in some models.
+        source: The earlier call with the same keys and values, which are kept once; None where they are its own.
+    """
 
     module: nn.Module
     num_kv_heads: int
     head_dim: int
+    value_dim: int
     sliding_window: int | None
+    source: int | None = None
 
 
 class PagedAttention:
@@ -72,35 +79,62 @@ class PagedAttention:
         self._layers = list(layers)
         self._dtype = dtype
         self._device = device
-        self._module_to_layer = {layer.module: (index, layer.sliding_window) for index, layer in enumerate(layers)}
-        self._kv_scales = [KVScales(layer.num_kv_heads, device) for layer in layers]
-        self._sliding_windows = [layer.sliding_window for layer in layers]
+        stored = [index for index, layer in enumerate(layers) if layer.source is None]
+        place_of = {index: place for place, index in enumerate(stored)}
+        self._places = [place_of[index if layer.source is None else layer.source] for index, layer in enumerate(layers)]
+        self._kv_scales = [KVScales(layers[index].num_kv_heads, device) for index in stored]
+        self._sliding_windows = [layers[index].sliding_window for index in stored]
+        self.kv_layers = tuple(self._spec_of(layers[index]) for index in stored)
+        self._has_one_shape = len({layer.tensors for layer in self.kv_layers}) == 1
+        self._next = 0
         self._kv_caches: KVCaches
         self._planned: list[tuple[AttentionMetadata, AttentionPlans]]
+
+    def _spec_of(self, layer: AttentionLayer) -> LayerKVSpec:
+        """What the storage keeps of a layer's tokens.
+
+        Keys are as wide as values at least, which no kernel needs to know. On a GPU values are as wide as keys, since
+        its kernels read both alike.
+        """
+        key_dim = max(layer.head_dim, layer.value_dim)
+        value_dim = key_dim if self._device.type == "cuda" else layer.value_dim
+        tensors = (
+            TokenTensor("keys", layer.num_kv_heads, key_dim),
+            TokenTensor("values", layer.num_kv_heads, value_dim),
+        )
+        return LayerKVSpec(tensors, sliding_window=layer.sliding_window)
 
     def make_storage(self, num_blocks: int, block_size: int) -> KVCaches:
         """Blocks for every layer, filled with NaN, so that a read of unwritten memory is visible."""
 
-        def blocks(layer: AttentionLayer) -> torch.Tensor:
-            shape = (num_blocks, layer.num_kv_heads, block_size, layer.head_dim)
+        def blocks(tensor: TokenTensor) -> torch.Tensor:
+            shape = (num_blocks, tensor.num_heads, block_size, tensor.width)
             return torch.full(shape, torch.nan, dtype=self._dtype, device=self._device)
 
-        return [(blocks(layer), blocks(layer)) for layer in self._layers]
+        return [tuple(map(blocks, layer.tensors)) for layer in self.kv_layers]
 
     def begin(self, metadata: AttentionMetadata, kv_caches: KVCaches) -> None:
         """Starts a step, to which all calls up to the next `begin` belong."""
         self._kv_caches = kv_caches
+        self._next = 0
         self._planned = plan_layers(metadata, kv_caches[0][0], self._sliding_windows)
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        index, sliding_window = self._module_to_layer[call.module]
-        key_cache, value_cache = self._kv_caches[index]
-        metadata, plans = self._planned[index]
-        key_scale, value_scale = scales = self._kv_scales[index].of(key_cache)
-        reshape_and_cache(call.key, call.value, key_cache, value_cache, metadata.slot_mapping, *scales)
-        return paged_attention(
+        layer, place = self._layers[self._next], self._places[self._next]
+        if layer.module is not call.module:
+            raise RuntimeError("the model calls its attention in another order than before")
+        if call.mask is not None:
+            raise RuntimeError("the model's attention has a mask of its own")
+        self._next += 1
+        key_cache, value_cache = self._kv_caches[place]
+        metadata, plans = self._planned[place]
+        key_scale, value_scale = scales = self._kv_scales[place].of(key_cache)
+        if layer.source is None:
+            _write(call, key_cache, value_cache, metadata.slot_mapping, scales)
+        sinks = call.options.get("s_aux")
+        attended = paged_attention(
             AttentionInputs(
-                call.query.contiguous(),
+                widen(call.query, key_cache.shape[3]).contiguous(),
                 key_cache,
                 value_cache,
                 metadata.query_start_loc,
@@ -110,13 +144,37 @@ class PagedAttention:
                 query_start_loc_list=metadata.query_start_loc_list,
                 seq_lens_list=metadata.seq_lens_list,
                 max_query_len=metadata.max_query_len,
-                sliding_window=sliding_window,
+                sliding_window=layer.sliding_window,
                 soft_cap=call.options.get("softcap"),
+                sinks=None if sinks is None else sinks.float(),
                 key_scale=key_scale,
                 value_scale=value_scale,
-                plan=plans[sliding_window],
+                # A plan holds for caches of one shape.
+                plan=plans.get(layer.sliding_window) if self._has_one_shape else None,
             )
         )
+        return attended if attended.shape[2] == layer.value_dim else attended[..., : layer.value_dim]
+
+
+def _write(
+    call: AttentionCall,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Writes keys and values, which may have different widths, to their slots."""
+    key, value = (widen(x, cache.shape[3]) for x, cache in ((call.key, key_cache), (call.value, value_cache)))
+    if key.shape == value.shape:
+        reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, *scales)
+        return
+    for states, cache, scale in ((key, key_cache, scales[0]), (value, value_cache, scales[1])):
+        reshape_and_cache(states, None, cache, None, slot_mapping, scale)
+
+
+def widen(states: torch.Tensor, width: int) -> torch.Tensor:
+    """The states with zeros behind them up to a width, which change no product."""
+    return states if states.shape[2] == width else nn.functional.pad(states, (0, width - states.shape[2]))
 
 
 def register_attention() -> None:
@@ -138,8 +196,19 @@ def install(model: nn.Module, attend: Attend) -> None:
         module.__dict__[_ATTEND_ATTRIBUTE] = attend
 
 
+class _RuledMask(torch.Tensor):
+    """A mask with its rule, which a slice of all of it has too."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result: Any = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if func is torch.Tensor.__getitem__ and result.shape == args[0].shape:
+            setattr(result, _RULE_ATTRIBUTE, mask_rule(args[0]))
+        return result
+
+
 def _mask_function(q_length: int = 1, kv_length: int = 1, mask_function: Any = None, **_: Any) -> torch.Tensor:
-    mask = torch.zeros(1, 1, int(q_length), int(kv_length))
+    mask = torch.zeros(1, 1, int(q_length), int(kv_length)).as_subclass(_RuledMask)
     setattr(mask, _RULE_ATTRIBUTE, mask_function)
     return mask
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 
 class OutputLines:
@@ -26,9 +27,18 @@ class OutputLines:
     def __call__(self, hidden: torch.Tensor, output_class: type[Any]) -> torch.Tensor:
         """Logits: [n, hidden_size] to float32 [n, vocab_size]; `output_class` is the class that the decoder returns."""
         self._stand_in.output = output_class(last_hidden_state=hidden[None])
-        logits: torch.Tensor = self._model(use_cache=False, return_dict=True).logits
+        token_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # some models count them
+        logits: torch.Tensor = self._model(input_ids=token_ids, use_cache=False, return_dict=True).logits
         self._stand_in.output = None
         return logits[0].float()
+
+
+def find_decoder(model: PreTrainedModel) -> nn.Module:
+    """The part of a causal language model before its head; the model itself where it has none."""
+    decoder: nn.Module = model.get_decoder()
+    if decoder is model:  # in classes whose prefix is that of a model with more parts
+        decoder = getattr(model, "model", model)
+    return decoder
 
 
 class _StandIn(nn.Module):

@@ -20,7 +20,7 @@ from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, Weig
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
-from llmstack_model_runner.models.transformers_backend.head import OutputLines
+from llmstack_model_runner.models.transformers_backend.head import OutputLines, find_decoder
 from llmstack_model_runner.models.transformers_backend.load import (
     describe_version,
     load_model,
@@ -29,6 +29,7 @@ from llmstack_model_runner.models.transformers_backend.load import (
 from llmstack_model_runner.models.transformers_backend.modules import pack_modules
 from llmstack_model_runner.models.transformers_backend.probe import (
     ProbeError,
+    check_only_attention_connects,
     check_rows_are_independent,
     find_layers,
     run_rows,
@@ -57,11 +58,7 @@ class TransformersModel(CausalLM):
         self._config, self._model_class = resolve(config)
         self._dtype = dtype
         self._device = device
-        try:
-            self.kv_spec = _declared_spec(self._config)
-        except Exception as error:  # a configuration whose layers differ raises where a value is read for all of them
-            reason = f"its configuration has no values for all layers, {str(error).partition('. ')[0][:200]}"
-            raise UnsupportedByTransformersError(self._model_class.__name__, reason) from error
+        self.kv_spec = _declared_spec(self._config)
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all tensors under the model's names, which can differ from the checkpoint's; shared ones once."""
@@ -89,8 +86,11 @@ class TransformersModel(CausalLM):
         if self._device.type == "cpu" or packing() != Packing():
             pack_modules(self._model)
             release_files(self._model)
-        self._decoder = self._model.get_decoder()
+        self._decoder: Any = find_decoder(self._model)
         self._output_class: type[Any] = dict
+        if self._decoder is self._model:
+            reason = "its decoder cannot be separated from its head"
+            raise UnsupportedByTransformersError(self._model_class.__name__, reason)
         try:
             self._probe()
         except ProbeError as error:
@@ -139,33 +139,43 @@ class TransformersModel(CausalLM):
 
     def _probe(self) -> None:
         spec, decoder = self.kv_spec, self._decoder
-        if decoder is self._model:
-            raise ProbeError("its decoder cannot be separated from its head")
         layers = find_layers(decoder, self._run, self._dtype, self._config)
+        check_only_attention_connects(decoder, decoder.get_input_embeddings(), self._run)
         self._attention = PagedAttention(layers, self._dtype, self._device)
         self._model.set_attn_implementation(IMPLEMENTATION)
         install(decoder, self._attention)
         check_rows_are_independent(decoder, decoder.get_input_embeddings(), self._run, self._attention)
+        install(decoder, self._attention)
         self._output_lines = OutputLines(self._model, decoder)
         logits = self.compute_logits(run_rows(decoder, self._run, self._attention, [2], [0, 1]))
         self.kv_spec = dataclasses.replace(
             spec,
-            layers=tuple(keys_and_values(each.num_kv_heads, each.head_dim, each.sliding_window) for each in layers),
+            layers=self._attention.kv_layers,
             vocab_size=logits.shape[1],
         )
 
 
 def _declared_spec(config: PreTrainedConfig) -> ModelKVSpec:
-    num_heads = int(getattr(config, "num_attention_heads", 1))
+    """What the configuration says, of its first layer where layers differ."""
+    num_heads = _number(config, "num_attention_heads", 1)
     layer = keys_and_values(
-        int(getattr(config, "num_key_value_heads", None) or num_heads),
-        int(getattr(config, "head_dim", None) or config.hidden_size // num_heads),
+        _number(config, "num_key_value_heads", num_heads),
+        _number(config, "head_dim", _number(config, "hidden_size", 1) // num_heads) or 1,
     )
     return ModelKVSpec(
-        (layer,) * int(config.num_hidden_layers),
+        (layer,) * _number(config, "num_hidden_layers", 1),
         vocab_size=int(config.vocab_size),
         max_model_len=max_model_len(config),
     )
+
+
+def _number(config: PreTrainedConfig, name: str, default: int) -> int:
+    """A size; the default where the configuration has none for all layers."""
+    try:
+        found = getattr(config, name, None)
+    except RuntimeError:  # it differs between layers
+        return default
+    return found if isinstance(found, int) and found else default
 
 
 def _not_by_slot(tensor: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,11 +26,13 @@ Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _ROW_LENGTHS = (3, 4, 3)
 _NUM_TOKENS = sum(_ROW_LENGTHS)
+_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+"""Of the largest number, what products of other rows may change; positions change more."""
 
-# Keyword arguments of layers that change no result here; `sliding_window` and `softcap` are supported.
+# Keyword arguments of layers that change no result here; `s_aux` (sinks), `sliding_window` and `softcap` are supported.
 _HARMLESS_OPTIONS = frozenset({
     "cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "position_embeddings",
-    "position_ids", "return_dict", "sliding_window", "softcap", "use_cache",
+    "position_ids", "return_dict", "s_aux", "sliding_window", "softcap", "use_cache",
 })  # fmt: skip
 
 
@@ -42,8 +44,37 @@ def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrain
     """The attention layers in the order of their calls.
 
     Raises:
-        ProbeError: The attention is of another kind, layers have different shapes, or a layer does not attend once.
+        ProbeError: The attention is of another kind.
     """
+    calls, _ = _run_without_attention(model, run, range(_NUM_TOKENS))
+    if not calls:
+        raise ProbeError("it calls no attention that can be replaced")
+    for call in calls:
+        _check_shape(call, dtype)
+        _check_options(call)
+    return _layers_of(calls, config)
+
+
+def check_only_attention_connects(model: nn.Module, embedding: nn.Module, run: Run) -> None:
+    """Runs one request without attention, of whose tokens some are NaN, and requires that the others are finite.
+
+    What connects the tokens of a request outside attention, such as a convolution or a recurrent state, spreads NaN.
+    The storage does not keep it, so it would be lost where a request is cut into steps.
+
+    Raises:
+        ProbeError: Tokens are connected.
+    """
+    first, end = _ROW_LENGTHS[0], _ROW_LENGTHS[0] + _ROW_LENGTHS[1]
+    with _poisoned(embedding, slice(0, first), slice(end, None)):
+        _, hidden = _run_without_attention(model, run, range(_NUM_TOKENS))
+    if not hidden[first:end].isfinite().all():
+        raise ProbeError("its layers keep a state of their own beside keys and values")
+
+
+def _run_without_attention(
+    model: nn.Module, run: Run, token_ids: Sequence[int]
+) -> tuple[list[AttentionCall], torch.Tensor]:
+    """The calls and the hidden states of tokens at positions from 0 on, where attention gives zeros."""
     calls: list[AttentionCall] = []
 
     def record(call: AttentionCall) -> torch.Tensor:
@@ -52,14 +83,15 @@ def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrain
 
     install(model, record)
     device = _device(model)
-    run(torch.arange(_NUM_TOKENS, device=device), torch.arange(_NUM_TOKENS, device=device))
-    num_layers, num_modules = config.num_hidden_layers, len({call.module for call in calls})
-    if len(calls) != num_layers or num_modules != num_layers:
-        raise ProbeError(f"{num_layers} layers call attention {len(calls)} times in {num_modules} places")
-    _check_shapes(calls, dtype)
-    for call in calls:
-        _check_options(call)
-    return [AttentionLayer(call.module, call.key.shape[1], call.key.shape[2], _window(call, config)) for call in calls]
+    hidden = run(torch.tensor(token_ids, device=device), torch.arange(len(token_ids), device=device))
+    return calls, hidden
+
+
+def _has_positions(model: nn.Module, run: Run) -> bool:
+    """Whether anything but a mask differs between two places where a request has the same token."""
+    calls, hidden = _run_without_attention(model, run, (0, 1, 0, 1))
+    seen = (hidden, *(states for call in calls for states in (call.query, call.key, call.value)))
+    return any((x[0] - x[2]).abs().max() > _ROUNDING[x.dtype] * x.abs().max() for x in seen)
 
 
 def check_rows_are_independent(model: nn.Module, embedding: nn.Module, run: Run, attention: PagedAttention) -> None:
@@ -78,7 +110,8 @@ def check_rows_are_independent(model: nn.Module, embedding: nn.Module, run: Run,
     if not hidden[first:end].isfinite().all():
         raise ProbeError("tokens of one request change those of another in the same batch")
     row = run_rows(model, run, attention, [4], [0, 1, 2, 3])
-    if torch.equal(row, run_rows(model, run, attention, [4], [0, 2, 3, 6])):
+    is_ignored = torch.equal(row, run_rows(model, run, attention, [4], [0, 2, 3, 6]))
+    if is_ignored and _has_positions(model, run):
         raise ProbeError("it ignores the positions that it is given")
 
 
@@ -91,16 +124,26 @@ def run_rows(
     return run(torch.arange(sum(lengths), device=device), torch.tensor(positions, device=device))
 
 
-def _check_shapes(calls: Iterable[AttentionCall], dtype: torch.dtype) -> None:
-    shapes = {(call.key.shape[1], call.key.shape[2], call.value.shape[2]) for call in calls}
-    if len(shapes) > 1:
-        raise ProbeError("its layers have keys or values of different shapes")
-    for num_kv_heads, key_dim, value_dim in shapes:
-        if key_dim != value_dim:
-            raise ProbeError(f"its keys have {key_dim} dimensions and its values {value_dim}")
-        if any(call.query.shape[1] % num_kv_heads for call in calls):
-            raise ProbeError(f"its query heads do not share {num_kv_heads} key-value heads evenly")
-    if any(states.dtype != dtype for call in calls for states in (call.query, call.key, call.value)):
+def _layers_of(calls: Sequence[AttentionCall], config: PreTrainedConfig) -> list[AttentionLayer]:
+    """The layers; keys and values that an earlier call has too, and that a window lets both see, are kept once."""
+    layers: list[AttentionLayer] = []
+    known: dict[tuple[object, ...], int] = {}
+    for index, call in enumerate(calls):
+        num_kv_heads, head_dim, value_dim = call.key.shape[1], call.key.shape[2], call.value.shape[2]
+        window = _window(call, config)
+        memory = (*(place for x in (call.key, call.value) for place in (x.data_ptr(), x.shape, x.stride())), window)
+        source = known.setdefault(memory, index)
+        shared = None if source == index else source
+        layers.append(AttentionLayer(call.module, num_kv_heads, head_dim, value_dim, window, shared))
+    return layers
+
+
+def _check_shape(call: AttentionCall, dtype: torch.dtype) -> None:
+    if call.key.shape[:2] != call.value.shape[:2] or call.query.shape[0] != call.key.shape[0]:
+        raise ProbeError("its keys and values have other tokens or heads than each other")
+    if call.query.shape[1] % call.key.shape[1]:
+        raise ProbeError(f"its query heads do not share {call.key.shape[1]} key-value heads evenly")
+    if any(states.dtype != dtype for states in (call.query, call.key, call.value)):
         raise ProbeError("its keys and values are of another type than its weights")
 
 
@@ -109,6 +152,9 @@ def _check_options(call: AttentionCall) -> None:
     unknown = sorted(set(used) - _HARMLESS_OPTIONS)
     if unknown:
         raise ProbeError(f"its attention needs {', '.join(unknown)[:128]}")
+    sinks = call.options.get("s_aux")
+    if sinks is not None and tuple(sinks.shape) != (call.query.shape[1],):
+        raise ProbeError("its attention has sinks that are not one number per head")
     if call.options.get("dropout"):
         raise ProbeError("its attention drops values at random")
     if call.options.get("is_causal", getattr(call.module, "is_causal", True)) is False:
