@@ -375,3 +375,25 @@ def test_a_cache_without_room_for_the_states_of_one_row_is_refused(checkpoint: t
     least = spec.num_cache_bytes(1, LEAST_STATE_BLOCKS)
     with pytest.raises(EngineStartError, match=f"needs at least {least} bytes for one block of 16 tokens and 3 states"):
         build(checkpoint[0], None, kv_cache_bytes=least - 1)
+
+
+def test_experts_beside_convolutions_change_no_bit_either(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    values = {name: value for name, value in CONFIG.items() if name != "block_multiple_of"}
+    values |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_dense_layers": 1}
+    model = transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**values)).eval()
+    model.save_pretrained(tmp_path)
+    plain = build(tmp_path, max_num_batched_tokens=256, enable_prefix_caching=False)
+    whole = run(plain, *(replace(one, fork_of="") for one in requests()))
+    core = build(tmp_path, max_num_batched_tokens=23)
+    for answers in run_twice(core):
+        assert answers == whole
+    assert core.stats().prefix_cache_hits > 0
+    for one in (plain, core):
+        one.shutdown()
+    for number, prompt in enumerate(PROMPTS):
+        output = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_OUTPUT_TOKENS, do_sample=False,
+        )  # fmt: skip
+        assert [token_id for token_id, _ in whole[f"0_{number}"]] == output[0, len(prompt) :].tolist()

@@ -22,6 +22,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
     "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
     "Lfm2ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2",
+    "Lfm2MoeForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2Moe",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",

@@ -21,6 +21,8 @@ class GroupedRouting:
         is_corrected: Scores are sigmoids, to which each expert's correction is added for the choice alone. A group is
             as good as its two best experts. Otherwise they are a softmax, and a group is as good as its best expert.
         is_normalised: The weights of a token's experts are divided by their sum.
+        is_sigmoid: Scores are sigmoids though nothing corrects them.
+        least_sum: Is added to that sum.
     """
 
     num_groups: int = 1
@@ -28,6 +30,8 @@ class GroupedRouting:
     scaling: float = 1.0
     is_corrected: bool = False
     is_normalised: bool = False
+    is_sigmoid: bool = False
+    least_sum: float = 1e-20
 
     def choose(
         self,
@@ -36,14 +40,14 @@ class GroupedRouting:
         num_choices: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and ids of the chosen experts, each [num_tokens, num_choices]."""
-        scores = _sigmoid(logits) if self.is_corrected else logits.softmax(dim=-1)
+        scores = _sigmoid(logits) if self.is_corrected or self.is_sigmoid else logits.softmax(dim=-1)
         ranking = scores if correction is None else scores + correction
         if self.num_groups > 1:
             ranking = self._within_groups(ranking)
         expert_ids = torch.topk(ranking, num_choices, dim=-1).indices
         shares = scores.gather(1, expert_ids)
         if self.is_normalised:
-            shares = shares / (_sum(shares)[:, None] + 1e-20)
+            shares = shares / (_sum(shares)[:, None] + self.least_sum)
         return shares * self.scaling, expert_ids
 
     def _within_groups(self, ranking: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,14 @@ from llmstack_model_runner.layers.rotary import UnsupportedVariantError
 _HIDDEN_SIZE_NAMES = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model", "dim")
 
 
-def read_int(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer; the default if the field is absent or null."""
+def read_int(config: Mapping[str, Any], name: str, default: int | None = None, least: int = 1) -> int:
+    """An integer of at least `least`, which is 1 or 0; the default if the field is absent or null."""
     value = config.get(name)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config.json: {name} must be a positive integer, got {str(value)[:64]}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        kind = "a positive integer" if least else "a positive integer or 0"
+        raise ValueError(f"config.json: {name} must be {kind}, got {str(value)[:64]}.")
     return value
 
 

@@ -8,11 +8,10 @@ import torch
 
 from llmstack_model_runner.layers import AttentionPlans, RMSNorm, WeightSlot, collect_slots
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
-from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.short_convolution import ShortConvolution
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, one_state
-from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+from llmstack_model_runner.models.llama_layer import LlamaLayerSettings, make_feed_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class ConvolutionLayerSettings(LlamaLayerSettings):
 
 
 class ConvolutionLayer:
-    """Gated short convolution and gated feed-forward, each after a norm and added to the residual."""
+    """Gated short convolution and gated feed-forward or experts, each after a norm and added to the residual."""
 
     def __init__(
         self, prefix: str, settings: ConvolutionLayerSettings, dtype: torch.dtype, device: torch.device
@@ -45,10 +44,7 @@ class ConvolutionLayer:
             f"{prefix}conv.", size, settings.length, has_bias=settings.has_bias, dtype=dtype, device=device
         )
         self._mlp_norm = RMSNorm(f"{prefix}post_attention_layernorm", size, eps, dtype=dtype, device=device)
-        self._feed_forward = GatedFeedForward(
-            prefix, size, settings.intermediate_size, settings.activation,
-            has_bias=False, is_joined=False, dtype=dtype, device=device,
-        )  # fmt: skip
+        self._feed_forward = make_feed_forward(prefix, settings, dtype, device)
 
     def slots(self) -> dict[str, WeightSlot]:
         return collect_slots([self._convolution_norm, self._convolution, self._mlp_norm, self._feed_forward])

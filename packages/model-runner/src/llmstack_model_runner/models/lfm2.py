@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, with attention after every two or three."""
+"""LFM2: gated short convolutions beside attention; dense, or with experts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from llmstack_model_runner.layers import RotaryEmbedding
+from llmstack_model_runner.layers.experts import ExpertSettings
+from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int
 from llmstack_model_runner.models.convolution_layer import ConvolutionLayer, ConvolutionLayerSettings
 from llmstack_model_runner.models.llama import DecoderLayer, Llama, Settings, read_llama
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+from llmstack_model_runner.models.mixture_of_experts import read_expert_numbers
 
 _LAYER_NAMES: Mapping[str, str] = {
     "operator_norm": "input_layernorm",
@@ -24,6 +27,12 @@ _LAYER_NAMES: Mapping[str, str] = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
+_EXPERT_NAMES: Mapping[str, str] = {
+    "expert_bias": "gate.e_score_correction_bias",
+    ".w1.weight": ".gate_proj.weight",
+    ".w2.weight": ".down_proj.weight",
+    ".w3.weight": ".up_proj.weight",
+}
 _NAMES: Mapping[str, str] = {"model.embedding_norm.weight": "model.norm.weight"}
 
 
@@ -34,7 +43,7 @@ class Lfm2(Llama):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         if device.type != "cpu":
-            raise ValueError("Lfm2ForCausalLM runs on CPUs only: its convolutions have no kernel for GPUs.")
+            raise ValueError("LFM2 runs on CPUs only: its convolutions have no kernel for GPUs.")
         super().__init__(config, dtype, device)
 
     @classmethod
@@ -71,6 +80,38 @@ class Lfm2(Llama):
             if name.endswith(f".{part}.weight"):
                 return f"{name.removesuffix(f'{part}.weight')}{ours}.weight"
         return _NAMES.get(name, name)
+
+
+class Lfm2Moe(Lfm2):
+    """`Lfm2MoeForCausalLM`: experts in all but the first layers, chosen by corrected sigmoids."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        settings = super().read_settings({**config, "block_auto_adjust_ff_dim": False})
+        experts = ExpertSettings(
+            *read_expert_numbers(config, 32, 4),
+            inner_size=read_int(config, "moe_intermediate_size", 1792),
+            is_normalised=False,
+            routing=GroupedRouting(
+                scaling=read_float(config, "routed_scaling_factor", 1.0),
+                is_corrected=read_bool(config, "use_expert_bias", True),
+                is_normalised=read_bool(config, "norm_topk_prob", True),
+                is_sigmoid=True,
+                least_sum=1e-6,
+            ),
+        )
+        num_dense = read_int(config, "num_dense_layers", 2, least=0)
+        dense, others = settings.layers[:num_dense], settings.layers[num_dense:]
+        return replace(settings, layers=[*dense, *(replace(layer, experts=experts) for layer in others)])
+
+    def rename(self, name: str) -> str:
+        """The experts and their router as Qwen's are named."""
+        layer, part, rest = name.partition(".feed_forward.")
+        if part and (rest.startswith(("gate.", "experts.")) or rest == "expert_bias"):
+            for suffix, ours in _EXPERT_NAMES.items():
+                rest = f"{rest.removesuffix(suffix)}{ours}" if rest.endswith(suffix) else rest
+            return f"{layer}.mlp.{rest}"
+        return super().rename(name)
 
 
 def _fields(settings: LlamaLayerSettings) -> dict[str, Any]:

@@ -66,6 +66,27 @@ class LlamaLayerSettings:
         return keys_and_values(self.num_kv_heads, self.head_dim, self.sliding_window)
 
 
+def make_feed_forward(
+    prefix: str, settings: LlamaLayerSettings, dtype: torch.dtype, device: torch.device
+) -> GatedFeedForward | Experts:
+    """The gated feed-forward of a block, or the experts in its place."""
+    size, experts = settings.hidden_size, settings.experts
+    if isinstance(experts, StackedExpertSettings):
+        return StackedExperts(prefix, size, settings.activation, experts, dtype, device)
+    if experts is not None:
+        return Experts(prefix, size, settings.activation, experts, dtype, device)
+    return GatedFeedForward(
+        prefix,
+        size,
+        settings.intermediate_size,
+        settings.activation,
+        has_bias=settings.has_mlp_bias,
+        is_joined=settings.has_fused_projections,
+        dtype=dtype,
+        device=device,
+    )
+
+
 class LlamaLayer:
     """Attention and gated feed-forward, each after a norm and added to the residual."""
 
@@ -122,29 +143,11 @@ class LlamaLayer:
         self._post_attention_norm = norm("post_attention_layernorm", size) if has_post_norms else None
         mlp_norm_name = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
         self._mlp_norm = norm(mlp_norm_name, size)
-        self._feed_forward = self._make_feed_forward(dtype, device)
+        self._feed_forward = make_feed_forward(prefix, settings, dtype, device)
         self._post_mlp_norm = norm("post_feedforward_layernorm", size) if has_post_norms else None
 
     def _qkv_names(self) -> list[str]:
         return ["qkv_proj"] if self._settings.has_fused_projections else ["q_proj", "k_proj", "v_proj"]
-
-    def _make_feed_forward(self, dtype: torch.dtype, device: torch.device) -> GatedFeedForward | Experts:
-        settings = self._settings
-        size, experts = settings.hidden_size, settings.experts
-        if isinstance(experts, StackedExpertSettings):
-            return StackedExperts(self._prefix, size, settings.activation, experts, dtype, device)
-        if experts is not None:
-            return Experts(self._prefix, size, settings.activation, experts, dtype, device)
-        return GatedFeedForward(
-            self._prefix,
-            settings.hidden_size,
-            settings.intermediate_size,
-            settings.activation,
-            has_bias=settings.has_mlp_bias,
-            is_joined=settings.has_fused_projections,
-            dtype=dtype,
-            device=device,
-        )
 
     def slots(self) -> dict[str, WeightSlot]:
         name, num_heads = f"{self._prefix}self_attn.sinks", self._settings.num_heads
