@@ -1,4 +1,4 @@
-"""Writes the table of model code in docs/models.md; with --check, says whether it is current."""
+"""Writes the tables of model code and of pictures in docs/models.md; with --check, says whether they are current."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from generated_page import DOCS, write_page
 
-from llmstack_model_runner.architectures import ARCHITECTURES, ENCODERS, POOLING_DECODERS
+from llmstack_model_runner.architectures import ARCHITECTURES, ENCODERS, PICTURE_ENCODERS, POOLING_DECODERS
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.preflight import adapted_layers_of, readable_formats
 from llmstack_types.vocabulary import RoundingScheme, words_of
@@ -20,6 +20,9 @@ COLUMNS = (
     "| parity test |\n"
     "|---|---|---|---|---|---|---|\n"
 )
+PICTURES_BEGIN = "<!-- pictures: begin -->\n"
+PICTURES_END = "<!-- pictures: end -->\n"
+PICTURES_COLUMNS = "| class in `config.json` | pictures |\n|---|---|\n"
 SOURCES = "../packages/model-runner/src"
 TESTS = "../packages/model-runner/tests/models/test_"
 _Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], str]
@@ -31,6 +34,14 @@ def table() -> str:
     rows = [_row(*item) for item in sorted(_by_module({**ARCHITECTURES, **ENCODERS, **pooling}).items())]
     rounding = _words(words_of(RoundingScheme))
     return COLUMNS + "".join(rows) + _transformers_row(rounding)
+
+
+def picture_table() -> str:
+    """Rows of the classes that take pictures, by the file of their encoder."""
+    rows: dict[str, list[str]] = {}
+    for architecture, target in PICTURE_ENCODERS.items():
+        rows.setdefault(target.partition(":")[0], []).append(architecture)
+    return PICTURES_COLUMNS + "".join(f"| {_words(names)} | {_source(module)} |\n" for module, names in rows.items())
 
 
 def _by_module(targets: Mapping[str, str]) -> dict[_Key, list[str]]:
@@ -45,13 +56,17 @@ def _by_module(targets: Mapping[str, str]) -> dict[_Key, list[str]]:
 
 def _row(key: _Key, architectures: list[str]) -> str:
     module, formats, layers, ranks, test = key
-    path = module.replace(".", "/") + ".py"
-    link = f"[{path.rpartition('/')[2]}]({SOURCES}/{path})"
     rounding = _words(words_of(RoundingScheme))
     return (
-        f"| {link} | {_words(sorted(architectures))} | {_words(formats)} | {rounding} | {', '.join(layers) or 'no'} "
-        f"| {_words(ranks) if ranks else 'no'} | {test} |\n"
+        f"| {_source(module)} | {_words(sorted(architectures))} | {_words(formats)} | {rounding} "
+        f"| {', '.join(layers) or 'no'} | {_words(ranks) if ranks else 'no'} | {test} |\n"
     )
+
+
+def _source(module: str) -> str:
+    """A link to the file of a module."""
+    path = module.replace(".", "/") + ".py"
+    return f"[{path.rpartition('/')[2]}]({SOURCES}/{path})"
 
 
 def _ranks(architecture: str) -> tuple[str, ...]:
@@ -84,13 +99,15 @@ def _words(words: Sequence[str]) -> str:
 
 
 def page() -> str:
-    """The page with the table between its marks replaced."""
+    """The page with the tables between their marks replaced."""
     text = (DOCS / PAGE).read_text(encoding="utf-8")
-    before, mark, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not mark or not end:
-        raise ValueError(f"{PAGE} has no marks for the table")
-    return f"{before}{BEGIN}{table()}{END}{after}"
+    for begin, content, end in ((BEGIN, table(), END), (PICTURES_BEGIN, picture_table(), PICTURES_END)):
+        before, mark, rest = text.partition(begin)
+        _, end_mark, after = rest.partition(end)
+        if not mark or not end_mark:
+            raise ValueError(f"{PAGE} has no marks for a table")
+        text = f"{before}{begin}{content}{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

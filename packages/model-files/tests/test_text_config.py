@@ -70,4 +70,9 @@ def test_the_head_is_tied_as_the_class_says(whole: dict[str, Any], text: dict[st
 )
 def test_overrides_are_of_the_text_model(overrides: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAVA))
-    assert read_model_config(tmp_path, overrides) == read_model_config(tmp_path, {}) | expected
+    found = read_model_config(tmp_path, overrides)
+    whole = found["whole_config"]
+    assert found == read_model_config(tmp_path, {}) | expected | {"whole_config": whole}
+    named = {key: value for key, value in overrides.items() if key in LLAVA}
+    assert whole == LLAVA | {key: LLAVA[key] | value if isinstance(value, dict) else value
+                             for key, value in named.items()}  # fmt: skip

@@ -148,7 +148,7 @@ class EngineArgs(
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
             "num_engines": max(1, self.num_local_engines),
             "digest_weight_content": self._compares_weights, "pack_cache": self.pack_cache,
-            "tensor_parallel_size": self.tensor_parallel_size,
+            "tensor_parallel_size": self.tensor_parallel_size, "language_model_only": self.is_text_only,
             "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
             "enable_expert_parallel": self.enable_expert_parallel, "placement": self._placement(),
             "enable_lora": self.enable_lora, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank,

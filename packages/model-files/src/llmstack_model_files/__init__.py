@@ -22,12 +22,13 @@ from llmstack_model_files.safetensors_header import (
     check_safetensors_content,
     may_have_tensor,
 )
-from llmstack_model_files.text_config import TEXT_PART_OF, text_config_of
+from llmstack_model_files.text_config import TEXT_PART_OF, WHOLE_CONFIG, text_config_of
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
     "PACKAGED",
     "TEXT_PART_OF",
+    "WHOLE_CONFIG",
     "AdapterFiles",
     "ModelFilesError",
     "RegisteredModel",

@@ -9,6 +9,8 @@ from llmstack_model_files.config_defaults import with_defaults
 
 TEXT_PART_OF: Final = "text_part_of"
 """Field of a text model's configuration: the architecture that it is a part of."""
+WHOLE_CONFIG: Final = "whole_config"
+"""Field of the same: the configuration of the whole, as it was found."""
 
 
 class _Whole(NamedTuple):
@@ -103,7 +105,10 @@ def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     given = {"tie_word_embeddings": whole.is_tied, **common, **whole.defaults, **found, "model_type": text_type}
     completed = with_defaults(given)
     rope = {key: _of_text(completed[key]) for key in ("rope_parameters", "rope_scaling") if completed.get(key)}
-    own: dict[str, Any] = {"architectures": [text.architecture], "model_type": text.model_type, TEXT_PART_OF: name}
+    own: dict[str, Any] = {
+        "architectures": [text.architecture], "model_type": text.model_type, TEXT_PART_OF: name,
+        WHOLE_CONFIG: dict(config),
+    }  # fmt: skip
     if "tie_word_embeddings" in config:
         own["tie_word_embeddings"] = bool(config["tie_word_embeddings"]) or found.get("tie_word_embeddings") is True
     return {**completed, **rope, **text.fixed, **own}

@@ -35,6 +35,12 @@ ARCHITECTURES: Mapping[str, str] = {
     "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
 }
 
+# Of classes that take pictures: what makes their encoder. The text model is that of `text_config`.
+PICTURE_ENCODERS: Mapping[str, str] = {
+    "Idefics3ForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
+    "SmolVLMForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
+}
+
 # The head of a masked language model is not loaded.
 ENCODERS: Mapping[str, str] = {
     "BertForMaskedLM": "llmstack_model_runner.models.bert:Bert",

@@ -76,6 +76,7 @@ class Linear:
         part_to_row_order: Mapping[str, torch.Tensor] | None = None,
         part_to_outputs: Mapping[str, Sequence[range]] | None = None,
         inputs: range | None = None,
+        keeps_precision: bool = False,
     ) -> None:
         """Sizes are those of the checkpoint's tensors.
 
@@ -83,6 +84,7 @@ class Linear:
         `part_to_row_order`: the checkpoint's row for each output of a part, for checkpoints that interleave rows.
         `part_to_outputs`: this rank's outputs of a part, counted after they are put in order; all where it is missing.
         `inputs`: this rank's inputs; None for all.
+        `keeps_precision`: its weight is not rounded while it is loaded, as those of encoders of pictures are not.
         """
         own_outputs, orders = part_to_outputs or {}, part_to_row_order or {}
         self._part_to_rows = {
@@ -99,6 +101,7 @@ class Linear:
         self._has_bias = has_bias and self._is_first
         self._stores_bias = has_bias
         self._is_transposed = is_transposed
+        self._keeps_precision = keeps_precision
         self._dtype = dtype
         self._device = device
         self._weight: torch.Tensor | None = None  # [out_features, in_features]
@@ -231,7 +234,7 @@ class Linear:
         elif self._stored:
             self._packed = pack_parts([*self._all_parts()], self._bias, self._dtype, self._name)
         elif self._weight is not None:
-            self._packed = pack(self._weight, self._bias, self._name)
+            self._packed = pack(self._weight, self._bias, self._name, keeps_precision=self._keeps_precision)
         self._weight = self._bias = None
         self._stored = {}
 

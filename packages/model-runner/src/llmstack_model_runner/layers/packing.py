@@ -88,13 +88,17 @@ def packing() -> Packing:
     return _packing.get()
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None, name: str = "") -> PackedLinear:
+def pack(
+    weight: torch.Tensor, bias: torch.Tensor | None, name: str = "", *, keeps_precision: bool = False
+) -> PackedLinear:
     """Packs a weight [out_features, in_features] and a bias [out_features] as the context says.
 
     `name`: The name of the layer, unique in its model; a layer without one is not kept.
+    `keeps_precision`: The weight is not rounded, whatever the context says.
     """
     chosen = packing()
-    packed = pack_linear(weight, bias, chosen.quantization, chosen.is_batch_invariant)
+    scheme = None if keeps_precision else chosen.quantization
+    packed = pack_linear(weight, bias, scheme, chosen.is_batch_invariant)
     if chosen.weights is not None and name:
         chosen.weights.keep(name, packed)
     return packed

@@ -16,6 +16,7 @@ from llmstack_model_runner.layers.rotary import UnsupportedVariantError
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.models.base import CausalLM, Model
+from llmstack_model_runner.models.image_files import IMAGE_FILES
 from llmstack_model_runner.models.text_part import make_text_part
 from llmstack_types.vocabulary import ModelImpl, words_of
 
@@ -67,8 +68,9 @@ def make_model(
     """
 
     def make(model_class: type[Model]) -> Model:
-        if arguments[0].get(TEXT_PART_OF):
-            model_class = make_text_part(model_class)
+        whole = arguments[0].get(TEXT_PART_OF)
+        if whole:
+            model_class = _of_whole(model_class, whole, takes_pictures=bool(arguments[0].get(IMAGE_FILES)))
         check_can_be_sharded(model_class, own, architecture, arguments[-1])
         with allocation("the sizes in config.json do not fit on the device", "use a smaller model"):
             return model_class(*arguments)
@@ -80,6 +82,14 @@ def make_model(
             raise
         logger.warning("%s: llmstack's code lacks this variant, so that of transformers runs (%s)", architecture, error)
     return make(_transformers_model())
+
+
+def _of_whole(model_class: type[Model], whole: str, *, takes_pictures: bool) -> type[Model]:
+    if not takes_pictures:
+        return make_text_part(model_class)
+    from llmstack_model_runner.models.picture_model import make_picture_model  # late, since it imports Pillow
+
+    return make_picture_model(model_class, whole)
 
 
 def check_can_be_sharded(model_class: type[Model], own: Sharding, architecture: str, device: torch.device) -> None:

@@ -53,7 +53,7 @@ LEFTOVER_S = 3600.0
 # The rest of the start and the first requests go first.
 WRITE_DELAY_S = 3.0
 _CODE = (
-    *(f"llmstack_model_runner.{name}" for name in ("checkpoint_formats", "layers", "models", "weights")),
+    *(f"llmstack_model_runner.{name}" for name in ("checkpoint_formats", "encoders", "layers", "models", "weights")),
     "llmstack_kernels.linear", "llmstack_gguf",
 )  # fmt: skip
 

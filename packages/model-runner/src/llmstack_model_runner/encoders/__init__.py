@@ -1,0 +1,1 @@
+"""Encoders of pictures, one file for each tower."""

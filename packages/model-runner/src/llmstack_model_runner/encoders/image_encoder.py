@@ -1,0 +1,106 @@
+"""What all encoders of pictures share: values out of bytes, and limits."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+
+from llmstack_media import ImageProcessor, Piece
+from llmstack_model_runner.layers.weight_slot import HasSlots, WeightSlot, collect_slots
+from llmstack_model_runner.media.encoder import EncoderState
+from llmstack_types import MediaItem
+from llmstack_types.vocabulary import MediaKind
+
+_SPECIAL_TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
+_HIDDEN_COPIES = 6
+"""Tensors of the width of a hidden state that a layer holds at once, queries, keys and values among them."""
+
+
+class ImageEncoder(ABC):
+    """A tower over pictures and the connector behind it; see `MediaEncoder` for the methods that steps call.
+
+    Subclasses set `_parts`, everything that has weights.
+
+    Attributes:
+        prefixes: Of its tensors' names in checkpoints, behind an optional `model.`.
+        is_atomic: See `MediaEncoder`.
+    """
+
+    prefixes: ClassVar[tuple[str, ...]]
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of names of tensors that nothing here needs."""
+    is_atomic: bool = False
+    _parts: Sequence[HasSlots]
+
+    def __init__(
+        self, processor: ImageProcessor, num_layers: int, widths: tuple[int, int], dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        """`widths`: Of a hidden state and of the feed-forward inside a layer."""
+        largest = processor.largest()
+        self._table = torch.from_numpy(processor.value_table()).to(dtype).to(device).flatten()
+        self._device = device
+        self.num_layers: Mapping[MediaKind, int] = {"image": num_layers}
+        self.max_num_tokens: Mapping[MediaKind, int] = {"image": num_places(processor.placeholders(largest))}
+        self.work_bytes = (
+            largest.num_units * (_HIDDEN_COPIES * widths[0] + widths[1]) * dtype.itemsize
+            + largest.num_bytes * (1 + 4 + 2 * dtype.itemsize)  # bytes, places in the table, values and patches
+        )
+
+    @abstractmethod
+    def _shape(self, item: MediaItem) -> tuple[int, ...]:
+        """The shape of an item's bytes; the second dimension is the channel. ValueError if the layout is none."""
+
+    @abstractmethod
+    def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
+        """What the first layer reads, from values of the shape of the item's bytes."""
+
+    @abstractmethod
+    def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
+        """The state after layer `number`."""
+
+    @abstractmethod
+    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
+        """The vectors after the last layer, in the type of the model."""
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Slots of all tensors, by names without what only some checkpoints write before them."""
+        return collect_slots(self._parts)
+
+    def own_name(self, name: str) -> str | None:
+        """The slot's name of a tensor in a checkpoint; None if it belongs to the language model."""
+        found = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
+        return found if found.startswith(self.prefixes) else None
+
+    def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
+        """The patches as vectors, with their positions."""
+        shape = self._shape(item)
+        if not data or math.prod(shape) != len(data):
+            raise ValueError(f"{len(data)} bytes are not a picture of shape {list(shape)}")
+        pixels = torch.frombuffer(data, dtype=torch.uint8).view(shape).to(self._device)
+        channels = torch.arange(0, 3 * 256, 256, dtype=torch.int32, device=self._device)
+        places = pixels.to(torch.int32) + channels.view(1, 3, *[1] * (len(shape) - 2))
+        return self._enter(item, self._table.index_select(0, places.flatten()).view(shape))
+
+    def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
+        """The state after so many layers from number `first` on."""
+        for number in range(first, first + count):
+            state = self._run_layer(item, state, number)
+        return state
+
+
+def num_places(pieces: tuple[Piece, ...]) -> int:
+    """Upper bound of the tokens of what stands in for a picture: each special token is one, and each byte of text."""
+    total = 0
+    for piece in pieces:
+        if piece.num_vectors:
+            total += piece.num_vectors
+        else:
+            rest, num_special = _SPECIAL_TOKEN.subn("", piece.text)
+            total += num_special + len(rest.encode())
+    return total

@@ -1,0 +1,36 @@
+"""The files of a checkpoint that say how pictures are prepared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from llmstack_model_files import TEXT_PART_OF, read_json
+from llmstack_model_runner.architectures import PICTURE_ENCODERS
+
+logger = logging.getLogger(__name__)
+
+IMAGE_FILES: Final = "image_files"
+"""Field of a configuration whose model takes pictures: contents of the files of its image processor."""
+
+
+def with_image_files(config: Mapping[str, Any], folder: Path, *, is_text_only: bool) -> Mapping[str, Any]:
+    """The configuration of a model, with the files of its image processor if it is to take pictures.
+
+    `is_text_only`: Whether it is asked for its text alone. So it is without such a file, which is logged.
+
+    Raises:
+        ModelFilesError: A file is damaged.
+    """
+    whole = config.get(TEXT_PART_OF)
+    if whole not in PICTURE_ENCODERS or is_text_only:
+        return config
+    names = ("preprocessor_config", "processor_config")
+    files = {name: read_json(folder, f"{name}.json", required=False) for name in names}
+    if not any(files.values()):
+        logger.warning("%s takes no pictures here: neither preprocessor_config.json nor processor_config.json is "
+                       "there, which would say how they are prepared", whole)  # fmt: skip
+        return config
+    return {**config, IMAGE_FILES: files}

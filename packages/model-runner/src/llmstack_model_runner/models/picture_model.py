@@ -1,0 +1,66 @@
+"""Models that take pictures: an encoder beside a text model."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from llmstack_media import ImageProcessor, ProcessorConfigError, image_processor
+from llmstack_model_files import TEXT_PART_OF, WHOLE_CONFIG
+from llmstack_model_runner.architectures import PICTURE_ENCODERS
+from llmstack_model_runner.encoders.image_encoder import ImageEncoder
+from llmstack_model_runner.layers.adaptation import adapted
+from llmstack_model_runner.layers.sharding import sharding
+from llmstack_model_runner.layers.weight_slot import WeightSlot, unread
+from llmstack_model_runner.models.base import Model
+from llmstack_model_runner.models.image_files import IMAGE_FILES
+from llmstack_model_runner.models.text_part import TextPart
+
+MakeEncoder = Callable[[Mapping[str, Any], int, ImageProcessor, torch.dtype, torch.device], ImageEncoder]
+"""From the configuration of the whole, the width of the text model's vectors, and how pictures are prepared."""
+
+
+class PictureModel(TextPart):
+    """Mixin that encodes pictures. Only the first stage has the weights for that, and every rank of it has them all."""
+
+    make_encoder: MakeEncoder
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)  # type: ignore[safe-super]  # the text model's class follows this one
+        whole, files = config[WHOLE_CONFIG], config[IMAGE_FILES]
+        try:
+            processor = image_processor(files["preprocessor_config"], files["processor_config"], model=whole)
+        except ProcessorConfigError as error:
+            raise ValueError(f"The pictures of this model cannot be prepared: {error}.") from error
+        if self.vector_size is None:
+            raise ValueError(f"{config[TEXT_PART_OF]}: its text model takes token ids only.")
+        self._has_encoder = sharding().is_first_stage
+        with adapted(None):  # adapters change the language model alone
+            self._encoder = self.make_encoder(whole, self.vector_size, processor, dtype, device)
+
+    def media_encoder(self) -> ImageEncoder:
+        return self._encoder
+
+    def slots(self) -> dict[str, WeightSlot]:
+        own = self._encoder.slots()
+        text = super().slots()  # type: ignore[safe-super]  # as above
+        return text | (own if self._has_encoder else unread(own))
+
+    def rename(self, name: str) -> str:
+        return self._encoder.own_name(name) or super().rename(name)
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether nothing needs the tensor: of the encoder, only those that its family names."""
+        own = self._encoder.own_name(name)
+        return super().is_ignored(name) if own is None else own.startswith(self._encoder.ignored)
+
+
+def make_picture_model(model_class: type[Model], architecture: str) -> type[Model]:
+    """The class of a whole architecture that takes pictures, with this text model."""
+    module, _, name = PICTURE_ENCODERS[architecture].partition(":")
+    make_encoder = getattr(importlib.import_module(module), name)
+    fields = {"make_encoder": staticmethod(make_encoder)}
+    return type(f"{model_class.__name__}WithPictures", (PictureModel, model_class), fields)

@@ -1,0 +1,149 @@
+"""Tiny checkpoints of families that take pictures, in the form of the hub, with transformers as the reference."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from llmstack_media import ImageProcessor, image_processor
+from llmstack_media.processors.layout import Piece
+from llmstack_types import MediaItem, MediaMemory
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+PLACEHOLDER = 96
+"""The id of every placeholder; text in between has ids from 50 to 89, and prompts have those below."""
+
+
+def as_it_is(name: str) -> str:
+    return name
+
+
+@dataclass(frozen=True)
+class PictureFamily:
+    """A checkpoint by its files.
+
+    Attributes:
+        class_name: Of transformers, without `ForConditionalGeneration`.
+        config: `config.json` in the form of the hub.
+        preprocessor: `preprocessor_config.json`; `processor` is `processor_config.json`.
+        hub_name: From a name of transformers 5 to the hub's.
+        inputs: From values in the shape of the bytes and the layouts of all pictures to what transformers reads.
+    """
+
+    class_name: str
+    config: Mapping[str, Any]
+    preprocessor: Mapping[str, Any]
+    inputs: Callable[[list[torch.Tensor], list[tuple[int, ...]]], dict[str, Any]]
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    hub_name: Callable[[str], str] = as_it_is
+    sizes: tuple[tuple[int, int], ...] = ((70, 50), (30, 95), (64, 64))
+    """Of pictures, width and height."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.class_name}ForConditionalGeneration"
+
+    def ours(self) -> ImageProcessor:
+        return image_processor(self.preprocessor, self.processor, model=self.config)
+
+    def write(self, folder: Path, *, is_hub: bool = True) -> Any:
+        """Writes a checkpoint with random weights and returns transformers' model of it.
+
+        `is_hub`: Names and files are the hub's; otherwise those that transformers 5 writes.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        model_class = getattr(transformers, self.name)
+        config = {"architectures": [self.name], "model_type": model_class.config_class.model_type, "dtype": "float32",
+                  **self.config}  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.manual_seed(0)
+        made = model_class(transformers.AutoConfig.from_pretrained(folder)).eval()
+        with torch.no_grad():
+            for name, parameter in made.named_parameters():
+                spread = 0.1 if parameter.dim() == 1 else 0.25
+                is_scale = parameter.dim() == 1 and not name.endswith(("bias", "embedding", "image_newline"))
+                parameter.copy_(torch.randn_like(parameter) * spread + (is_scale and "gemma" not in str(model_class)))
+            made.get_output_embeddings().weight[PLACEHOLDER] = 0  # no output is one, which would ask for a vector
+        if is_hub:
+            state = {self.hub_name(key): value.contiguous().clone() for key, value in made.state_dict().items()}
+            save_file(state, folder / "model.safetensors", {"format": "pt"})
+            (folder / "preprocessor_config.json").write_text(json.dumps(self.preprocessor))
+            if self.processor:
+                (folder / "processor_config.json").write_text(json.dumps(self.processor))
+        else:
+            made.save_pretrained(folder)
+            nested = {**self.processor, "image_processor": self.preprocessor}
+            (folder / "processor_config.json").write_text(json.dumps(nested))
+        return model_class.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+class Picture(NamedTuple):
+    """A prepared picture: its bytes for the runner and its values for transformers."""
+
+    tokens: list[int]
+    item: MediaItem
+    values: torch.Tensor
+
+
+def prepare(ours: ImageProcessor, size: tuple[int, int], seed: int) -> Picture:
+    """A picture of random pixels, whose item begins at place 0."""
+    width, height = size
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    layout, array = ours.layout(width, height), ours.prepare(pixels)
+    assert array.shape == layout.shape
+    tokens, runs = ids_of(ours.placeholders(layout))
+    table = ours.value_table()
+    values = np.stack([table[channel][array[:, channel]] for channel in range(3)], axis=1)
+    data = array.tobytes()
+    memory = MediaMemory(len(data), data=data)
+    digest = hashlib.sha256(data).digest()
+    item = MediaItem(digest, "image", 0, len(tokens), tuple(runs), layout.grid, layout.num_units, memory)
+    return Picture(tokens, item, torch.from_numpy(values))
+
+
+def ids_of(pieces: Sequence[Piece]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids of what stands in for a picture, and the runs that vectors replace."""
+    tokens: list[int] = []
+    runs = []
+    for piece in pieces:
+        if piece.num_vectors:
+            runs.append((len(tokens), piece.num_vectors))
+            tokens += [PLACEHOLDER] * piece.num_vectors
+        else:
+            tokens += [50 + ord(piece.text[-2]) % 40, 50 + len(piece.text) % 40]
+    return tokens, runs
+
+
+def _crops(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    return {"pixel_values": torch.cat(values)[None]}
+
+
+_IDEFICS3 = {
+    "text_config": TEXT | {"model_type": "llama"},
+    "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
+                      "image_size": 64, "patch_size": 8},
+    "scale_factor": 4, "image_token_id": PLACEHOLDER,
+}  # fmt: skip
+_CUTS = {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 128},
+         "max_image_size": {"longest_edge": 64}, "do_image_splitting": True}  # fmt: skip
+FAMILIES: dict[str, PictureFamily] = {
+    "idefics3": PictureFamily("Idefics3", _IDEFICS3, _CUTS, _crops, {"image_seq_len": 4}),
+    "smolvlm": PictureFamily(
+        "SmolVLM", {**_IDEFICS3, "scale_factor": 2, "tie_word_embeddings": True},
+        {**_CUTS, "image_processor_type": "SmolVLMImageProcessor", "max_image_size": {"longest_edge": 32}}, _crops,
+        {"image_seq_len": 4},
+    ),
+}  # fmt: skip
