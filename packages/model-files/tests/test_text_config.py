@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmstack_model_files import TEXT_PART_OF, read_model_config, text_config_of
+from llmstack_model_files import TEXT_PART_OF, overridden, read_model_config, text_config_of
 
 LLAVA: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "torch_dtype": "float16",
@@ -73,6 +73,4 @@ def test_overrides_are_of_the_text_model(overrides: dict[str, Any], expected: di
     found = read_model_config(tmp_path, overrides)
     whole = found["whole_config"]
     assert found == read_model_config(tmp_path, {}) | expected | {"whole_config": whole}
-    named = {key: value for key, value in overrides.items() if key in LLAVA}
-    assert whole == LLAVA | {key: LLAVA[key] | value if isinstance(value, dict) else value
-                             for key, value in named.items()}  # fmt: skip
+    assert whole == overridden(LLAVA, overrides)
