@@ -3,27 +3,44 @@
 import copy
 import inspect
 import random
+from dataclasses import replace
 
 import pytest
 from core_scheduler_helpers.steps import make_request, step
 
 from llmstack_core_scheduler import AlwaysSwap, Request, Scheduler, SchedulerConfig, SpeculativeConfig, snapshot
 from llmstack_core_scheduler.deadline_queue import DeadlineQueue
+from llmstack_core_scheduler.encoder_cache import Encoded
+from llmstack_core_scheduler.encoding import Encoding
+from llmstack_core_scheduler.media_numbers import MediaNumbers
 from llmstack_core_scheduler.repetition import RepetitionDetector
 from llmstack_core_scheduler.snapshot import new_tokens, num_snapshot_requests, restore_snapshot, take_snapshot
 from llmstack_core_scheduler.tenant_turns import Tenant, TenantTurns
 from llmstack_core_scheduler.testing import FakeKVCacheManager
-from llmstack_types import EngineCoreRequest, ModelRunnerOutput, RepetitionDetectionParams, SamplingParams
+from llmstack_types import (
+    EngineCoreRequest,
+    MediaItem,
+    MediaSpec,
+    ModelRunnerOutput,
+    RepetitionDetectionParams,
+    SamplingParams,
+)
 
 # The configuration, what follows from the arrival of a request, and what no later decision depends on.
 LEFT_OUT = {
-    "_policy", "_config", "_has_windows", "_num_host_blocks", "_needs", "_prefixes", "_states",
+    "_policy", "_config", "_has_windows", "_num_host_blocks", "_needs", "_prefixes",
     "_max_num_preemptions", "_has_host_blocks", "_manager", "has_source", "_max_num_step_tokens", "_smoothing",
     "_max_num_row_tokens", "quantum",
     "_token_cost", "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager", "_block_size",
     "num_prompt_tokens", "min_num_tokens", "eos_token_ids", "stop_token_ids", "ending_token_ids", "is_constrained",
     "prefix_salt", "wants_logprobs", "pools_whole_prompt", "is_finished",
+    "_chunks", "_results", "_spec", "_running", "_max_num_units", "_can_cut_prompts", "num_tokens", "media_end",
+    "key_ids",
+    "_entries",  # what a cache gives one by one
+    # within one step
+    "_plan", "_step", "_num_left_units", "_has_encoded", "_needed", "last_step",
 }  # fmt: skip
+MEDIA = MediaSpec(8, {"image": 3}, max_num_tokens={"image": 6})
 SPECULATIVE = SpeculativeConfig("ngram", 3, is_adaptive=True)
 
 
@@ -38,15 +55,17 @@ def make(num_blocks=16, num_host_blocks=0, preemption=None, **changes):
 
 
 def test_every_attribute_is_part_of_a_snapshot_or_left_out_on_purpose():
-    scheduler = make(speculative=SPECULATIVE, policy="deadline")
+    scheduler = make(speculative=SPECULATIVE, policy="deadline", media=MEDIA)
+    encoding = scheduler._encoding
     parts = [
+        encoding, encoding.cache, encoding.numbers,
         scheduler, scheduler._preemptor, scheduler._preemptor._policy, scheduler._forking, scheduler._drafting,
         scheduler._drafting._source, scheduler._drafting._lengths,
     ]  # fmt: skip
     names = {name for part in parts for name in vars(part)}
-    for cls in (Request, DeadlineQueue, Tenant, TenantTurns, RepetitionDetector):
+    for cls in (Request, DeadlineQueue, Tenant, TenantTurns, RepetitionDetector, Encoded):
         names.update(name for one in cls.__mro__ for name in getattr(one, "__slots__", ()))
-    source = inspect.getsource(snapshot)
+    source = "".join(map(inspect.getsource, (snapshot, Encoding.state, Encoding.restore, Encoding.stats, MediaNumbers)))
     assert {name for name in names if name not in LEFT_OUT and name not in source} == set()
 
 
@@ -141,3 +160,25 @@ def test_a_scheduler_with_a_source_of_drafts_of_its_own_has_no_snapshots():
     scheduler = Scheduler(config, FakeKVCacheManager(16, 4), draft_source=object())
     with pytest.raises(ValueError, match="no snapshots of a object"):
         take_snapshot(scheduler)
+
+
+def test_a_restored_scheduler_goes_on_with_an_item_that_is_begun():
+    settings = {"media": MEDIA, "encoder_budget_units": 1}
+    scheduler = make(**settings)
+    item = MediaItem(bytes(32), "image", 2, 4, num_units=30)
+    for name in "abc":
+        media = () if name == "a" else (replace(item, digest=name.encode() * 32),)
+        scheduler.add_request(EngineCoreRequest(name, [7] * 9, SamplingParams(max_tokens=6), media=media))
+    rng = random.Random(2)
+    for seed in range(8):
+        run_step(scheduler, rng)
+        state, arrivals = take_snapshot(scheduler)
+        restored = make(**settings)
+        restored._kv_cache_manager.__dict__.update(copy.deepcopy(scheduler.kv_cache_manager.__dict__))
+        restore_snapshot(restored, state, arrivals)
+        assert take_snapshot(restored) == (state, arrivals)
+        ahead = copy.deepcopy(scheduler)
+        for number in range(4):
+            one, other = random.Random(seed + number), random.Random(seed + number)
+            assert run_step(restored, one) == run_step(ahead, other)
+        assert take_snapshot(restored) == take_snapshot(ahead)

@@ -88,7 +88,8 @@ def check_fork(child: EngineCoreRequest, parent: Request) -> None:
         InvalidRequestError: Their prompts, salts or adapters differ.
     """
     check_block_sharing(child, parent)
-    if child.prompt_token_ids != parent.arrival.prompt_token_ids:
+    ours, theirs = ([(item.digest, item.offset) for item in one.media] for one in (child, parent.arrival))
+    if child.prompt_token_ids != parent.arrival.prompt_token_ids or ours != theirs:
         raise InvalidRequestError("The prompt of a fork must be that of its parent.", param="fork_of")
 
 

@@ -73,7 +73,7 @@ class _FromPrefixCache:
         self.num_computed_tokens = 0
         if not request.needs_whole_prompt:
             self._block_ids, self.num_computed_tokens = manager.get_computed_blocks(
-                request.request_id, request.token_ids, request.prefix_salt
+                request.request_id, request.keys, request.prefix_salt
             )
             request.num_known_tokens = manager.num_known_tokens
         self.num_held_tokens = needs.num_slots(self._block_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from llmstack_core_scheduler.repetition import RepetitionDetector
-from llmstack_types import EngineCoreRequest, RequestStatus, TokenLogprobs
+from llmstack_types import EngineCoreRequest, MediaItem, RequestStatus, TokenLogprobs
 
 Rank = tuple[float, ...]
 """The place of a request among others: smaller goes first. No two requests share one."""
@@ -13,6 +13,9 @@ Rank = tuple[float, ...]
 
 StatusListener = Callable[[str, RequestStatus], None]
 """Receives the id of a request and the state it enters."""
+
+
+NO_MEDIA: tuple[tuple[int, MediaItem], ...] = ()
 
 
 def prefix_salt(cache_salt: str, lora_name: str | None) -> str:
@@ -60,6 +63,10 @@ class Request:
         pools_whole_prompt: Whether it returns a vector that takes the hidden states of all its tokens.
         prefix_salt: Only requests with the same one share cached prefixes: it holds salt and adapter.
         num_overtakers: Requests of other adapters that were admitted while it waited for a place of its adapter.
+        media: The items of its prompt, without their memory, each with its number; empty for a prompt of tokens.
+        media_end: The place behind the last item; 0 for a prompt of tokens.
+        num_media_seen: Items that it has come to, up to the furthest one.
+        key_ids: As `keys` says; the same list as `token_ids` for a prompt of tokens.
         prompt_logprobs: Entries collected so far; None when not asked for, or sent.
     """
 
@@ -72,13 +79,17 @@ class Request:
         "is_constrained",
         "is_finished",
         "is_protected",
+        "key_ids",
         "max_num_slots",
         "max_num_tokens",
+        "media",
+        "media_end",
         "min_num_tokens",
         "next_passed_token",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_known_tokens",
+        "num_media_seen",
         "num_overtakers",
         "num_paid_tokens",
         "num_preemptions",
@@ -117,6 +128,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.on_status = on_status
         self.token_ids = [*arrival.prompt_token_ids, *arrival.output_token_ids]
+        self.key_ids, self.media, self.media_end, self.num_media_seen = self.token_ids, NO_MEDIA, 0, 0
         self.parent = parent
         self.num_prompt_tokens, self.num_tokens = len(arrival.prompt_token_ids), len(self.token_ids)
         self.max_num_tokens = max_num_tokens
@@ -157,6 +169,14 @@ class Request:
         """Whether every prompt token has to be computed in its own row: then nothing of it may come from elsewhere."""
         return self.pools_whole_prompt or self.prompt_logprobs is not None
 
+    @property
+    def keys(self) -> list[int]:
+        """The keys of its tokens in the prefix cache: ids, and numbers below 0 where vectors stand for them."""
+        key_ids, token_ids = self.key_ids, self.token_ids
+        if len(key_ids) != len(token_ids):
+            key_ids += token_ids[len(key_ids) :]
+        return key_ids
+
     def change_status(self, status: RequestStatus) -> None:
         """Enters a state and notifies the listener."""
         self.status = status
@@ -184,6 +204,12 @@ class Request:
         """Back to the queue: what is computed waits on the host."""
         self.change_status(RequestStatus.SWAPPED)
         self.num_slots = 0
+
+    def ghost(self) -> Request:
+        """Stands for it in a step whose results are void."""
+        ghost = Request(self.arrival, self.rank, self.max_num_tokens)
+        ghost.is_finished = True
+        return ghost
 
     def finish(self, status: RequestStatus) -> None:
         """Ends the request; `status` is one of the finished ones."""

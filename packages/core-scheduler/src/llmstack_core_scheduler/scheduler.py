@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from llmstack_core_scheduler.adapter_places import AdapterPlaces
 from llmstack_core_scheduler.admission import check_block_sharing, check_fork, check_id, longest_length
-from llmstack_core_scheduler.allocation_plan import AllocationPlan, plan_allocation, waits_for_progress
+from llmstack_core_scheduler.allocation_plan import plan_allocation, waits_for_progress
 from llmstack_core_scheduler.block_needs import BlockNeeds
+from llmstack_core_scheduler.chunks import Chunks
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.deadline_queue import make_waiting_queue
 from llmstack_core_scheduler.drafting import Drafting
+from llmstack_core_scheduler.encoding import Encoding, accept_media, forget_media
 from llmstack_core_scheduler.forking import Forking
-from llmstack_core_scheduler.output_builder import NOTHING_ELSE, build_error, build_output, build_pooled
 from llmstack_core_scheduler.place_shares import admission_order, rows_to_yield
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.preemptor import Preemptor
@@ -21,24 +22,19 @@ from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
-from llmstack_core_scheduler.state_rows import make_state_rows
 from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay, check_results, count_left_tokens
+from llmstack_core_scheduler.step_results import StepResults
 from llmstack_core_scheduler.step_stats import NO_STEP, step_stats
-from llmstack_core_scheduler.stop_check import append_until_stop
+from llmstack_core_scheduler.waiting_queue import AdmissionOrder
 from llmstack_types import (
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     InvalidRequestError,
     ModelRunnerOutput,
     RequestStatus,
-    ScheduledRequest,
     SchedulerOutput,
     SchedulerStats,
 )
-
-# Nearly all messages hold tokens only; calling the class, a function of Python around this, takes half as long again.
-_make = tuple.__new__
 
 
 class Scheduler:
@@ -79,13 +75,18 @@ class Scheduler:
         self._max_num_row_tokens = config.max_num_row_tokens
         self._kv_cache_manager, self._block_size = kv_cache_manager, kv_cache_manager.block_size
         self._has_windows = kv_cache_manager.has_windows
-        self._states = make_state_rows(kv_cache_manager, config.state_snapshot_interval)
+        self._encoding = None if config.media is None else Encoding(config, config.media, self.running)
+        self._chunks = Chunks(config, kv_cache_manager, self._encoding)
         self._num_host_blocks = kv_cache_manager.num_host_blocks
         self._needs = BlockNeeds(config, kv_cache_manager)
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
         self._forking = Forking(kv_cache_manager)
         self._prefixes = PrefixTransfer(kv_cache_manager)
         self._drafting = Drafting(draft_source, config, kv_cache_manager)
+        self._results = StepResults(
+            kv_cache_manager, self._drafting, self._encoding,
+            self._with_kv, self._retire, self._start_again, self._cache_blocks,
+        )  # fmt: skip
         self._on_status = on_status
         self._num_arrivals = 0
         self._requests: dict[str, Request] = {}
@@ -163,8 +164,8 @@ class Scheduler:
         if self.waiting.requests and not plan.has_preempted:
             self._admit_waiting(plan, now_s)
         self._drafting.extend(plan)
-        if self._states is not None:
-            self._states.finish(plan)
+        if self._chunks.states is not None:
+            self._chunks.states.finish(plan)
         return self._issue(plan, now_s)
 
     def update_from_output(
@@ -180,11 +181,13 @@ class Scheduler:
         check_results(rows, output)
         if next(iter(self._steps_under_way), None) != scheduled.step:
             raise ValueError(f"step {scheduled.step} is not under way, or not the first that is")
-        requests, start_s, num_left_tokens = self._steps_under_way.pop(scheduled.step)
-        outputs = []
+        requests, start_s, num_left_tokens = self._steps_under_way[scheduled.step]
+        update_row = self._results.update_row
+        outputs = self._results.fail_media(rows, requests, output.errors) if output.errors else []
+        del self._steps_under_way[scheduled.step]
         for row, request, sampled_token_ids in zip(rows, requests, output.sampled_token_ids, strict=True):
             if not request.is_finished:  # not aborted or ended since it was scheduled
-                message = self._update_row(row, request, sampled_token_ids, output, scheduled.step)
+                message = update_row(row, request, sampled_token_ids, output, scheduled.step)
                 if message is not None:
                     outputs.append(message)
         if self._num_host_blocks:
@@ -197,12 +200,14 @@ class Scheduler:
         """The state after the last step."""
         return step_stats(
             self._step, self._last_step, len(self.running.requests), self.waiting, self._num_swapped,
-            self._kv_cache_manager, self._preemptor, self._forking, self._drafting,
+            self._kv_cache_manager, self._preemptor, self._forking, self._drafting, self._encoding,
         )  # fmt: skip
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return self._kv_cache_manager.reset_prefix_cache()
+        """Forgets cached prefixes, and what is encoded; False while requests are running."""
+        if is_done := self._kv_cache_manager.reset_prefix_cache():
+            forget_media(self._encoding)
+        return is_done
 
     def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
         """The blocks of the longest cached prefix, at most all but the last token. It decides nothing."""
@@ -216,8 +221,9 @@ class Scheduler:
         check_id(request, self._requests)
         max_num_tokens = longest_length(request, self._config.max_model_len, self._needs)
         rank = self._policy.rank(request, self._num_arrivals)
-        self._num_arrivals += 1
         accepted = Request(request, rank, max_num_tokens, parent, self._on_status)
+        accept_media(accepted, self._encoding)
+        self._num_arrivals += 1
         self._requests[accepted.request_id] = accepted
         accepted.change_status(RequestStatus.WAITING)
         return accepted
@@ -232,7 +238,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         running, max_num_row_tokens = self.running.requests, self._max_num_row_tokens
-        add_row, block_size = plan.add, self._block_size
+        add_row, block_size, encoding = plan.add, self._block_size, self._encoding
         num_unknown_tokens = plan.num_unknown_tokens if self._steps_under_way else 0
         num_visited = 0
         while num_visited < len(running) and len(plan.rows) < plan.max_num_rows:
@@ -241,11 +247,13 @@ class Scheduler:
             num_tokens = request.num_tokens - request.num_computed_tokens
             if not num_tokens:
                 continue  # what follows depends on a step under way
-            if num_tokens > 1:
+            if num_tokens > 1 or (encoding is not None and request.num_computed_tokens < request.media_end):
                 # A token is left for each row behind, so that no decode starves behind a prefill.
                 num_tokens = min(num_tokens, plan.budget - (len(running) - num_visited), max_num_row_tokens)
-                if self._states is not None:
-                    num_tokens = self._states.cut(request, request.num_computed_tokens, num_tokens)
+                num_tokens = self._chunks.cut(request, request.num_computed_tokens, num_tokens, plan)
+                if not num_tokens:
+                    plan.leave(request)
+                    continue
             end = request.num_computed_tokens + num_tokens
             new_block_ids = [] if end <= request.num_slots else self._make_room(request, end, plan)
             if new_block_ids is not None:
@@ -283,34 +291,46 @@ class Scheduler:
         while plan.budget and len(self.running) < num_places and (request := order.next()):
             if not places.has_room(request) or self._waits(request, plan):
                 order.skip(request)
-            elif not self._admit(request, plan):
+            elif not self._admit(request, plan, order):
                 break  # no request overtakes one that waits for room
-            else:
+            elif request.status is RequestStatus.RUNNING:
                 places.add(request)
 
     def _waits(self, request: Request, plan: StepPlan) -> bool:
         """Whether it waits for progress, also while a stage may still compute a row that it has lost."""
         has_begun, steps = request.num_cached_tokens >= 0, self._steps_under_way.values()
-        if has_begun and self._config.pipeline_parallel_size > 1 and any(request in step.requests for step in steps):
+        if (
+            has_begun
+            and self._config.pipeline_parallel_size > 1
+            and any(one.request_id == request.request_id for step in steps for one in step.requests)
+        ):
             return True
         return waits_for_progress(request, plan, self._config)
 
-    def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Admits the request if the step and the pool have room for it; False changes nothing."""
+    def _admit(self, request: Request, plan: StepPlan, order: AdmissionOrder) -> bool:
+        """Admits the request if the step and the pool have room for it; False changes nothing.
+
+        One that waits for the encoder is skipped, unless that is at work for it: then it runs without a row.
+        """
         allocation = plan_allocation(request, self._kv_cache_manager, self._needs, plan)
-        num_missing_tokens = request.num_tokens - allocation.num_computed_tokens
-        num_tokens = min(num_missing_tokens, plan.budget, self._max_num_row_tokens)
-        is_cut = num_tokens < num_missing_tokens and not self._config.enable_chunked_prefill
-        if is_cut or not plan.has_room_for_prefill(num_tokens):
+        start, can_cut = allocation.num_computed_tokens, self._config.enable_chunked_prefill
+        num_tokens = min(request.num_tokens - start, plan.budget, self._max_num_row_tokens)
+        if (start + num_tokens < request.num_tokens and not can_cut) or not plan.has_room_for_prefill(num_tokens):
             return False
-        if self._states is not None:
-            num_tokens = self._states.cut(request, allocation.num_computed_tokens, num_tokens)
         # All its tokens have to find room now, though the step takes only a chunk: half a prompt admitted is preempted.
         if allocation.num_needed_blocks > self._kv_cache_manager.num_free_blocks or not self._has_room_for(request):
             return False
-        if (block_ids := allocation.allocate(allocation.num_computed_tokens + num_tokens, plan)) is None:
+        num_tokens = self._chunks.cut(request, start, num_tokens, plan)
+        if not num_tokens and self._encoding and not (can_cut and self._encoding.has_begun(request, start)):
+            order.skip(request)
+            return can_cut  # whole prompts are encoded one after the other
+        if (block_ids := allocation.allocate(start + max(num_tokens, 1), plan)) is None:
             return False
-        self._start(request, allocation, block_ids)
+        self._start(request, start)
+        if not num_tokens:
+            self._forking.hold(request, allocation.num_held_tokens, plan)
+            return True
+        request.num_slots = self._needs.num_slots(block_ids)
         plan.introduce(request, allocation.num_held_tokens)
         plan.add(request, num_tokens, block_ids)
         self._cache_blocks(request)
@@ -320,21 +340,20 @@ class Scheduler:
         running, num_free_blocks = self.running.requests, self._kv_cache_manager.num_free_blocks
         return not self._num_protected or leaves_room_for_protected(request, running, num_free_blocks, self._needs)
 
-    def _start(self, request: Request, allocation: AllocationPlan, block_ids: list[int]) -> None:
-        self.waiting.admit(request, allocation.num_computed_tokens)
+    def _start(self, request: Request, num_computed_tokens: int) -> None:
+        self.waiting.admit(request, num_computed_tokens)
         self.running.add(request)
         self._num_swapped -= request.status is RequestStatus.SWAPPED
         request.change_status(RequestStatus.RUNNING)
         request.parent = None
-        request.num_computed_tokens = allocation.num_computed_tokens
-        request.num_slots = self._needs.num_slots(block_ids)
+        request.num_computed_tokens = num_computed_tokens
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = allocation.num_computed_tokens
+            request.num_cached_tokens = num_computed_tokens
 
     def _cache_blocks(self, request: Request) -> None:
         """Makes the blocks that a row fills findable; a token not known yet leaves its block for later."""
         num_tokens = min(request.num_computed_tokens, len(request.token_ids))
-        self._kv_cache_manager.cache_blocks(request.request_id, request.token_ids, num_tokens)
+        self._kv_cache_manager.cache_blocks(request.request_id, request.keys, num_tokens)
 
     def _issue(self, plan: StepPlan, now_s: float) -> SchedulerOutput:
         self._step += 1
@@ -344,44 +363,25 @@ class Scheduler:
         self._forking.num_forks += plan.num_forks
         return plan.finish(self._step, removed_request_ids)
 
-    def _update_row(
-        self, row: ScheduledRequest, request: Request, sampled_ids: list[int], output: ModelRunnerOutput, step: int
-    ) -> EngineCoreOutput | None:
-        """Applies one row's results; None without a message, as after a chunk of a prefill."""
-        error = output.errors.get(request.request_id) if output.errors else None
-        if error is not None:
-            num_hits = min(max(request.num_cached_tokens, 0), row.num_computed_tokens)  # the rest it wrote itself
-            self._kv_cache_manager.forget_prefix(request.token_ids, num_hits, request.prefix_salt)
-            return self._fail(request, error)
-        if request.prompt_logprobs is not None:
-            request.add_prompt_logprobs(row.num_computed_tokens, output.prompt_logprobs.get(request.request_id, ()))
-        draft_token_ids = row.draft_token_ids
-        num_known_tokens = row.num_computed_tokens + row.num_scheduled_tokens - len(draft_token_ids)
-        if num_known_tokens != len(request.token_ids):
-            return None
-        if len(sampled_ids) != 1 and not 0 < len(sampled_ids) <= len(draft_token_ids) + 1:
-            return self._end_without_token(request, len(sampled_ids), output)
-        new_token_ids, stop = append_until_stop(request, sampled_ids)
-        if draft_token_ids:
-            num_accepted = min(len(sampled_ids) - 1, len(new_token_ids))
-            self._drafting.settle(request, len(draft_token_ids), num_accepted, is_stale=step <= request.recompute_step)
-            if request.status is RequestStatus.RUNNING:
-                self._cache_blocks(request)  # only now is it known what they hold
-        if stop is not None:
-            self._retire(request, stop.status)
-        elif not request.has_more_to_tell:
-            return _make(EngineCoreOutput, (request.request_id, new_token_ids, *NOTHING_ELSE))
-        return build_output(request, new_token_ids, stop, output)
+    def _with_kv(self) -> list[Request]:
+        return [*self.running, *(one for one in self.waiting.requests if one.status is RequestStatus.SWAPPED)]
 
-    def _end_without_token(self, request: Request, num_tokens: int, output: ModelRunnerOutput) -> EngineCoreOutput:
-        if num_tokens or request.arrival.pooling_params is None:
-            return self._fail(request, f"The model runner sampled {num_tokens} tokens.")
-        self._retire(request, RequestStatus.FINISHED_STOPPED)
-        return build_pooled(request, output)
-
-    def _fail(self, request: Request, error: str) -> EngineCoreOutput:
-        self._retire(request, RequestStatus.FINISHED_ERROR)
-        return build_error(request, error)
+    def _start_again(self, requests: Iterable[Request]) -> None:
+        """Lets requests be computed from their first token on; what steps under way sample for them is void."""
+        for request in requests:
+            is_swapped = request.status is RequestStatus.SWAPPED
+            (self.waiting if is_swapped else self.running).remove(request)
+            self._num_swapped -= is_swapped
+            if not is_swapped:
+                self._drafting.forget(request)
+                if not self._forking.forget(request.request_id):
+                    self._removed_request_ids.append(request.request_id)
+            self._kv_cache_manager.free(request.request_id)
+            for step in self._steps_under_way.values():
+                step.requests[:] = [one.ghost() if one is request else one for one in step.requests]
+            request.num_tokens = len(request.token_ids)
+            request.lose_kv(self._step)
+            self.waiting.add(request)
 
     def _retire(self, request: Request, status: RequestStatus) -> None:
         if request.status is RequestStatus.RUNNING:

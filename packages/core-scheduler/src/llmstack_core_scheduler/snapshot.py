@@ -27,9 +27,10 @@ _COUNTS: Final = (
     "num_tokens", "max_num_tokens", "max_num_slots", "num_computed_tokens", "num_slots", "next_passed_token",
     "num_queued_tokens", "num_queued_prefill_tokens", "num_paid_tokens", "has_lost_deadline", "num_preemptions",
     "num_overtakers", "is_protected", "recompute_step", "has_more_to_tell", "num_cached_tokens",
-    "num_known_tokens",
+    "num_known_tokens", "num_media_seen",
 )  # fmt: skip
 _TOKENS: Final = 3
+_NUMBERS: Final = 7
 _counts_of = attrgetter(*_COUNTS)
 
 
@@ -71,7 +72,9 @@ def take_snapshot(scheduler: Scheduler) -> tuple[State, list[EngineCoreRequest]]
         "costs": [policy.token_s, policy.block_s] if isinstance(policy, CheapestPreemption) else [],
         "num_forks": scheduler._forking.num_forks,
         "forks": [(name, copies.copy()) for name, copies in scheduler._forking.request_id_to_copies.items()],
+        "held": list(scheduler._forking.request_id_to_held.items()),
         "drafting": _drafting_state(scheduler._drafting),
+        "encoding": {} if scheduler._encoding is None else scheduler._encoding.state(),
     }  # fmt: skip
     return state, [request.arrival for request in requests.values()]
 
@@ -93,6 +96,8 @@ def restore_snapshot(scheduler: Scheduler, state: State, arrivals: Sequence[Engi
         requests = scheduler._requests
         for arrival, named in zip(arrivals, state["requests"], strict=True):
             requests[arrival.request_id] = _restore_request(arrival, named)
+            if arrival.media and scheduler._encoding is not None:
+                scheduler._encoding.accept(requests[arrival.request_id], named[_NUMBERS])
         for request, named in zip(requests.values(), state["requests"], strict=True):
             request.parent = requests.get(named[2])
             request.on_status = scheduler._on_status
@@ -123,6 +128,7 @@ def _request_state(request: Request, requests: dict[str, Request]) -> tuple[Any,
         _counts_of(request),
         request.prompt_logprobs is not None,
         () if repetition is None else (repetition._num_seen, *repetition._runs),
+        [number for number, _ in request.media],
     )
 
 
@@ -131,7 +137,7 @@ def _name_if_live(request: Request, requests: dict[str, Request]) -> str:
 
 
 def _restore_request(arrival: EngineCoreRequest, state: Sequence[Any]) -> Request:
-    status, rank, _, token_ids, counts, has_logprobs, repetition = state
+    status, rank, _, token_ids, counts, has_logprobs, repetition, _ = state
     request = Request(arrival, tuple(rank), 0)
     request.status = RequestStatus(status)
     request.token_ids += token_ids
@@ -200,6 +206,8 @@ def _drafting_state(drafting: Drafting) -> list[Any]:
 
 
 def _restore_parts(scheduler: Scheduler, state: State) -> None:
+    if scheduler._encoding is not None:
+        scheduler._encoding.restore(state["encoding"])
     preemptor, forking, drafting = scheduler._preemptor, scheduler._forking, scheduler._drafting
     (
         preemptor.num_preemptions, preemptor.num_swaps, preemptor.num_swapped_out_blocks,
@@ -210,6 +218,7 @@ def _restore_parts(scheduler: Scheduler, state: State) -> None:
         policy.token_s, policy.block_s = state["costs"]
     forking.num_forks = state["num_forks"]
     forking.request_id_to_copies = {name: [(a, b) for a, b in copies] for name, copies in state["forks"]}
+    forking.request_id_to_held = dict(state["held"])
     drafting.num_drafts, drafting.num_draft_tokens, num_accepted, indexed, rates = state["drafting"]
     drafting.num_accepted = list(num_accepted)
     source, lengths = drafting._source, drafting._lengths

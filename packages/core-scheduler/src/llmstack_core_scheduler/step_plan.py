@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.request import Request
-from llmstack_types import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
+from llmstack_types import EncoderWork, ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
 
 # Calling the class, a function of Python around this, takes half as long again.
 _make_row = tuple.__new__
@@ -55,6 +55,8 @@ class StepPlan:
         swap_ins: Copies (host block, block) that come next.
         block_copies: Copies (source, destination) that come last.
         states: State blocks (read, written) of each row; empty for a model without states.
+        encoder_work: Parts of items that are encoded before the rows.
+        freed_media: Numbers of items that are no longer needed.
     """
 
     __slots__ = (
@@ -62,6 +64,8 @@ class StepPlan:
         "_max_prefill_tokens",
         "block_copies",
         "budget",
+        "encoder_work",
+        "freed_media",
         "has_preempted",
         "max_num_rows",
         "new_requests",
@@ -95,6 +99,8 @@ class StepPlan:
         self.swap_ins: list[tuple[int, int]] = []
         self.block_copies: list[tuple[int, int]] = []
         self.states: list[tuple[int, int]] = []
+        self.encoder_work: list[EncoderWork] = []
+        self.freed_media: list[int] = []
 
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Adds a row of the request's next `num_tokens` tokens; from now on they count as computed."""
@@ -108,6 +114,11 @@ class StepPlan:
             self.num_left_tokens += request.num_tokens - end
         elif end < request.max_num_slots and self.num_unknown_tokens:
             request.num_tokens = end + 1  # the row samples, and that token will not be the last
+
+    def leave(self, request: Request) -> None:
+        """Adds no row for a request that runs: its next token waits for the encoder."""
+        self.num_partial_rows += 1
+        self.num_left_tokens += request.num_tokens - request.num_computed_tokens
 
     def has_room_for_prefill(self, num_tokens: int) -> bool:
         """Whether so many tokens of a prompt may join those of other requests; the first prompt always may.
@@ -154,6 +165,7 @@ class StepPlan:
                 pooling_params=arrival.pooling_params,
                 prompt_embeds=arrival.prompt_embeds,
                 num_held_tokens=num_held_tokens if num_held_tokens > request.num_computed_tokens else 0,
+                media=request.media,
             )
         )
 
@@ -169,4 +181,6 @@ class StepPlan:
             swap_ins=self.swap_ins,
             block_copies=self.block_copies,
             states=self.states,
+            encoder_work=self.encoder_work,
+            freed_media=self.freed_media,
         )

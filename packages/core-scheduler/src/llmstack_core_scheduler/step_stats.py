@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmstack_core_scheduler.drafting import Drafting
+from llmstack_core_scheduler.encoding import Encoding
 from llmstack_core_scheduler.forking import Forking
 from llmstack_core_scheduler.preemptor import Preemptor
 from llmstack_core_scheduler.protocols import KVCacheManager
@@ -27,6 +28,7 @@ def step_stats(
     preemptor: Preemptor,
     forking: Forking,
     drafting: Drafting,
+    encoding: Encoding | None,
 ) -> SchedulerStats:
     """The state after `step` steps."""
     tenants = waiting.tenants or waiting.update_tenants()
@@ -41,6 +43,7 @@ def step_stats(
             preemptor.num_swapped_out_blocks, preemptor.num_swapped_in_blocks, forking.num_forks,
             drafting.num_draft_tokens, sum(num_accepted), drafting.num_drafts, tuple(num_accepted),
             waiting.num_tokens, waiting.num_admitted_tokens, num_rows, num_left_tokens, waiting.num_prefill_tokens,
-            tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state, 0, 0, None,
+            tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state, 0, 0,
+            None if encoding is None else encoding.stats(),
         ),
     )  # fmt: skip

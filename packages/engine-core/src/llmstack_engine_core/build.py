@@ -256,6 +256,8 @@ def choose_limits(config: SchedulerConfig, spec: KVCacheSpec, backends: Mapping[
     """
     config = choose_stage_tokens(choose_drafts(config, backends), spec.device)
     config = with_media(config, spec.media)
+    if spec.state_group is not None and spec.media is not None and spec.media.is_atomic:
+        raise EngineStartError("the model has layers with a state, and items that are computed in one step")
     return config if spec.is_causal else with_whole_prompts(config)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from llmstack_core_scheduler.media_numbers import Numbered
+from llmstack_core_scheduler.testing.fake_encoder import FakeEncoder, seen_ids
 from llmstack_types import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
 
 
@@ -18,12 +20,18 @@ _Content = tuple[int, int]
 """The content of a slot: the digest of a prefix, and the group of layers that wrote it."""
 
 
+_BROKEN = (-1, -1)
+"""What a row writes that could not be computed."""
+_NONSENSE = 999_999
+
+
 @dataclass(slots=True)
 class _Row:
     token_ids: list[int]
     digests: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
     num_held_tokens: int = 0
+    media: Numbered = ()
 
 
 class WrongKVError(Exception):
@@ -47,6 +55,7 @@ class FakeModelRunner:
         error_request_ids: The rows of these requests fail when they would sample.
         sliding_windows: For each group of layers, the tokens that a token attends to; None for all.
         num_state_blocks: Blocks of the states; 0 for a model without states. A state is the digest of all tokens.
+        encoder: What encodes the items of prompts; None for a model of tokens.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class FakeModelRunner:
         error_request_ids: Collection[str] = (),
         sliding_windows: Sequence[int | None] = (None,),
         num_state_blocks: int = 0,
+        encoder: FakeEncoder | None = None,
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
@@ -70,6 +80,7 @@ class FakeModelRunner:
         self._has_states = num_state_blocks > 0
         self._error_request_ids = error_request_ids
         self._rows: dict[str, _Row] = {}
+        self.encoder = encoder
 
     @property
     def request_ids(self) -> list[str]:
@@ -86,21 +97,34 @@ class FakeModelRunner:
             del self._rows[request_id]
         for request in scheduled.new_requests:
             self._add(request)
+        broken = self._encode(scheduled)
         self._copy(self._slots, self._host_slots, scheduled.swap_outs)
         self._copy(self._host_slots, self._slots, scheduled.swap_ins)
         self._copy(self._slots, self._slots, scheduled.block_copies)
         for row in scheduled.scheduled_requests:
-            self._write(row)
+            self._write(row, is_broken=row.request_id in broken)
         if self._has_states:
             self._advance_states(scheduled)
-        sampled = [self._attend_and_sample(row) for row in scheduled.scheduled_requests]
+        sampled = [
+            self._sample_nonsense(row) if row.request_id in broken else self._attend_and_sample(row)
+            for row in scheduled.scheduled_requests
+        ]
         request_ids = [row.request_id for row in scheduled.scheduled_requests]
         errors = {
             request_id: "the row fails"
             for request_id, tokens in zip(request_ids, sampled, strict=True)
-            if tokens and request_id in self._error_request_ids
+            if request_id in broken or (tokens and request_id in self._error_request_ids)
         }
         return ModelRunnerOutput(request_ids, sampled, errors=errors)
+
+    def _encode(self, scheduled: SchedulerOutput) -> set[str]:
+        """Encodes what the step says; the ids of the rows that read an item without vectors."""
+        encoder = self.encoder
+        if encoder is None:
+            return set()
+        encoder.follow(scheduled)
+        rows = scheduled.scheduled_requests
+        return {row.request_id for row in rows if encoder.fails(row, self._rows[row.request_id].media)}
 
     def _copy(
         self, sources: list[_Content | None], destinations: list[_Content | None], pairs: Sequence[tuple[int, int]]
@@ -113,11 +137,12 @@ class FakeModelRunner:
     def _add(self, request: NewRequest) -> None:
         if request.request_id in self._rows:
             raise WrongKVError(f"{request.request_id} has a row already")
+        seen = seen_ids(request.token_ids, [item for _, item in request.media])
         self._rows[request.request_id] = _Row(
-            request.token_ids, _digests(request.token_ids), num_held_tokens=request.num_held_tokens
+            request.token_ids, _digests(seen), num_held_tokens=request.num_held_tokens, media=request.media
         )
 
-    def _write(self, scheduled: ScheduledRequest) -> None:
+    def _write(self, scheduled: ScheduledRequest, *, is_broken: bool) -> None:
         row = self._rows[scheduled.request_id]
         row.block_ids += scheduled.new_block_ids
         end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
@@ -128,7 +153,8 @@ class FakeModelRunner:
             raise WrongKVError(f"{scheduled.request_id} has {len(row.block_ids)} blocks for {end} tokens")
         for group in range(len(self._sliding_windows)):
             for position in range(max(scheduled.num_computed_tokens, row.num_held_tokens), end):
-                self._slots[self._slot(row, position, group)] = (digests[position], group)
+                content = _BROKEN if is_broken else (digests[position], group)
+                self._slots[self._slot(row, position, group)] = content
 
     def _advance_states(self, scheduled: SchedulerOutput) -> None:
         """Each row goes on from the state of its own tokens, as an earlier step has left it."""
@@ -150,7 +176,11 @@ class FakeModelRunner:
         for group, window in enumerate(self._sliding_windows):
             first = 0 if window is None else max(scheduled.num_computed_tokens - window + 1, 0)
             for position in range(first, end):
-                if self._slots[self._slot(row, position, group)] != (digests[position], group):
+                content = self._slots[self._slot(row, position, group)]
+                if content == _BROKEN:  # of a row that fails in this step, so that this one is to fail too
+                    self._write(scheduled._replace(new_block_ids=[]), is_broken=True)
+                    return self._sample_nonsense(scheduled)
+                if content != (digests[position], group):
                     raise WrongKVError(f"{scheduled.request_id} would read something else at position {position}")
         if end < len(row.token_ids):
             return []
@@ -169,6 +199,15 @@ class FakeModelRunner:
             if token_id != draft_token_id:
                 break
         return sampled
+
+    def _sample_nonsense(self, scheduled: ScheduledRequest) -> list[int]:
+        """What follows where the row's prefix is not what it should be."""
+        row = self._rows[scheduled.request_id]
+        if scheduled.num_computed_tokens + scheduled.num_scheduled_tokens < len(row.token_ids):
+            return []
+        row.token_ids.append(_NONSENSE)
+        row.digests.append(0)
+        return [_NONSENSE]
 
     def _digests_of(self, row: _Row, scheduled: ScheduledRequest) -> list[int]:
         """Digests of all known tokens and of the row's drafts."""

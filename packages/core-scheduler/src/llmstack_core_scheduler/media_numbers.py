@@ -1,0 +1,99 @@
+"""Numbers of the items of prompts, for exact keys of the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from llmstack_types import EngineCoreRequest, InvalidRequestError, MediaItem
+
+MAX_KNOWN: Final = 16_384
+"""Items that are remembered: one that is forgotten gets another number, so that nothing of it is found any more."""
+_LAST_NUMBER: Final = 2**31 - 1
+
+Numbered = tuple[tuple[int, MediaItem], ...]
+"""The items of a prompt without their memory, each with its number."""
+_Name = tuple[str, int, MediaItem]
+"""What makes an item the same: the salt of the request, the placeholder of its tokens, and the item at place 0."""
+
+
+class MediaNumbers:
+    """Gives equal items of one scope of the prefix cache the same number, from 1 on; no number is used twice.
+
+    A number is a name for an exact comparison of 32-byte digests, made once. So keys of the prefix cache stay numbers
+    of 31 bits: `-1 - n` stands in the place of each token that vectors of item n replace.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._name_to_number: dict[_Name, int] = {}  # that used last is the last
+        self._number_to_name: dict[int, _Name] = {}
+
+    def number(self, request: EngineCoreRequest) -> Numbered:
+        """The items of a request with their numbers; O(items).
+
+        Raises:
+            InvalidRequestError: There are no numbers left; nothing has changed.
+        """
+        if self._last + len(request.media) > _LAST_NUMBER:
+            raise InvalidRequestError("The engine core has numbered 2**31 items; start it again.", param="media")
+        return tuple(
+            (self._number_of(_name(item, request)), replace(item, memory=None) if item.memory else item)
+            for item in request.media
+        )
+
+    def name_of(self, number: int) -> tuple[bytes, int] | None:
+        """The digest and the placeholder of an item; None once it is forgotten."""
+        name = self._number_to_name.get(number)
+        return None if name is None else (name[2].digest, name[1])
+
+    def _number_of(self, name: _Name) -> int:
+        number = self._name_to_number.pop(name, 0)
+        if not number:
+            number = self._last = self._last + 1
+            self._number_to_name[number] = name
+        self._name_to_number[name] = number
+        if len(self._name_to_number) > MAX_KNOWN:
+            oldest = next(iter(self._name_to_number))
+            del self._number_to_name[self._name_to_number.pop(oldest)]
+        return number
+
+    def state(self) -> list[Any]:
+        """All of it as builtins."""
+        known = [
+            (number, salt, placeholder, item.digest, item.kind, item.num_tokens, item.embed_runs, item.layout,
+             item.num_units)
+            for (salt, placeholder, item), number in self._name_to_number.items()
+        ]  # fmt: skip
+        return [self._last, known]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Puts a new one into a `state`."""
+        self._last, known = state
+        for number, salt, placeholder, digest, kind, num_tokens, runs, layout, num_units in known:
+            runs = tuple((start, length) for start, length in runs)
+            name = (salt, placeholder, MediaItem(digest, kind, 0, num_tokens, runs, tuple(layout), num_units))
+            self._name_to_number[name], self._number_to_name[number] = number, name
+
+
+def _name(item: MediaItem, request: EngineCoreRequest) -> _Name:
+    """Whatever the front end says of an item is part of its name: it cannot be found with other facts."""
+    start = item.embed_runs[0][0] if item.embed_runs else 0
+    placeholder = request.prompt_token_ids[item.offset + start]
+    return request.cache_salt, placeholder, replace(item, offset=0, memory=None)
+
+
+def vector_places(item: MediaItem) -> Iterator[range]:
+    """The places in the prompt that vectors replace, run by run."""
+    for start, length in item.embed_runs or ((0, item.num_tokens),):
+        yield range(item.offset + start, item.offset + start + length)
+
+
+def media_keys(token_ids: Sequence[int], media: Iterable[tuple[int, MediaItem]]) -> list[int]:
+    """The keys of tokens in the prefix cache: the ids, and `-1 - n` where vectors of item n stand."""
+    keys = list(token_ids)
+    for number, item in media:
+        for places in vector_places(item):
+            keys[places.start : places.stop] = [-1 - number] * len(places)
+    return keys
