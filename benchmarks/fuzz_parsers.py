@@ -4,7 +4,7 @@
     python benchmarks/fuzz_parsers.py TARGET --random 10000    # without atheris
 
 Targets: json, frames (every declared set of messages), safetensors, gguf, step_log, model_json, tool_parsers,
-tool_outputs (calls in every format, cut anywhere). A parser may refuse
+tool_outputs (calls in every format, cut anywhere), pictures, fetches (of media). A parser may refuse
 bytes by its own error; anything else that it raises is a finding. `make fuzz` runs every target.
 """
 
@@ -19,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+import fuzz_media
 
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.messages.kinds import CodecError
@@ -160,6 +162,8 @@ TARGETS: dict[str, Target] = {
     "model_json": parse_model_json,
     "tool_parsers": parse_model_text,
     "tool_outputs": parse_cut_call,
+    "pictures": fuzz_media.read_picture,
+    "fetches": fuzz_media.fetch,
 }
 
 
@@ -173,6 +177,10 @@ def seeds(target: str) -> list[bytes]:
         ]
     if target == "step_log":
         return [_step_log()]
+    if target == "pictures":
+        return fuzz_media.picture_seeds()
+    if target == "fetches":
+        return fuzz_media.fetch_seeds()
     if target == "safetensors":
         header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         return [len(header).to_bytes(8, "little") + header + bytes(4)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from llmstack_server.web.error_table import ERRORS
 
 ROOT = Path(__file__).resolve().parents[1]
-RAISING = ("api-server", "llm", "structured-output", "engine-core", "core-scheduler")
+RAISING = ("api-server", "llm", "media", "structured-output", "engine-core", "core-scheduler")
 
 
 def string_constants() -> set[str]:

@@ -150,7 +150,8 @@ async def test_a_request_that_is_refused_costs_no_decode(front: MediaFront, monk
         {"options": {"longest_edge": -1}},
         {"uuid": "x" * 300},
     ):
-        assert (await refusal(front.open(part(PICTURES[0], **bad)))).code == "invalid_value"
+        options = bad.pop("options", {})
+        assert (await refusal(front.open(part(PICTURES[0], **bad), options=options))).code == "invalid_value"
     assert not jobs
 
 
@@ -161,16 +162,16 @@ async def test_a_damaged_picture_with_a_good_header_is_refused_when_it_is_decode
 
 
 async def test_options_and_detail_change_layout_and_digest(front: MediaFront) -> None:
-    parts = [part(PICTURES[0]), part(PICTURES[0], detail="low"), part(PICTURES[0], options={"longest_edge": 64}),
-             part(PICTURES[1])]  # fmt: skip
-    opened = [await front.open(one) for one in parts]
+    asked = [(part(PICTURES[0]), {}), (part(PICTURES[0], detail="low"), {}),
+             (part(PICTURES[0]), {"longest_edge": 64}), (part(PICTURES[1]), {})]  # fmt: skip
+    opened = [await front.open(one, "", options) for one, options in asked]
     assert len({one.digest for one in opened}) == 4
     assert [one.layout.grid[0] for one in opened[:3]] == [13, 1, 5]
     for one in opened:
         prepared = await one.prepare()
         assert content(prepared).nbytes == one.layout.num_bytes
         prepared.release()
-    same = await front.open(part(PICTURES[0], detail="high", options={"do_image_splitting": True}))
+    same = await front.open(part(PICTURES[0], detail="high"), options={"do_image_splitting": True})
     assert same.digest == opened[0].digest, "options that are in effect anyway"
 
 

@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from llmstack_media.budgets import FairBudget
 from llmstack_media.errors import fetch_failed, invalid_option, media_not_found
@@ -22,6 +22,7 @@ from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.store import Counted, Entry, Key, MediaStore
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.media import MediaItem
+from llmstack_types.vocabulary import MediaKind
 
 DETAILS: Final = ("auto", "low", "high")
 _HASH_IN_THREAD_BYTES: Final = 1 << 18
@@ -31,23 +32,44 @@ _MAX_UUID_LENGTH: Final = 256
 _MAX_PLACES: Final = 8
 
 
+class Part(Protocol):
+    """A picture as a request names it; a server has a class of its own."""
+
+    @property
+    def kind(self) -> MediaKind:
+        """What it is: `image`."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """`data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before."""
+        ...
+
+    @property
+    def uuid(self) -> str:
+        """The client's own name for it; empty for none. With content, the content decides."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """Auto, low or high."""
+        ...
+
+    @property
+    def param(self) -> str:
+        """The field of the request, for messages."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A picture as a request names it.
-
-    Attributes:
-        url: `data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before.
-        uuid: A name of its key's own for it; empty for none. With content, the content decides.
-        detail: auto, low or high.
-        options: Of the model's image processor.
-        param: The field of the request, for messages.
-    """
+    """A `Part` with defaults."""
 
     url: str = ""
     uuid: str = ""
     detail: str = "auto"
-    options: Mapping[str, Any] | None = None
-    param: str | None = None
+    param: str = ""
+    kind: MediaKind = "image"
 
 
 class OpenedMedia:
@@ -59,17 +81,15 @@ class OpenedMedia:
         pieces: What stands in the prompt for it.
     """
 
-    def __init__(
-        self, front: MediaFront, part: MediaPart, processor: ImageProcessor, key: Key, counted: Counted, data: bytes
-    ) -> None:
+    def __init__(self, front: MediaFront, asked: _Asked, key: Key, counted: Counted, data: bytes) -> None:
         self._front = front
+        self._asked = asked
         self._key = key
         self._counted = counted
         self._data = data
-        self.part = part
         self.digest = key[1]
         self.layout = counted.layout
-        self.pieces: tuple[Piece, ...] = processor.placeholders(counted.layout)
+        self.pieces: tuple[Piece, ...] = asked.processor.placeholders(counted.layout)
 
     async def prepare(self) -> PreparedMedia:
         """The picture as an encoder reads it, from the store or decoded now.
@@ -78,8 +98,8 @@ class OpenedMedia:
             InvalidRequestError: It is damaged, takes too long, or is kept no more under its `uuid`.
             ServerOverloadedError: There is no memory or no time for it.
         """
-        with _named(self.part.param):
-            entry = await self._front._entry(self._key, self.part, self._counted, self._data)
+        with _named(self._asked.part.param):
+            entry = await self._front._entry(self._key, self._asked, self._counted, self._data)
         self._data = b""
         return PreparedMedia(self._front._store, entry)
 
@@ -163,30 +183,35 @@ class MediaFront:
         """What is kept, for metrics."""
         return self._store
 
-    async def open(self, part: MediaPart, tenant: str = "") -> OpenedMedia:
-        """Fetches a picture and counts it. Nothing is decoded. `tenant`: An opaque id of the API key.
+    async def open(self, part: Part, tenant: str = "", options: Mapping[str, object] | None = None) -> OpenedMedia:
+        """Fetches a picture and counts it. Nothing is decoded.
+
+        Args:
+            part: What the request says of it.
+            tenant: An opaque id of the API key.
+            options: Of the model's image processor, by the request.
 
         Raises:
             InvalidRequestError: It cannot be had, is no picture, or exceeds a limit; `param` names the part.
             ServerOverloadedError: Too much is waiting.
         """
         with _named(part.param):
-            processor = self._processor_of(part)
-            names = self._names(processor)
+            asked = self._asked(part, options or {})
             if not part.url:
-                return self._known(part, tenant, processor, names)
+                return self._known(asked, tenant)
             async with self._fetches.hold(tenant, 1):
                 data = await self._fetcher.fetch(part.url)
             is_long = len(data) > _HASH_IN_THREAD_BYTES
+            names = asked.names
             digest = await asyncio.to_thread(digest_of, names, data) if is_long else digest_of(names, data)
             key = (tenant, digest)
             counted = self._store.counted(key)
             if counted is None:
-                counted = await self._count(tenant, processor, data)
+                counted = await self._count(tenant, asked.processor, data)
                 self._store.remember(key, counted)
             if part.uuid:
-                self._store.set_alias(tenant, _alias(part.uuid, names), key[1])
-            return OpenedMedia(self, part, processor, key, counted, data)
+                self._store.set_alias(tenant, asked.alias, key[1])
+            return OpenedMedia(self, asked, key, counted, data)
 
     async def shutdown(self) -> None:
         """Ends the children and frees all memory. Idempotent, and final."""
@@ -195,25 +220,24 @@ class MediaFront:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._store.close()
 
-    def _processor_of(self, part: MediaPart) -> ImageProcessor:
+    def _asked(self, part: Part, options: Mapping[str, object]) -> _Asked:
+        if part.kind != "image":
+            raise invalid_option("type", "that of an image: this model takes no others")
         if part.detail not in DETAILS:
             raise invalid_option("detail", "auto, low or high")
         if len(part.uuid) > _MAX_UUID_LENGTH:
             raise invalid_option("uuid", f"at most {_MAX_UUID_LENGTH} characters long")
-        return self._processor.for_detail(part.detail).with_options(part.options or {})
+        processor = self._processor.for_detail(part.detail).with_options(options)
+        names = (("kind", part.kind), ("background", repr(self._background)), *processor.identity())
+        return _Asked(part, options, processor, names)
 
-    def _names(self, processor: ImageProcessor) -> tuple[tuple[str, str], ...]:
-        return (("kind", "image"), ("background", repr(self._background)), *processor.identity())
-
-    def _known(
-        self, part: MediaPart, tenant: str, processor: ImageProcessor, names: tuple[tuple[str, str], ...]
-    ) -> OpenedMedia:
+    def _known(self, asked: _Asked, tenant: str) -> OpenedMedia:
         """A picture that its key sent before, by its name alone."""
-        digest = self._store.find_alias(tenant, _alias(part.uuid, names)) if part.uuid else None
+        digest = self._store.find_alias(tenant, asked.alias) if asked.part.uuid else None
         counted = None if digest is None else self._store.counted((tenant, digest))
         if digest is None or counted is None:
-            raise media_not_found() if part.uuid else fetch_failed("An image needs a URL or a uuid")
-        return OpenedMedia(self, part, processor, (tenant, digest), counted, b"")
+            raise media_not_found() if asked.part.uuid else fetch_failed("An image needs a URL or a uuid")
+        return OpenedMedia(self, asked, (tenant, digest), counted, b"")
 
     async def _count(self, tenant: str, processor: ImageProcessor, data: bytes) -> Counted:
         async with self._places.hold(tenant, 1):
@@ -224,7 +248,7 @@ class MediaFront:
                 source.close()
         return Counted(processor.layout(width, height), width * height)
 
-    async def _entry(self, key: Key, part: MediaPart, counted: Counted, data: bytes) -> Entry:
+    async def _entry(self, key: Key, asked: _Asked, counted: Counted, data: bytes) -> Entry:
         """The entry of a picture, held once more. Those that want the same one at once wait for one decode."""
         entry = self._store.acquire(key)
         if entry is not None:
@@ -234,7 +258,7 @@ class MediaFront:
         making = self._making.get(key)
         if making is None:
             making = self._making[key] = _Making()
-            making.task = asyncio.create_task(self._make(making, key, part, counted, data))
+            making.task = asyncio.create_task(self._make(making, key, asked, counted, data))
             making.task.add_done_callback(_retrieve)
         making.num_waiting += 1
         try:
@@ -246,14 +270,14 @@ class MediaFront:
                 self._store.release(making.entry)
             raise
 
-    async def _make(self, making: _Making, key: Key, part: MediaPart, counted: Counted, data: bytes) -> Entry:
+    async def _make(self, making: _Making, key: Key, asked: _Asked, counted: Counted, data: bytes) -> Entry:
         """Decodes a picture, and holds it once for each that waits."""
         tenant, layout = key[0], counted.layout
         try:
             async with self._pixels.hold(tenant, counted.num_pixels), self._places.hold(tenant, 1):
                 self._store.reserve(layout.num_bytes)
                 try:
-                    memory = await self._filled(key, part, layout, data)
+                    memory = await self._filled(key, asked, layout, data)
                 except BaseException:
                     self._store.cancel(layout.num_bytes)
                     raise
@@ -265,18 +289,33 @@ class MediaFront:
         finally:
             del self._making[key]
 
-    async def _filled(self, key: Key, part: MediaPart, layout: ImageLayout, data: bytes) -> SealedMemory:
+    async def _filled(self, key: Key, asked: _Asked, layout: ImageLayout, data: bytes) -> SealedMemory:
         source = _sealed(data)
         try:
             target = _memory(layout.num_bytes, key[1].hex())
             try:
-                await self._pool.prepare(source, target, layout, part.detail, part.options or {})
+                await self._pool.prepare(source, target, layout, asked.part.detail, asked.options)
             except BaseException:
                 target.close()
                 raise
             return target
         finally:
             source.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks for: a part, options, the processor with them, and all that its array depends on by name."""
+
+    part: Part
+    options: Mapping[str, object]
+    processor: ImageProcessor
+    names: tuple[tuple[str, str], ...]
+
+    @property
+    def alias(self) -> str:
+        """A name of fixed length for the client's own name and the options in effect."""
+        return digest_of((("uuid", self.part.uuid), *self.names), b"").hex()
 
 
 @dataclass(slots=True, eq=False)
@@ -301,13 +340,8 @@ def _hashed(parts: list[bytes]) -> bytes:
     return digest.digest()
 
 
-def _alias(uuid: str, names: tuple[tuple[str, str], ...]) -> str:
-    """A name of fixed length for a key's own name and the options in effect."""
-    return digest_of((("uuid", uuid), *names), b"").hex()
-
-
 @contextlib.contextmanager
-def _named(param: str | None) -> Iterator[None]:
+def _named(param: str) -> Iterator[None]:
     """Refusals of what is inside name the part."""
     try:
         yield

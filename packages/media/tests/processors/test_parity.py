@@ -123,3 +123,14 @@ def test_sixteen_bits_are_scaled_where_the_reference_clips_them() -> None:
     image = picture(np.random.default_rng(2), "I;16", 60, 50)
     pixels = decode_image(as_file(image), MediaLimits())
     np.testing.assert_array_equal(pixels[..., 0], np.asarray(image) >> 8)
+
+
+@pytest.mark.parametrize(("name", "placeholder", "in_text"), [
+    ("idefics3", "<image>", "<image>"), ("gemma3", "<start_of_image>", "<start_of_image>"),
+    ("clip", "<image>", "<image>"), ("llava-next", "<image>", "<image>"), ("pixtral", "[IMG]", "[IMG]"),
+    ("qwen2-vl", "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("internvl", "<IMG_CONTEXT>", "<IMG_CONTEXT>"),
+])  # fmt: skip
+def test_a_picture_is_written_as_its_family_does(name: str, placeholder: str, in_text: str) -> None:
+    ours = FAMILIES[name].ours()
+    assert (ours.placeholder, ours.placeholder_in_text) == (placeholder, in_text)

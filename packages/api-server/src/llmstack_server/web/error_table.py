@@ -17,6 +17,7 @@ SERVER_ERROR = "server_error"
 _RETRY = {"retry-after": "1", "retry-after-ms": "500"}
 _DO_NOT_RETRY = {"x-should-retry": "false"}
 _CLOSE = {"connection": "close"}
+_PART = "the part, such as `messages[0].content[1]`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,12 @@ KINDS = (
     _invalid("invalid_regex", "a regular expression that is malformed or uses something unsupported"),
     _invalid("invalid_grammar", "a grammar that is malformed or uses something unsupported"),
     _invalid("grammar_too_complex", "a grammar or pattern over a limit, or one that takes too long to compile"),
+    _invalid("invalid_image", "an image that is damaged, too long and narrow, or not valid base64", _PART),
+    _invalid("image_too_large", "an image with too many pixels or bytes, or one that takes too long to read", _PART),
+    _invalid("unsupported_media_format", "an image of a format other than the allowed ones", _PART),
+    _invalid("media_url_not_allowed", "a URL that this server does not fetch", _PART),
+    _invalid("media_fetch_failed", "a URL whose server fails, or answers with something else", _PART),
+    _invalid("media_not_found", "a `uuid` without content that is not known, or not any more", _PART),
     _invalid(
         "request_budget_exceeded",
         "too many prompts, completions, characters or numbers in one request, or too many JSON values in its body",

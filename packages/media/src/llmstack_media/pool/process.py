@@ -92,7 +92,16 @@ def _opened(memory: dict[str, Any], flags: int) -> int:
 
 def main() -> None:
     """Works on the jobs of standard input to its end."""
-    serve_children(work_on_pictures, max_memory_bytes=MAX_MEMORY_BYTES)
+    serve_children(_quiet_work, max_memory_bytes=MAX_MEMORY_BYTES)
+
+
+def _quiet_work(configuration: dict[str, Any]) -> Work:
+    """The same without an output of errors: decoders write a line there for every fault of a file."""
+    work = work_on_pictures(configuration)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    os.close(nothing)
+    return work
 
 
 if __name__ == "__main__":

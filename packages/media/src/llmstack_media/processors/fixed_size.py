@@ -65,6 +65,10 @@ class FixedSizeProcessor(ImageProcessor):
         resized = self._resized(pixels, *self._first_size(*pixels.shape[:2]))
         return channels_first([middle_of(resized, self.height, self.width)])
 
+    @property
+    def placeholder(self) -> str:
+        return self.image_token
+
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         return (Piece(self.image_token, layout.num_vectors),)
 

@@ -78,6 +78,10 @@ class Gemma3ImageProcessor(ImageProcessor):
         crops = [pixels[rows, columns] for rows, columns in self._crops(*pixels.shape[:2])]
         return channels_first([self._resized(one, self.height, self.width) for one in (pixels, *crops)])
 
+    @property
+    def placeholder(self) -> str:
+        return self.begin_token
+
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         begin, end = f"\n\n{self.begin_token}", f"{self.end_token}\n\n"
         vectors = Piece(self.image_token, self.num_crop_vectors)

@@ -91,6 +91,10 @@ class GotOcr2ImageProcessor(ImageProcessor):
         ]
         return channels_first([*tiles, whole])
 
+    @property
+    def placeholder(self) -> str:
+        return self.image_token
+
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         return Piece(self.begin_token), Piece(self.image_token, layout.num_vectors), Piece(self.end_token)
 

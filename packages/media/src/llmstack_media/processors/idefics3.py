@@ -97,6 +97,10 @@ class Idefics3ImageProcessor(ImageProcessor):
         ]
         return channels_first([*crops, self._resized(pixels, side, side) if crops else pixels])
 
+    @property
+    def placeholder(self) -> str:
+        return self.image_token
+
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         _, rows, columns = layout.grid
         crop = Piece(self.image_token, self.num_crop_vectors)

@@ -84,6 +84,10 @@ class LlavaNextImageProcessor(ImageProcessor):
         ]
         return channels_first([self._resized(pixels, side, side), *tiles])
 
+    @property
+    def placeholder(self) -> str:
+        return self.image_token
+
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         return (Piece(self.image_token, layout.num_vectors),)
 

@@ -80,6 +80,10 @@ class PixtralImageProcessor(ImageProcessor):
     def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
         return channels_first([self._resized(pixels, *self._size(*pixels.shape[:2]))])
 
+    @property
+    def placeholder(self) -> str:
+        return self.image_token
+
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         rows, columns = layout.grid[1] // self.merge_size, layout.grid[2] // self.merge_size
         row = (Piece(self.image_token, columns), Piece(self.break_token))

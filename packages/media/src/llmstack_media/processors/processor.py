@@ -82,6 +82,16 @@ class ImageProcessor(ABC):
     def largest(self) -> ImageLayout:
         """A layout with as many vectors as any picture can have, or a few more."""
 
+    @property
+    @abstractmethod
+    def placeholder(self) -> str:
+        """The special token that a chat template prints where a picture stands, and that the pieces replace."""
+
+    @property
+    def placeholder_in_text(self) -> str:
+        """What stands in a text where a template takes texts alone: the placeholder, and what surrounds it."""
+        return self.placeholder
+
     def for_detail(self, detail: str) -> Self:
         """The processor of a request with this `detail`: `low` costs less, others are as the checkpoint says."""
         return self._with_low_detail() if detail == "low" else self

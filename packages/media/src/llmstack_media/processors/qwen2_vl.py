@@ -25,6 +25,7 @@ from llmstack_media.processors.processor import (
 
 _MAX_RATIO = 200
 _LOW_PIXELS = 512 * 512
+_BEGIN, _END = "<|vision_start|>", "<|vision_end|>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,14 @@ class Qwen2VLImageProcessor(ImageProcessor):
         parts = resized.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
         patches = parts.transpose(0, 3, 1, 4, 6, 2, 5)  # rows, columns, row and column within, channel, y, x
         return np.ascontiguousarray(patches).reshape(rows * columns, 3, 1, side, side)
+
+    @property
+    def placeholder(self) -> str:
+        return self.image_token
+
+    @property
+    def placeholder_in_text(self) -> str:
+        return f"{_BEGIN}{self.image_token}{_END}"
 
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         return (Piece(self.image_token, layout.num_vectors),)
