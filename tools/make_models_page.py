@@ -91,7 +91,7 @@ def _link(path: str) -> str:
 
 def _transformers_row(rounding: str) -> str:
     formats, test = _words(readable_formats("")), _link(f"{TESTS}transformers_backend.py")
-    return f"| transformers | all others | {formats} | {rounding} | no | no | {test} |\n"
+    return f"| transformers | all others | {formats} | {rounding} | attention, feed-forward | no | {test} |\n"
 
 
 def _words(words: Sequence[str]) -> str:

@@ -135,7 +135,9 @@ def make_store(
     if layers is None:
         return None
     if not isinstance(model, CausalLM) or not layers.parts:
-        raise ValueError("--enable-lora needs a native model that generates text; this one is none")
+        raise ValueError(
+            "--enable-lora needs a model that generates text; this one does not, or adapters cannot change it"
+        )
     if device == torch.device("cuda"):  # adapters are read in threads, whose current GPU is the first
         device = torch.device("cuda", torch.cuda.current_device())
     return AdapterStore(model, layers, dtype, device, AdapterLimits(config.max_lora_rank, config.max_lora_bytes))

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
+from llmstack_model_runner.layers.adaptation import adapted_layers
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
 from llmstack_model_runner.layers.step_vectors import StepVectors
@@ -32,6 +33,7 @@ from llmstack_model_runner.models.transformers_backend.probe import (
     check_only_attention_connects,
     check_rows_are_independent,
     find_layers,
+    find_linears_of_tokens,
     run_rows,
 )
 from llmstack_model_runner.models.transformers_backend.resolve import (
@@ -58,6 +60,7 @@ class TransformersModel(CausalLM):
         self._config, self._model_class = resolve(config)
         self._dtype = dtype
         self._device = device
+        self._adapted = adapted_layers()
         self.kv_spec = _declared_spec(self._config)
 
     def slots(self) -> dict[str, WeightSlot]:
@@ -83,7 +86,7 @@ class TransformersModel(CausalLM):
         Raises:
             UnsupportedByTransformersError: Paged attention does not support it.
         """
-        if self._device.type == "cpu" or packing() != Packing():
+        if self._device.type == "cpu" or packing() != Packing() or self._adapted is not None:
             pack_modules(self._model)
             release_files(self._model)
         self._decoder: Any = find_decoder(self._model)
@@ -141,6 +144,10 @@ class TransformersModel(CausalLM):
         spec, decoder = self.kv_spec, self._decoder
         layers = find_layers(decoder, self._run, self._dtype, self._config)
         check_only_attention_connects(decoder, decoder.get_input_embeddings(), self._run)
+        if self._adapted is not None:
+            names = {module: name for name, module in self._model.named_modules()}
+            for layer in find_linears_of_tokens(decoder, decoder.get_input_embeddings(), self._run):
+                layer.adapt(names[layer], self._adapted)
         self._attention = PagedAttention(layers, self._dtype, self._device)
         self._model.set_attn_implementation(IMPLEMENTATION)
         install(decoder, self._attention)

@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, pack_experts, sum_choices
 from llmstack_kernels.linear import PackedLinear
+from llmstack_model_runner.layers.adaptation import AdaptedLayers, AdaptedPart
 from llmstack_model_runner.layers.packing import pack, packing
 
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
@@ -76,6 +77,8 @@ class LinearLayer(nn.Module):
         self._dtype: torch.dtype = layer.weight.dtype
         shape = self._stored_shape[::-1] if isinstance(layer, Conv1D) else self._stored_shape
         self.out_features, self.in_features = shape
+        self._adapted: AdaptedLayers | None = None
+        self._number = 0
         self._is_hf_initialized = True  # nothing is missing that transformers could draw at random
 
     def fill(self, packed: PackedLinear) -> None:
@@ -83,8 +86,17 @@ class LinearLayer(nn.Module):
         self.weight = unreadable(self._stored_shape, self._dtype)
         self._packed = packed
 
+    def adapt(self, name: str, layers: AdaptedLayers) -> None:
+        """Registers the layer with those that adapters can change."""
+        self._adapted, self._number = layers, layers.num_layers
+        sizes = (self.in_features, self.out_features, 0)
+        layers.add_layer([AdaptedPart(name, self._number, *sizes, None, lambda rows: rows, lambda: True)])
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._packed(x)
+        if self._adapted is None or not self._adapted.changes(self._number):
+            return self._packed(x)
+        rows = x.reshape(-1, self.in_features)
+        return self._adapted.compute(self._packed, self._number, rows, "none", None).view(*x.shape[:-1], -1)
 
 
 def unreadable(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

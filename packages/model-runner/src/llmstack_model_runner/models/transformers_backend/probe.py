@@ -19,6 +19,7 @@ from llmstack_model_runner.models.transformers_backend.attention import (
     install,
     mask_rule,
 )
+from llmstack_model_runner.models.transformers_backend.modules import LinearLayer
 from llmstack_model_runner.models.transformers_backend.resolve import max_model_len
 
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -56,7 +57,7 @@ def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrain
 
 
 def check_only_attention_connects(model: nn.Module, embedding: nn.Module, run: Run) -> None:
-    """Runs one request without attention, of whose tokens some are NaN, and requires that the others are finite.
+    """Runs tokens that attend to themselves alone, some of them NaN, and requires that the others are finite.
 
     What connects the tokens of a request outside attention, such as a convolution or a recurrent state, spreads NaN.
     The storage does not keep it, so it would be lost where a request is cut into steps.
@@ -71,15 +72,41 @@ def check_only_attention_connects(model: nn.Module, embedding: nn.Module, run: R
         raise ProbeError("its layers keep a state of their own beside keys and values")
 
 
+def find_linears_of_tokens(model: nn.Module, embedding: nn.Module, run: Run) -> list[LinearLayer]:
+    """The linear layers that each step calls once with a row for each token in order; experts get others.
+
+    Some tokens are NaN, which shows what rows are of them.
+    """
+    is_poisoned = torch.zeros(_NUM_TOKENS, dtype=torch.bool)
+    is_poisoned[: _ROW_LENGTHS[0]] = is_poisoned[-_ROW_LENGTHS[2] :] = True
+    found: dict[LinearLayer, int] = {}
+
+    def note(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        rows = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+        is_in_order = len(rows) == _NUM_TOKENS and torch.equal(rows.isnan().any(-1).cpu(), is_poisoned)
+        if isinstance(layer, LinearLayer):
+            found[layer] = found.get(layer, 0) + (1 if is_in_order else 2)
+
+    layers = [module for module in model.modules() if isinstance(module, LinearLayer)]
+    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        with _poisoned(embedding, slice(0, _ROW_LENGTHS[0]), slice(_NUM_TOKENS - _ROW_LENGTHS[2], None)):
+            _run_without_attention(model, run, range(_NUM_TOKENS))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [layer for layer in layers if found.get(layer) == 1]
+
+
 def _run_without_attention(
     model: nn.Module, run: Run, token_ids: Sequence[int]
 ) -> tuple[list[AttentionCall], torch.Tensor]:
-    """The calls and the hidden states of tokens at positions from 0 on, where attention gives zeros."""
+    """The calls and the hidden states of tokens at positions from 0 on, where each token attends to itself alone."""
     calls: list[AttentionCall] = []
 
     def record(call: AttentionCall) -> torch.Tensor:
         calls.append(call)
-        return call.query.new_zeros((*call.query.shape[:2], call.value.shape[2]))
+        return call.value.repeat_interleave(-(-call.query.shape[1] // call.value.shape[1]), 1)[:, : call.query.shape[1]]
 
     install(model, record)
     device = _device(model)
