@@ -28,6 +28,7 @@ from llmstack_step_log.replay import (
 from llmstack_step_log.replay.against import decisions_against, decisions_as_recorded
 from llmstack_step_log.replay.derive import proven
 from llmstack_step_log.seek import LogFile, RunPart
+from llmstack_types import MediaSpec
 
 LIMITS = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64, fair_quantum=16, max_loras=1)
 CACHE = CacheConfig(24, block_size=4)
@@ -55,11 +56,12 @@ def check_all_snapshots(path: Path) -> int:
 
 def check_scenario(
     seed: int, policy: str, num_blocks: int, finds_prefixes: bool, groups: tuple[GroupConfig, ...],
-    num_host_blocks: int, speculative: SpeculativeConfig | None, num_under_way: int,
+    num_host_blocks: int, speculative: SpeculativeConfig | None, num_under_way: int, media: MediaSpec | None,
 ) -> None:  # fmt: skip
     num_under_way = 1 if speculative else num_under_way
     num_stages = 3 if num_under_way == 3 else 1
     scheduler = replace(LIMITS, policy=policy, speculative=speculative, pipeline_parallel_size=num_stages)
+    scheduler = replace(scheduler, media=media, encoder_cache_tokens=9, encoder_budget_units=7)
     cache = CacheConfig(num_blocks * max(1, len(groups)), 4, finds_prefixes, num_host_blocks, groups)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.steps"
@@ -88,6 +90,7 @@ SCENARIOS = given(
     num_host_blocks=st.sampled_from([0, 0, 30]),
     speculative=st.sampled_from([None, None, SpeculativeConfig("ngram", 3, 3, 1)]),
     num_under_way=st.sampled_from([1, 1, 2, 3]),
+    media=st.sampled_from([None, MediaSpec(8, {"image": 3}, max_num_tokens={"image": 4})]),
 )
 
 test_a_replay_from_any_snapshot_decides_as_one_from_the_beginning = settings(max_examples=12)(SCENARIOS(check_scenario))

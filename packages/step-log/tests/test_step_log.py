@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_step_log import FileSink, LogHeader, RecordedRun, RingSink, StepLog, StepLogError
 from llmstack_step_log.control_plane import CacheConfig
+from llmstack_step_log.decisions import pack_scheduled
 from llmstack_step_log.encoding import MAGIC
 from llmstack_step_log.primitives import Cursor, pack_ints, put_int, put_ints, put_uint, unpack_ints
 from llmstack_step_log.records import (
@@ -29,7 +30,16 @@ from llmstack_step_log.records import (
 from llmstack_step_log.replay import verify
 from llmstack_step_log.request_fields import pack_request, unpack_request
 from llmstack_step_log.step_log import MAX_SEGMENT_BYTES, STEPS_PER_CHECKPOINT
-from llmstack_types import EngineCoreRequest, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from llmstack_types import (
+    EncoderWork,
+    EngineCoreRequest,
+    MediaItem,
+    MediaMemory,
+    RepetitionDetectionParams,
+    SamplingParams,
+    SchedulerOutput,
+    StructuredOutputsParams,
+)
 
 HEADER = LogHeader.of(SchedulerConfig(max_num_seqs=3), CacheConfig(7, 8), {"llmstack-engine-core": "0.1.0"})
 
@@ -310,6 +320,25 @@ def test_of_vectors_the_log_has_that_there_were_some():
     packed = pack_request(request)
     assert b"private" not in packed
     assert unpack_request(packed) == replace(request, prompt_embeds=b"")
+
+
+def test_of_an_item_the_log_has_all_but_where_its_encoder_reads_it():
+    memory = MediaMemory(7, data=b"private")
+    item = MediaItem(bytes(32), "image", 1, 4, ((0, 1), (2, 2)), (1, 2, 2), 9, memory)
+    request = EngineCoreRequest("a", [0] * 9, SamplingParams(seed=1), media=(item, replace(item, offset=5)))
+    packed = pack_request(request)
+    assert b"private" not in packed
+    without = replace(item, memory=None)
+    assert unpack_request(packed) == replace(request, media=(without, replace(without, offset=5)))
+
+
+def test_the_work_of_an_encoder_is_a_decision_whatever_its_item_is_read_from():
+    item = MediaItem(bytes(32), "image", 1, 4, num_units=9, memory=MediaMemory(7, data=b"private"))
+    step = SchedulerOutput(1, encoder_work=[EncoderWork(3, 0, 2, item), EncoderWork(4, 2, 1)], freed_media=[2])
+    without = replace(step, encoder_work=[EncoderWork(3, 0, 2, replace(item, memory=None)), EncoderWork(4, 2, 1)])
+    assert pack_scheduled(step) == pack_scheduled(without)
+    other = replace(item, digest=bytes([1]) * 32)
+    assert pack_scheduled(step) != pack_scheduled(replace(step, encoder_work=[EncoderWork(3, 0, 2, other)]))
 
 
 def test_a_log_of_an_older_format_is_refused_in_one_sentence() -> None:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from llmstack_step_log.packing import pack, packed_ints, unpack
-from llmstack_types import EngineCoreOutput, EngineCoreOutputs, NewRequest, SchedulerOutput
+from llmstack_types import EngineCoreOutput, EngineCoreOutputs, MediaItem, NewRequest, SchedulerOutput
 
 DIGEST_SIZE: Final = 16
 
@@ -25,6 +25,9 @@ _ROWS: Final = "scheduled_requests"
 _NEW_REQUESTS: Final = "new_requests"
 _STEP_FIELDS: Final = tuple(field.name for field in fields(SchedulerOutput) if field.name not in (_ROWS, _NEW_REQUESTS))
 _STEP_VALUES: Final = attrgetter(*_STEP_FIELDS)
+_WORK: Final = "encoder_work"
+_NUM_WORK_COUNTS: Final = 3
+"""The number of an item, the first layer, and how many."""
 _NUM_ROW_COUNTS: Final = 3
 """The id of a row and its two counts; what follows them is empty in most rows."""
 # Log-probabilities and vectors pass through the scheduler and decide nothing.
@@ -45,6 +48,8 @@ def pack_scheduled(scheduled: SchedulerOutput) -> bytes:
     """
     named = zip(_STEP_FIELDS, _STEP_VALUES(scheduled), strict=True)
     decided: dict[str, Any] = {name: value for name, value in named if value}
+    if scheduled.encoder_work:
+        decided[_WORK] = [[*part[:_NUM_WORK_COUNTS], *_digests(part.item)] for part in scheduled.encoder_work]
     if scheduled.scheduled_requests:
         *dense, block_ids, draft_ids = zip(*scheduled.scheduled_requests, strict=True)
         decided[_ROWS] = [*dense, _filled(block_ids), _filled(draft_ids)]
@@ -64,8 +69,14 @@ def _sparse(column: Sequence[Any], default: object) -> dict[int, Any]:
 
 
 def _new_request(request: NewRequest) -> list[Any]:
-    held = [request.num_held_tokens] if request.num_held_tokens else []
-    return [request.request_id, request.num_prompt_tokens, packed_ints(request.token_ids), *held]
+    held = [request.num_held_tokens] if request.num_held_tokens or request.media else []
+    media = [[number for number, _ in request.media]] if request.media else []
+    return [request.request_id, request.num_prompt_tokens, packed_ints(request.token_ids), *held, *media]
+
+
+def _digests(item: MediaItem | None) -> list[bytes]:
+    """Of an item, what names it: not where its encoder reads it."""
+    return [] if item is None else [item.digest]
 
 
 def scheduled_rows(decided: Mapping[str, Any]) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from llmstack_step_log.errors import StepLogError
 from llmstack_step_log.packing import pack, packed_ints, unpack
 from llmstack_types import (
     EngineCoreRequest,
+    MediaItem,
     PoolingParams,
     PoolingTask,
     PoolingType,
@@ -25,7 +26,7 @@ from llmstack_types.field_facts import facts_of
 # What only the front end and the sampler read: no decision depends on it, and it may hold a user's text.
 _NOT_RECORDED: Final = frozenset(
     {
-        "lora_path", "kv_transfer",
+        "lora_path", "kv_transfer", "memory",
         *(name for name, facts in facts_of(SamplingParams).items() if not facts.is_recorded),
     }
 )  # fmt: skip
@@ -37,11 +38,13 @@ _NESTED: Final[Mapping[str, type]] = {
 }  # fmt: skip
 _FROM_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
     "eos_token_ids": tuple, "output_token_ids": tuple, "choice": tuple,
-    "pooling_type": PoolingType, "task": PoolingTask,
+    "pooling_type": PoolingType, "task": PoolingTask, "layout": tuple,
+    "embed_runs": lambda runs: tuple((start, length) for start, length in runs),
+    "media": lambda items: tuple(_from_plain(MediaItem, item) for item in items),
 }  # fmt: skip
 _DEFAULTS: Final = {
     cls: {field.name: field.default for field in fields(cls) if field.name not in _NOT_RECORDED}
-    for cls in (EngineCoreRequest, *_NESTED.values())
+    for cls in (EngineCoreRequest, MediaItem, *_NESTED.values())
 }
 """Of each class, field name to default; `MISSING` where there is none."""
 
@@ -80,6 +83,8 @@ def _to_plain(data: Any) -> dict[str, Any]:
 def _packable(value: Any) -> Any:
     if isinstance(value, list | tuple) and set(map(type, value)) == {int}:
         return packed_ints(list(value))
+    if isinstance(value, tuple) and set(map(type, value)) == {MediaItem}:
+        return [_to_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 

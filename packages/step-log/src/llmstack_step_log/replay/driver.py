@@ -17,7 +17,7 @@ from llmstack_types import (
 )
 
 MAX_IDLE_STEPS: Final = 1000
-"""Steps without rows, one after the other; a scheduler that needs more of them will never have any."""
+"""Steps with nothing to compute, one after the other; a scheduler that needs more of them will never have any."""
 
 Sample = Callable[[Sequence[ScheduledRequest]], list[list[int]]]
 """The new tokens of each row, in the place of a model; none for a chunk of a prompt."""
@@ -97,13 +97,13 @@ class SchedulerDriver:
         """Computes one step on the driver's own clock, which goes on by `step_s`; one without rows takes no time.
 
         Raises:
-            NoProgressError: It is the last of more than `MAX_IDLE_STEPS` steps without rows.
+            NoProgressError: It is the last of more than `MAX_IDLE_STEPS` steps with nothing to compute.
         """
         scheduled = self.schedule(self.now_s)
         rows = scheduled.scheduled_requests
         sampled = sample(rows)
         outputs = self.update(scheduled.step, sampled, self.now_s + step_s(rows) if rows else self.now_s)
-        self._num_idle_steps = 0 if rows else self._num_idle_steps + 1
+        self._num_idle_steps = self._num_idle_steps + 1 if scheduled.is_empty() else 0
         if self._num_idle_steps > MAX_IDLE_STEPS:
             raise NoProgressError(f"the scheduler makes no progress at {self.now_s:.3f} s")
         return scheduled, outputs

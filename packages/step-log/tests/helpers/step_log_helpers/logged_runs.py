@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from llmstack_core_scheduler import SchedulerConfig
@@ -16,6 +17,8 @@ from llmstack_step_log.replay.against import decisions_as_recorded
 from llmstack_types import (
     EngineCoreRequest,
     InvalidRequestError,
+    MediaItem,
+    MediaMemory,
     ModelRunnerOutput,
     RepetitionDetectionParams,
     SamplingParams,
@@ -34,6 +37,7 @@ class LoggedRun:
     ) -> None:  # fmt: skip
         """`is_waited_for`: Every snapshot is encoded before the next step, so that none is left out."""
         header = LogHeader.of(scheduler, cache, {}, make_marker() if snapshot_steps else b"")
+        self._media = scheduler.media
         self.log = StepLog(header, FileSink(str(path)), snapshot_steps=snapshot_steps)
         self.scheduler = LoggedScheduler(build_scheduler(scheduler, cache), self.log)
         self.rng = random.Random(seed)
@@ -83,7 +87,21 @@ class LoggedRun:
             cache_salt=rng.choice(["", "", "salt"]), lora_name=rng.choice([None, None, "one", "two"]),
             fork_of=fork_of, tenant=f"t{rng.randrange(3)}",
             deadline_s=self.now_s + rng.random() / 10 if rng.random() < 0.5 else None,
+            media=() if self._media is None or fork_of else self._items(len(prompt)),
         )  # fmt: skip
+
+    def _items(self, num_tokens: int) -> tuple[MediaItem, ...]:
+        """Up to two items of few kinds, some of them equal; the last token is never one of theirs."""
+        rng, items, place = self.rng, list[MediaItem](), 0
+        while rng.random() < 0.6 and place + 7 < num_tokens:
+            place += rng.randrange(3)
+            memory = MediaMemory(7, data=b"private")
+            item = MediaItem(
+                bytes([rng.randrange(4)]) * 32, "image", place, 4, layout=(2, 2), num_units=30, memory=memory
+            )
+            items.append(item if rng.random() < 0.7 else replace(item, embed_runs=((0, 1), (2, 2))))
+            place = item.end
+        return tuple(items)
 
     def step(self, num_under_way: int = 1) -> None:
         """Schedules a step, and applies the oldest one's results where `num_under_way` are."""
