@@ -36,7 +36,7 @@ LEFT_OUT = {
     "prefix_salt", "wants_logprobs", "pools_whole_prompt", "is_finished",
     "_chunks", "_results", "_spec", "_running", "_max_num_units", "_can_cut_prompts", "num_tokens", "media_end",
     "key_ids",
-    "_entries",  # what a cache gives one by one
+    "media_numbers", "_entries",  # of a part; what a cache gives one by one
     # within one step
     "_plan", "_step", "_num_left_units", "_has_encoded", "_needed", "last_step",
 }  # fmt: skip

@@ -14,6 +14,7 @@ import zmq
 from engine_core_helpers.ports import free_address
 from zmq.utils.monitor import parse_monitor_message
 
+from llmstack_core_scheduler.media_numbers import MediaNumbers, media_keys, routing_keys
 from llmstack_core_scheduler.request import prefix_salt
 from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_engine_core.cache_news import CacheNews
@@ -21,7 +22,8 @@ from llmstack_engine_core.ipc.keys import make_key_file, read_keys
 from llmstack_engine_core.kv_events import EventEncoder, KVEventsConfig
 from llmstack_engine_core.zmq_publisher import END_OF_REPLAY, ZmqPublisher, _Sender
 from llmstack_kv_cache import AllCleared, BlockRemoved, BlockStored, KVCacheManager
-from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
+from llmstack_kv_cache.segments import segment_keys, unpack_keys
+from llmstack_types import EngineCoreRequest, EngineStartError, MediaItem, ModelRunnerConfig, SamplingParams
 
 TIMEOUT_MS = 30_000
 HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -284,3 +286,43 @@ def test_nothing_is_published_unless_that_is_asked_for() -> None:
         news = build_engine_core(replace(config, num_blocks=8)).observers.cache_news
         assert news is not None
         assert news._publisher is None
+
+
+def numbered(*names, salt=""):
+    """Numbers of items of 4 tokens; the placeholder is token 7."""
+    numbers = MediaNumbers()
+    media = tuple(MediaItem(name * 32, "image", 4 * place, 4, num_units=1) for place, name in enumerate(names))
+    numbers.number(EngineCoreRequest("a", [7] * 4 * len(names), SamplingParams(), media=media, cache_salt=salt))
+    return numbers
+
+
+def test_an_item_is_published_as_its_placeholder_with_its_digest_beside():
+    encoder = EventEncoder(3, 1, numbered(b"c", b"d"))
+    event = BlockStored((64, 65, 66, 67), 0, (5, -2, -2, 6, 5, 6, -3, -9), 2)
+    ((_, (stored,), _),) = encoder.batches([event], 0.0, is_whole=False)
+    assert stored[3] == [5, 7, 7, 6, 5, 6, 7, 0]
+    assert stored[8] == [[("63" * 32, 1)], [("63" * 32, 0)], None, [("64" * 32, 0), ("forgotten-8", 1)]]
+    ((_, (plain,), _),) = encoder.batches([BlockStored((128,), 0, (5, 6), 2)], 0.0, is_whole=False)
+    assert len(plain) == 8
+
+
+def test_a_router_finds_the_prefix_of_a_prompt_with_the_same_item_in_any_engine_core_and_not_of_another():
+    size = 128
+    prompt = [5, *[7] * 4, *range(1, 252)]
+    item = MediaItem(b"d" * 32, "image", 1, 4, num_units=1)
+    keys = []
+    for numbers, number in ((numbered(b"d"), 1), (numbered(b"c", b"d"), 2)):  # two engine cores
+        manager = KVCacheManager(16, size)
+        news = CacheNews(manager, numbers=numbers)
+        news.follow()
+        own_keys = media_keys(prompt, [(number, item)])
+        manager.allocate_slots("a", 256)
+        manager.cache_blocks("a", own_keys, 256)
+        news.read()
+        update = news.take()
+        keys.append(unpack_keys(update.added))
+    assert keys[0] == keys[1] == tuple(segment_keys(routing_keys(prompt, [item]), size))
+    other = replace(item, digest=b"e" * 32)
+    assert not set(keys[0]) & set(segment_keys(routing_keys(prompt, [other]), size))
+    assert not set(keys[0]) & set(segment_keys(prompt, size))
+    assert routing_keys(prompt, ()) is prompt

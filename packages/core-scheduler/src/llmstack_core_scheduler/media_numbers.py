@@ -97,3 +97,14 @@ def media_keys(token_ids: Sequence[int], media: Iterable[tuple[int, MediaItem]])
         for places in vector_places(item):
             keys[places.start : places.stop] = [-1 - number] * len(places)
     return keys
+
+
+def routing_key(digest: bytes) -> int:
+    """A key of an item that is the same in all engine cores; for guesses at what one of them has cached, no more."""
+    return -1 - (int.from_bytes(digest[:4], "little") & _LAST_NUMBER)
+
+
+def routing_keys(token_ids: Sequence[int], media: Iterable[MediaItem]) -> Sequence[int]:
+    """The keys of a prompt's tokens by which a router looks for its prefix."""
+    numbered = [(-1 - routing_key(item.digest), item) for item in media]
+    return media_keys(token_ids, numbered) if numbered else token_ids

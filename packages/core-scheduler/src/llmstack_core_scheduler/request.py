@@ -205,6 +205,11 @@ class Request:
         self.change_status(RequestStatus.SWAPPED)
         self.num_slots = 0
 
+    def start_again(self, step: int) -> None:
+        """Back to the queue, with the tokens that are known and no other; `step` is the last one scheduled."""
+        self.num_tokens = len(self.token_ids)
+        self.lose_kv(step)
+
     def ghost(self) -> Request:
         """Stands for it in a step whose results are void."""
         ghost = Request(self.arrival, self.rank, self.max_num_tokens)

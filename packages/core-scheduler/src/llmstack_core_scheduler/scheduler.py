@@ -22,7 +22,7 @@ from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
-from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay, check_results, count_left_tokens
+from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay, check_results, count_left_tokens, is_under_way
 from llmstack_core_scheduler.step_results import StepResults
 from llmstack_core_scheduler.step_stats import NO_STEP, step_stats
 from llmstack_core_scheduler.waiting_queue import AdmissionOrder
@@ -51,6 +51,7 @@ class Scheduler:
 
     Attributes:
         running: Requests that hold blocks, by rank.
+        media_numbers: Of the items in the keys of its cache; None for a model of tokens.
         waiting: Requests that hold none, new, preempted and swapped out, by rank.
     """
 
@@ -76,6 +77,7 @@ class Scheduler:
         self._kv_cache_manager, self._block_size = kv_cache_manager, kv_cache_manager.block_size
         self._has_windows = kv_cache_manager.has_windows
         self._encoding = None if config.media is None else Encoding(config, config.media, self.running)
+        self.media_numbers = None if self._encoding is None else self._encoding.numbers
         self._chunks = Chunks(config, kv_cache_manager, self._encoding)
         self._num_host_blocks = kv_cache_manager.num_host_blocks
         self._needs = BlockNeeds(config, kv_cache_manager)
@@ -299,11 +301,7 @@ class Scheduler:
     def _waits(self, request: Request, plan: StepPlan) -> bool:
         """Whether it waits for progress, also while a stage may still compute a row that it has lost."""
         has_begun, steps = request.num_cached_tokens >= 0, self._steps_under_way.values()
-        if (
-            has_begun
-            and self._config.pipeline_parallel_size > 1
-            and any(one.request_id == request.request_id for step in steps for one in step.requests)
-        ):
+        if has_begun and self._config.pipeline_parallel_size > 1 and is_under_way(request.request_id, steps):
             return True
         return waits_for_progress(request, plan, self._config)
 
@@ -379,8 +377,7 @@ class Scheduler:
             self._kv_cache_manager.free(request.request_id)
             for step in self._steps_under_way.values():
                 step.requests[:] = [one.ghost() if one is request else one for one in step.requests]
-            request.num_tokens = len(request.token_ids)
-            request.lose_kv(self._step)
+            request.start_again(self._step)
             self.waiting.add(request)
 
     def _retire(self, request: Request, status: RequestStatus) -> None:

@@ -21,6 +21,11 @@ class StepUnderWay(NamedTuple):
     num_left_tokens: int
 
 
+def is_under_way(request_id: str, steps: Iterable[StepUnderWay]) -> bool:
+    """Whether one of the steps has a row of the request, or had one."""
+    return any(request.request_id == request_id for step in steps for request in step.requests)
+
+
 def check_results(rows: Sequence[ScheduledRequest], output: ModelRunnerOutput) -> None:
     """Checks that results are those of the rows of a step.
 

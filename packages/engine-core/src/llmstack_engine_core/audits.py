@@ -88,7 +88,8 @@ class Audits(AuditStage):
         self._num_requests += 1
         if self._num_requests % self._interval or len(self._waiting) + len(self._watched) >= MAX_NUM_WAITING:
             return
-        if request.lora_name is None and request.prompt_embeds is None and not request.sampling_params.use_beam_search:
+        has_tokens_only = request.lora_name is None and request.prompt_embeds is None and not request.media
+        if has_tokens_only and not request.sampling_params.use_beam_search:
             self._watched[request.request_id] = request
 
     def begin(self) -> None:

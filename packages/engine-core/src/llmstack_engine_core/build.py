@@ -132,7 +132,7 @@ def _build_with_runner(
         _describe(timer.phases_s),
     )  # fmt: skip
     num_steps_under_way = max(2 if ready.async_scheduling else 1, scheduler_config.pipeline_parallel_size)
-    cache_news = make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None
+    cache_news = make_cache_news(config, kv_cache, scheduler.media_numbers) if cache.enable_prefix_caching else None
     logged = scheduler if step_log is None else LoggedScheduler(scheduler, step_log)
     stages = make_stages(
         logged, runner, events,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
+from llmstack_core_scheduler.media_numbers import MediaNumbers
 from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.config import EngineConfig
@@ -48,17 +49,17 @@ def make_profiles(config: EngineConfig, runner: ModelRunner) -> StepProfiles | N
     return StepProfiles(config.profiler, cast(ProfilingRunner, runner))
 
 
-def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts) -> CacheNews:
+def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts, numbers: MediaNumbers | None) -> CacheNews:
     """The follower of the prefix cache, which publishes its events if the option is given.
 
     Raises:
         EngineStartError: An endpoint cannot be listened on, or others could read it.
     """
     if config.kv_events is None or not config.kv_events.is_on:
-        return CacheNews(kv_cache)
+        return CacheNews(kv_cache, numbers=numbers)
     from llmstack_engine_core.zmq_publisher import ZmqPublisher
 
-    return CacheNews(kv_cache, ZmqPublisher(config.kv_events, config.key_file))
+    return CacheNews(kv_cache, ZmqPublisher(config.kv_events, config.key_file, numbers), numbers)
 
 
 def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from llmstack_core_scheduler.media_numbers import MediaNumbers
+from llmstack_engine_core.media_keys import routed
 from llmstack_engine_core.messages.protocol import CacheUpdate
 from llmstack_kv_cache import CachedSegments, KVCacheEvent
 from llmstack_kv_cache.block_accounts import BlockAccounts
@@ -38,8 +40,11 @@ class CacheNews:
         is_followed: Whether there is a follower or a publisher.
     """
 
-    def __init__(self, cache: BlockAccounts, publisher: EventPublisher | None = None) -> None:
-        """`publisher`: Gets the events themselves, from the beginning."""
+    def __init__(
+        self, cache: BlockAccounts, publisher: EventPublisher | None = None, numbers: MediaNumbers | None = None
+    ) -> None:
+        """`publisher`: Gets the events themselves, from the beginning. `numbers`: Of the items in keys below 0."""
+        self._numbers = numbers
         self._cache = cache
         self._publisher = publisher
         self._segments: CachedSegments | None = None
@@ -61,7 +66,7 @@ class CacheNews:
             self._cache.start_events(MAX_EVENTS_PER_STEP)
             self._segments = CachedSegments(self._cache.block_size)
             for event in self._cache.stored():
-                self._segments.apply(event)
+                self._segments.apply(routed(event, self._numbers))
             self._segments.take()
         return CacheUpdate(self._number, True, pack_keys(list(self._segments.keys)))
 
@@ -77,7 +82,7 @@ class CacheNews:
         if num_dropped:
             self._segments.clear()
         for event in self._cache.stored() if num_dropped else events:
-            self._segments.apply(event)
+            self._segments.apply(routed(event, self._numbers))
 
     def _publish(self, publisher: EventPublisher, events: Sequence[KVCacheEvent], num_dropped: int) -> None:
         if num_dropped or not self._is_published:

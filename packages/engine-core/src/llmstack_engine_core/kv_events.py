@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+from llmstack_core_scheduler.media_numbers import MediaNumbers
+from llmstack_engine_core.media_keys import published
 from llmstack_kv_cache import AllCleared, BlockRemoved, BlockStored, KVCacheEvent
 
 MEDIUM: Final = "GPU"  # vLLM's word for the first tier, on a CPU too
@@ -122,8 +124,9 @@ class EventEncoder:
     The identities of blocks begin with a number of this run of the engine core, so that those of another run differ.
     """
 
-    def __init__(self, run_number: int, data_parallel_rank: int) -> None:
-        """`run_number`: Random, of 23 bits."""
+    def __init__(self, run_number: int, data_parallel_rank: int, numbers: MediaNumbers | None = None) -> None:
+        """`run_number`: Random, of 23 bits. `numbers`: Of the items in keys below 0."""
+        self._numbers = numbers
         self._base = run_number << _IDENTITY_BITS
         self._rank = data_parallel_rank
         self._adapters: dict[int, str] = {}  # by the identity of a block that an adapter computed
@@ -143,9 +146,11 @@ class EventEncoder:
             case BlockStored():
                 parent = None if event.parent_identity == 0 else self._base | event.parent_identity
                 adapter = self._adapter(event)
+                token_ids, extra_keys = published(event, self._numbers)
                 return [
                     "BlockStored", [self._base | identity for identity in event.identities], parent,
-                    list(event.token_ids), event.block_size, None, MEDIUM, adapter,
+                    list(token_ids), event.block_size, None, MEDIUM, adapter,
+                    *([] if extra_keys is None else [extra_keys]),
                 ]  # fmt: skip
             case BlockRemoved():
                 for identity in event.identities if self._adapters else ():

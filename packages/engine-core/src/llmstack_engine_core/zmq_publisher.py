@@ -14,6 +14,7 @@ from typing import Final
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 import zmq
 
+from llmstack_core_scheduler.media_numbers import MediaNumbers
 from llmstack_engine_core.ipc.key_check import check_public_keys
 from llmstack_engine_core.ipc.keys import read_keys
 from llmstack_engine_core.ipc.sockets import check_private_directory, has_message
@@ -37,8 +38,10 @@ class ZmqPublisher:
     into the queue leaves a gap in the numbers.
     """
 
-    def __init__(self, config: KVEventsConfig, key_file: str | None) -> None:
+    def __init__(self, config: KVEventsConfig, key_file: str | None, numbers: MediaNumbers | None = None) -> None:
         """`key_file`: CURVE keys, which a subscriber needs too; without them only this machine is served.
+
+        `numbers`: Of the items in keys below 0.
 
         Raises:
             EngineStartError: An endpoint cannot be listened on, or others could read it.
@@ -49,7 +52,7 @@ class ZmqPublisher:
                 "give --engine-key-file, or an address of this machine alone"
             )
         self._keys = None if key_file is None else read_keys(Path(key_file))
-        self._encoder = EventEncoder(secrets.randbits(23), config.data_parallel_rank)
+        self._encoder = EventEncoder(secrets.randbits(23), config.data_parallel_rank, numbers)
         self._number = 0
         self._pack = msgpack.Packer(autoreset=True).pack
         self._context = zmq.Context()

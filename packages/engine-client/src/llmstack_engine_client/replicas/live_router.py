@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 
+from llmstack_core_scheduler.media_numbers import routing_keys
 from llmstack_core_scheduler.request import prefix_salt
 from llmstack_engine_client.clients.async_client import AsyncClient
 from llmstack_engine_client.recovery.recovering import RecoveringClient
@@ -63,7 +64,8 @@ class LiveRouter:
             available = [not client.is_dead for client in self._clients]
         self._waiting.add(request.request_id)
         salt = prefix_salt(request.cache_salt, request.lora_name)
-        return self.router.route(request.request_id, request.prompt_token_ids, salt, num_requests, available)
+        keys = routing_keys(request.prompt_token_ids, request.media)
+        return self.router.route(request.request_id, keys, salt, num_requests, available)
 
     def catch_up(self, index: int) -> None:
         """Takes what an engine core has reported since the last call."""
