@@ -25,7 +25,6 @@ from typing import Any
 
 from fuzz_requests import ODD, RAW, ROUTES, FuzzError, check, mutate, run
 
-from llmstack_server.apis.batches.objects import ENDPOINTS
 from llmstack_server.app.application import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.http_options import BatchConfig
@@ -33,6 +32,7 @@ from llmstack_server.options.secret import Secret
 from llmstack_server.testing import FakeEngineClient, ready_state
 from llmstack_server.testing.asgi_client import Answer, call
 
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 KEYS = ("key of the first", "key of the second")
 SHARE_BYTES = 300_000
 MAX_BODY_BYTES = 60_000

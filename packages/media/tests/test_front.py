@@ -175,6 +175,14 @@ async def test_options_and_detail_change_layout_and_digest(front: MediaFront) ->
     assert same.digest == opened[0].digest, "options that are in effect anyway"
 
 
+async def test_bytes_are_what_their_url_would_be(front: MediaFront) -> None:
+    by_bytes = await front.open(MediaPart(), content=PICTURES[0])
+    assert by_bytes.digest == (await front.open(part(PICTURES[0]))).digest
+    small = MediaFront(FILES, FETCHER, limits=MediaLimits(max_bytes=len(PICTURES[0]) - 1))
+    assert (await refusal(small.open(part(b""), content=PICTURES[0]))).code == "image_too_large"
+    await small.shutdown()
+
+
 async def test_a_uuid_is_a_name_of_its_own_key(front: MediaFront) -> None:
     named = MediaPart(uuid="photo", param="messages[0].content[1]")
     assert (await refusal(front.open(named, "a"))).code == "media_not_found"

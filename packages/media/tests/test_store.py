@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llmstack_media.memory import SealedMemory
 from llmstack_media.processors.layout import ImageLayout
-from llmstack_media.store import Counted, Entry, MediaStore
+from llmstack_media.store import DESCRIPTOR_SHARE, Counted, Entry, MediaStore
 from llmstack_types import ServerOverloadedError
 
 CACHE_BYTES, HELD_BYTES = 100, 150
@@ -97,6 +97,26 @@ def test_the_least_recently_used_one_is_forgotten_and_its_memory_freed() -> None
             store.release(first)
     assert [store.acquire(("", name)) is not None for name in (b"1", b"2", b"3")] == [True, False, True]
     assert (store.num_queries, store.num_hits) == (4, 3)
+
+
+def test_entries_take_a_share_of_the_descriptors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (4 * DESCRIPTOR_SHARE, 4096))
+    store = MediaStore(10_000, 10_000)
+    entries = []
+    for number in range(9):
+        store.reserve(1)
+        entry = store.add(("", bytes([number])), layout_of(1), SealedMemory.of(b"x"))
+        entries.append(entry)
+        if number != 2:
+            store.release(entry)
+        assert len(store) <= 4
+    held = store.acquire(("", bytes([2])))
+    assert held is entries[2]
+    for number in range(10, 13):
+        store.reserve(1)
+        store.add(("", bytes([number])), layout_of(1), SealedMemory.of(b"x"))
+    with pytest.raises(ServerOverloadedError):
+        store.reserve(1)
 
 
 def test_names_belong_to_their_tenant() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from llmstack_media.budgets import FairBudget
 from llmstack_media.errors import fetch_failed, invalid_option, media_not_found
+from llmstack_media.fetch.data_urls import check_length
 from llmstack_media.fetch.fetcher import Fetcher
 from llmstack_media.limits import MediaLimits
 from llmstack_media.memory import SealedMemory
@@ -183,13 +184,20 @@ class MediaFront:
         """What is kept, for metrics."""
         return self._store
 
-    async def open(self, part: Part, tenant: str = "", options: Mapping[str, object] | None = None) -> OpenedMedia:
+    async def open(
+        self,
+        part: Part,
+        tenant: str = "",
+        options: Mapping[str, object] | None = None,
+        content: bytes | None = None,
+    ) -> OpenedMedia:
         """Fetches a picture and counts it. Nothing is decoded.
 
         Args:
             part: What the request says of it.
             tenant: An opaque id of the API key.
             options: Of the model's image processor, by the request.
+            content: The bytes, where the caller has them; the URL is not looked at then.
 
         Raises:
             InvalidRequestError: It cannot be had, is no picture, or exceeds a limit; `param` names the part.
@@ -197,10 +205,10 @@ class MediaFront:
         """
         with _named(part.param):
             asked = self._asked(part, options or {})
-            if not part.url:
+            if not part.url and content is None:
                 return self._known(asked, tenant)
-            async with self._fetches.hold(tenant, 1):
-                data = await self._fetcher.fetch(part.url)
+            data = await self._fetched(part.url, tenant) if content is None else content
+            check_length(len(data), self._limits.max_bytes)
             is_long = len(data) > _HASH_IN_THREAD_BYTES
             names = asked.names
             digest = await asyncio.to_thread(digest_of, names, data) if is_long else digest_of(names, data)
@@ -230,6 +238,10 @@ class MediaFront:
         processor = self._processor.for_detail(part.detail).with_options(options)
         names = (("kind", part.kind), ("background", repr(self._background)), *processor.identity())
         return _Asked(part, options, processor, names)
+
+    async def _fetched(self, url: str, tenant: str) -> bytes:
+        async with self._fetches.hold(tenant, 1):
+            return await self._fetcher.fetch(url)
 
     def _known(self, asked: _Asked, tenant: str) -> OpenedMedia:
         """A picture that its key sent before, by its name alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,7 +16,8 @@ _V = TypeVar("_V")
 Key = tuple[str, bytes]
 """A tenant and a digest: another tenant's entry is never found, nor its absence noticed."""
 MAX_ENTRIES = 4096
-"""Each has a descriptor."""
+DESCRIPTOR_SHARE = 4
+"""Each entry has a descriptor. One in so many of a process may be of the store, which leaves the others to clients."""
 MAX_KNOWN = 16_384
 
 
@@ -60,6 +62,10 @@ class MediaStore:
         self._num_bytes = 0
         self._held_bytes = 0
         self._reserved_bytes = 0
+        self._num_held = 0
+        self._num_reserved = 0
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_entries = max(1, min(MAX_ENTRIES, descriptors // DESCRIPTOR_SHARE))
         self.num_queries = 0
         self.num_hits = 0
 
@@ -104,19 +110,23 @@ class MediaStore:
             ServerOverloadedError: Requests hold too much.
         """
         if self.held_bytes + num_bytes > max(self._max_held_bytes, num_bytes if not self.held_bytes else 0):
-            raise ServerOverloadedError("the images of running requests take all memory for images", reason="media")
+            raise _too_much_held()
+        if self._num_held + self._num_reserved >= self._max_entries:
+            raise _too_much_held()
         self._reserved_bytes += num_bytes
+        self._num_reserved += 1
         self._make_room()
 
     def cancel(self, num_bytes: int) -> None:
         """Gives bytes back that were set aside."""
         self._reserved_bytes -= num_bytes
+        self._num_reserved -= 1
 
     def add(self, key: Key, layout: ImageLayout, memory: SealedMemory) -> Entry:
         """Puts in what was made of reserved bytes; it is held until `release`. Another one of the key is replaced only
         where it is not there.
         """
-        self._reserved_bytes -= memory.num_bytes
+        self.cancel(memory.num_bytes)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = Entry(key, layout, memory)
@@ -132,6 +142,7 @@ class MediaStore:
         entry.num_references -= 1
         if not entry.num_references:
             self._held_bytes -= entry.memory.num_bytes
+            self._num_held -= 1
             self._make_room()
 
     def set_alias(self, tenant: str, name: str, digest: bytes) -> None:
@@ -153,19 +164,24 @@ class MediaStore:
         """Holds an entry once more, until `release`."""
         if not entry.num_references:
             self._held_bytes += entry.memory.num_bytes
+            self._num_held += 1
         entry.num_references += 1
         self._entries.move_to_end(entry.key)
 
     def _make_room(self) -> None:
         """Forgets entries that are not held."""
         for entry in list(self._entries.values()):
-            is_full = self._num_bytes + self._reserved_bytes > self._cache_bytes or len(self._entries) > MAX_ENTRIES
-            if not is_full:
+            is_full = self._num_bytes + self._reserved_bytes > self._cache_bytes
+            if not is_full and len(self._entries) + self._num_reserved <= self._max_entries:
                 return
             if not entry.num_references:
                 del self._entries[entry.key]
                 self._num_bytes -= entry.memory.num_bytes
                 entry.memory.close()
+
+
+def _too_much_held() -> ServerOverloadedError:
+    return ServerOverloadedError("the images of running requests take all memory for images", reason="media")
 
 
 def _put(mapping: OrderedDict[_K, _V], key: _K, value: _V) -> None:
