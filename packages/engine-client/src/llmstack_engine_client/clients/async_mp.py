@@ -12,6 +12,7 @@ from abc import abstractmethod
 import zmq
 
 from llmstack_engine_client.clients.async_client import AsyncClient
+from llmstack_engine_client.clients.media_data import with_media_data
 from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_client.processes.spare import Spares
 from llmstack_engine_core.config import EngineConfig
@@ -197,11 +198,16 @@ class AsyncAttachedClient(AsyncSocketClient):
         link = link or Link()
         check_address(address, is_remote=link.is_remote)
         keys_for(address, link.key_file)  # before there is a socket to close
-        self._address = address
+        self._address, self._is_remote = address, link.is_remote
         super().__init__(address, client_index, start_timeout_s, link)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self._is_disconnected = False
+
+    async def _send(self, message: ClientMessage) -> None:
+        if self._is_remote and isinstance(message, EngineCoreRequest) and message.media:
+            message = with_media_data(message)
+        await super()._send(message)
 
     @property
     def _death_fd(self) -> int:
