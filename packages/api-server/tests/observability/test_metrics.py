@@ -11,7 +11,7 @@ import pytest
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_server.testing import READY
-from llmstack_types import BlockEviction, SchedulerStats, StepPhases
+from llmstack_types import BlockEviction, EncoderStats, SchedulerStats, StepPhases
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "observability.md"
 
@@ -247,6 +247,18 @@ def test_the_totals_of_another_engine_core_count_from_its_start():
     for step, total in ((1, 3), (5, 8), (1, 3), (2, 9)):
         metrics.record(SchedulerStats(step=step, num_preemptions=total), IterationStats())
     assert values(metrics)['llmstack:num_preemptions_total{engine="0",model_name="m"}'] == 8 + 9
+
+
+def test_figures_of_an_encoder_are_exposed_where_there_is_one():
+    metrics = ServerMetrics("m")
+    metrics.record(SchedulerStats(step=1, encoder=EncoderStats(40, 10, 5, 2, 3, 90, 1, 1)), IterationStats())
+    values(metrics)
+    metrics.record(SchedulerStats(step=2, encoder=EncoderStats(40, 20, 6, 3, 3, 90, 1, 1)), IterationStats())
+    found = {name.split("{")[0].removeprefix("llmstack:"): value for name, value in values(metrics).items()}
+    assert found["encoder_cache_usage_perc"] == 0.5
+    assert (found["mm_cache_queries_total"], found["mm_cache_hits_total"]) == (6, 3)
+    assert (found["encoder_items_total"], found["encoder_units_total"]) == (3, 90)
+    assert (found["encoder_evictions_total"], found["encoder_repeats_total"]) == (1, 1)
 
 
 def test_what_was_read_is_not_counted_again():

@@ -38,6 +38,7 @@ _GAUGES = {
     "num_requests_waiting": "Requests that wait for KV blocks.",
     "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1.",
     "spec_decode_draft_acceptance_rate": "Share of the draft tokens that were accepted, since the start.",
+    "encoder_cache_usage_perc": "Share of the encoder cache in use, 0 to 1.",
 }
 _COUNTERS = {
     "engine_steps": "Steps computed.",
@@ -54,8 +55,12 @@ _COUNTERS = {
     "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
     "external_prefix_cache_queries": "Tokens of prompts that another server has computed (`--kv-transfer-config`).",
     "external_prefix_cache_hits": "Tokens whose KV came from another server.",
-    "mm_cache_queries": "Images and the like looked up in a cache; always 0, as prompts are text.",
-    "mm_cache_hits": "Images and the like found in a cache; always 0, as prompts are text.",
+    "mm_cache_queries": "Items of prompts, such as images, that were needed and not in the prefix cache.",
+    "mm_cache_hits": "Those of them that were encoded already.",
+    "encoder_items": "Items of prompts that were encoded.",
+    "encoder_units": "Patches or frames of items that began to be encoded.",
+    "encoder_evictions": "Encoded items that were evicted.",
+    "encoder_repeats": "Encoded items that were evicted though a running request needed them still.",
 }
 # Families with one more label; all of its values exist from the start.
 _SPLIT_COUNTERS = {
@@ -240,6 +245,8 @@ class EngineMetrics:
         gauges["num_requests_waiting"].set(stats.num_waiting)
         self._waiting[0].set(stats.num_waiting)
         gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
+        if stats.encoder is not None:
+            gauges["encoder_cache_usage_perc"].set(stats.encoder.num_used_tokens / stats.encoder.num_cache_tokens)
         for name, growth in self._totals.growth(stats):
             counters[name].inc(growth)
         if stats.num_draft_tokens:
@@ -307,6 +314,11 @@ _TOTALS = {
     "spec_decode_num_accepted_tokens": "num_accepted_draft_tokens",
 }  # fmt: skip
 _fields_of = attrgetter(*_TOTALS.values())
+_ENCODER_TOTALS = {
+    "mm_cache_queries": "num_queries", "mm_cache_hits": "num_hits", "encoder_items": "num_encoded",
+    "encoder_units": "num_units", "encoder_evictions": "num_evictions", "encoder_repeats": "num_repeats",
+}  # fmt: skip
+_encoder_fields_of = attrgetter(*_ENCODER_TOTALS.values())
 
 
 class _Totals:
@@ -314,12 +326,18 @@ class _Totals:
 
     def __init__(self) -> None:
         self._last: tuple[int, ...] = (0,) * len(_TOTALS)
+        self._last_of_encoder: tuple[int, ...] = (0,) * len(_ENCODER_TOTALS)
         self._last_per_place: tuple[int, ...] = ()
 
     def growth(self, stats: SchedulerStats) -> list[tuple[str, int]]:
         """Counters that have grown since the last call, and by how much."""
         last, self._last = self._last, _fields_of(stats)
-        return [(name, new - old) for name, new, old in zip(_TOTALS, self._last, last, strict=True) if new > old]
+        grown = [(name, new - old) for name, new, old in zip(_TOTALS, self._last, last, strict=True) if new > old]
+        if stats.encoder is not None:
+            last, self._last_of_encoder = self._last_of_encoder, _encoder_fields_of(stats.encoder)
+            pairs = zip(_ENCODER_TOTALS, self._last_of_encoder, last, strict=True)
+            grown += [(name, new - old) for name, new, old in pairs if new > old]
+        return grown
 
     def growth_per_position(self, stats: SchedulerStats) -> list[int]:
         """Growth of the accepted draft tokens, by position."""
