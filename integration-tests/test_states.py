@@ -1,4 +1,4 @@
-"""Layers with a state: no cut, hit, fork, preemption, draft or failure changes a bit of what LFM2 computes."""
+"""Layers with a state: no cut, hit, fork, preemption, draft or failure changes a bit of what a model computes."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ from llmstack_types.model_runner import LEAST_STATE_BLOCKS
 VOCAB_SIZE = 97
 KINDS = ["conv", "conv", "full_attention", "conv", "full_attention", "conv"]  # a whole period, and half of another
 CONFIG: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "block_multiple_of": 8,
-    "num_hidden_layers": len(KINDS),
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "layer_types": KINDS,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "block_multiple_of": 8,
+    "num_hidden_layers": len(KINDS), "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": KINDS,
+    "max_position_embeddings": 512, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
     "pad_token_id": None,
+}  # fmt: skip
+QWEN3_5 = {name: value for name, value in CONFIG.items() if name != "block_multiple_of"} | {
+    "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "initializer_range": 0.1,
+    "layer_types": ["full_attention" if kind == "full_attention" else "linear_attention" for kind in KINDS],
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
 }
+STATE_DTYPES = {"lfm2": ["bfloat16"], "qwen3_5": ["bfloat16", "float32"]}
 SHARED = [(7 * i + 3) % VOCAB_SIZE for i in range(150)]
 PROMPTS = [SHARED[: 27 * i] + [(11 * i + j) % VOCAB_SIZE for j in range(2 + 9 * i)] for i in range(6)]
 NUM_OUTPUT_TOKENS = 16
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5", marks=pytest.mark.full)])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     torch.manual_seed(1)
-    model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**CONFIG)).eval()
-    folder = tmp_path_factory.mktemp("lfm2")
+    config, model_class, values = FAMILIES[request.param]
+    model = getattr(transformers, model_class)(getattr(transformers, config)(**values)).eval()
+    folder = tmp_path_factory.mktemp("models") / request.param
     model.save_pretrained(folder)
     return folder, model
 
@@ -125,7 +127,7 @@ def test_greedy_tokens_are_those_of_transformers(checkpoint: tuple[Path, Any], u
     [
         {"max_num_batched_tokens": 7, "block_size": 8},
         {"max_num_batched_tokens": 23, "async_scheduling": True},
-        {"max_num_batched_tokens": 1, "block_size": 1},
+        {"max_num_batched_tokens": 1, "block_size": 1, "num_blocks": 20_000},
         {"state_snapshot_interval": 32, "block_size": 8},
         {"speculative": SpeculativeConfig("ngram", 4, 2, 1)},
     ],
@@ -258,7 +260,7 @@ def test_states_keep_their_type_beside_8_bit_keys_and_values(checkpoint: tuple[P
         core = build(checkpoint[0], dtype="bfloat16", kv_cache_dtype="fp8", max_num_batched_tokens=tokens)
         runner: Any = core.runner
         group = runner.kv_cache_spec().state_group
-        assert [tensor.dtype for tensor in group.tensors] == ["bfloat16"]
+        assert [tensor.dtype for tensor in group.tensors] == STATE_DTYPES[checkpoint[0].name]
         answers.append(run_twice(core))
         core.shutdown()
     assert answers[0][0] == answers[1][0] == answers[1][1]
@@ -280,6 +282,7 @@ def test_what_is_not_supported_is_refused_in_one_sentence(checkpoint: tuple[Path
         build(checkpoint[0], kv_transfer=config)
 
 
+@pytest.mark.parametrize("checkpoint", ["lfm2"], indirect=True)
 def test_a_configuration_as_published_is_read(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
     """With the names of older checkpoints: numbers of attention layers, `block_ff_dim`, `tie_embedding`."""
     published = {
@@ -349,10 +352,8 @@ def test_rows_beyond_the_states_that_there_is_room_for_wait(
 ) -> None:
     """Six rows were asked for; the bytes suffice for the states of two, then for one that finds none again."""
     spec = build(checkpoint[0]).runner.kv_cache_spec()
-    for num_bytes, num_rows in (
-        (spec.num_bytes_for_rows(2, 16), 2),
-        (spec.num_cache_bytes(16, LEAST_STATE_BLOCKS), 1),
-    ):
+    sizes = ((spec.num_bytes_for_rows(2, 16), 2), (spec.num_cache_bytes(16, LEAST_STATE_BLOCKS), 1))
+    for num_bytes, num_rows in sizes:
         core = build(checkpoint[0], None, kv_cache_bytes=num_bytes, num_host_blocks=num_host_blocks)
         assert core.ready.max_num_rows == num_rows
         most = 0

@@ -78,6 +78,24 @@ def test_activations_equal_the_reference(variant: str, dtype: torch.dtype, size:
     assert native_activation.relu(x)[3].isnan().all()
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gates_of_slices_of_a_projection_equal_the_reference(variant: str, dtype: torch.dtype, size: int) -> None:
+    projected = (torch.randn(40, 3 * size + 5) * 4).to(dtype)
+    x, gate = torch.randn(40, 3 * size).to(dtype), projected[:, 5:]
+    for opened in (gate, projected[:, 2:3]):
+        assert_equal(native_activation.sigmoid_gate(x, opened), reference.sigmoid_gate(x, opened))
+    weight, (heads, gates) = torch.randn(size).to(dtype), (part.view(40, 3, size) for part in (x, gate))
+    found = native_rms_norm.gated_rms_norm(heads, gates, weight, 1e-6)
+    torch.testing.assert_close(
+        found,
+        reference.gated_rms_norm(heads, gates, weight, 1e-6),
+        atol=4 * TOLERANCES[dtype],
+        rtol=4 * TOLERANCES[dtype],
+    )
+    assert torch.equal(native_rms_norm.gated_rms_norm(heads[7:8], gates[7:8], weight, 1e-6), found[7:8])
+
+
 @pytest.mark.parametrize("rotary_dim", [16, 20, 32])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rotations_of_slices_of_a_projection_equal_the_reference(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmstack_kernels.rms_norm import fused_add_rms_norm, rms_norm
+from llmstack_kernels.rms_norm import fused_add_rms_norm, gated_rms_norm, rms_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -42,7 +42,15 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     assert all(torch.equal(rms_norm(x[row : row + 1], weight, 1e-6)[0], whole[row]) for row in range(33))
 
 
+def test_a_gated_norm_is_the_norm_times_silu_of_the_gate() -> None:
+    x, gate, weight = torch.randn(5, 3, 16), torch.randn(5, 3, 16), torch.randn(16)
+    expected = rms_norm(x, weight, 1e-6) * gate * torch.sigmoid(gate)
+    torch.testing.assert_close(gated_rms_norm(x, gate, weight, 1e-6), expected, atol=1e-6, rtol=1e-6)
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="gates"):
+        gated_rms_norm(torch.zeros(2, 2, 3), torch.zeros(2, 3), torch.zeros(3), 1e-6)
     with pytest.raises(ValueError, match="weight"):
         rms_norm(torch.zeros(2, 3), torch.zeros(2), 1e-6)
     with pytest.raises(ValueError, match="float16"):

@@ -29,8 +29,10 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "argmax": {"cpu": ("native",), "cuda": (TRITON,)},
     "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "bidirectional_attention": {},
+    "causal_convolution": {"cpu": ("native",)},
     "decode_inputs": {"cuda": (TRITON,)},
     "draw_tokens": {"cpu": ("native",)},
+    "gated_delta_rule": {"cpu": ("native",)},
     "grouped_linear": {"cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
@@ -48,8 +50,10 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _OWN_REFERENCES = frozenset(
     {
         "bidirectional_attention",
+        "causal_convolution",
         "decode_inputs",
         "draw_tokens",
+        "gated_delta_rule",
         "grouped_linear",
         "linear",
         "low_rank",

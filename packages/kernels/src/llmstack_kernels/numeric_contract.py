@@ -29,16 +29,18 @@ _OP_TO_KEEPERS = {
     "rms_norm": _BY_ROWS,
     "rotary_embedding": _BY_ROWS,
 }
+_STATE_OP_TO_KEEPERS = {"causal_convolution": (_NATIVE,), "gated_delta_rule": (_NATIVE,)}
 
 
 def find_breaches(
-    device_type: str, dtype: torch.dtype, head_dim: int, is_batch_invariant: bool = False
+    device_type: str, dtype: torch.dtype, head_dim: int, is_batch_invariant: bool = False, has_states: bool = False
 ) -> Iterator[str]:
     """The operations that break the contract for a decoder on a type of device; none if it holds.
 
-    `is_batch_invariant` is what its linear layers were packed with, and its attention is called with.
+    `is_batch_invariant` is what its linear layers were packed with, and its attention is called with. `has_states`:
+    Some of its layers keep a state of all tokens.
     """
-    for op, keepers in _OP_TO_KEEPERS.items():
+    for op, keepers in (_OP_TO_KEEPERS | (_STATE_OP_TO_KEEPERS if has_states else {})).items():
         backend = _backend(op, device_type)
         if backend == TRITON and op in _SPEED:
             if not is_batch_invariant:

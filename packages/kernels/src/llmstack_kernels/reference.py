@@ -31,6 +31,11 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     return ((up + 1) * (gate * torch.sigmoid(gate * alpha))).to(x.dtype)
 
 
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Computed in float32 and rounded once."""
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
@@ -82,6 +87,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return ((wide * scale).to(weight.dtype) * weight).to(x.dtype)
+
+
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The normed row is rounded before it is gated."""
+    return (rms_norm(x, weight, eps).float() * F.silu(gate.float())).to(x.dtype)
 
 
 def fused_add_rms_norm(

@@ -32,6 +32,14 @@ _QWEN: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32_768,
 }
+_QWEN3_NEXT: Mapping[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+}
 _QWEN2_VL: Mapping[str, Any] = {
     "vocab_size": 152_064,
     "hidden_size": 8192,
@@ -133,6 +141,16 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen3": {**_QWEN, "max_window_layers": 28, "head_dim": 128},
+    "qwen3_5_moe_text": {**_QWEN3_NEXT, "vocab_size": 248_320, "num_hidden_layers": 40},
+    "qwen3_5_text": {
+        **_QWEN3_NEXT,
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    },
+    "qwen3_next": _QWEN3_NEXT,
     "qwen3_moe": {
         **_QWEN,
         "hidden_size": 2048,

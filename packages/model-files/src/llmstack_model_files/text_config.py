@@ -56,6 +56,8 @@ WHOLES: Mapping[str, _Whole] = {
     "Qwen2_5_VLForConditionalGeneration": _Whole("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _Whole("qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": _Whole("qwen3_vl_moe_text"),
+    "Qwen3_5ForConditionalGeneration": _Whole("qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": _Whole("qwen3_5_moe_text"),
     "SmolVLMForConditionalGeneration": _Whole("llama"),
     "VipLlavaForConditionalGeneration": _Whole("llama"),
     "VoxtralForConditionalGeneration": _Whole("llama", defaults=_VOXTRAL),
@@ -74,6 +76,8 @@ TEXT_TYPES: Mapping[str, _Text] = {
     "qwen2": _Text("Qwen2ForCausalLM", "qwen2"),
     "qwen2_5_vl_text": _Text("Qwen2ForCausalLM", "qwen2"),
     "qwen2_vl_text": _Text("Qwen2ForCausalLM", "qwen2"),
+    "qwen3_5_moe_text": _Text("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+    "qwen3_5_text": _Text("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "qwen3": _Text("Qwen3ForCausalLM", "qwen3"),
     "qwen3_moe": _Text("Qwen3MoeForCausalLM", "qwen3_moe"),
     "qwen3_vl_moe_text": _Text(

@@ -30,8 +30,11 @@ ARCHITECTURES: Mapping[str, str] = {
     "Phi3ForCausalLM": "llmstack_model_runner.models.phi:Phi3",
     "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",
     "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
+    "Qwen3_5ForCausalLM": "llmstack_model_runner.models.qwen3_next:Qwen3_5",
+    "Qwen3_5MoeForCausalLM": "llmstack_model_runner.models.qwen3_next:Qwen3_5Moe",
     "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
     "Qwen3MoeForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Qwen3Moe",
+    "Qwen3NextForCausalLM": "llmstack_model_runner.models.qwen3_next:Qwen3Next",
     "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
 }
 

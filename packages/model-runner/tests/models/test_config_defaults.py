@@ -41,6 +41,9 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 3},
     "DeepseekV2ForCausalLM": SIZES | EXPERTS_IN_GROUPS | {"topk_method": "group_limited_greedy"},
     "DeepseekV3ForCausalLM": SIZES | EXPERTS_IN_GROUPS,
+    "Qwen3_5ForCausalLM": SIZES | {"num_hidden_layers": 4},
+    "Qwen3_5MoeForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
+    "Qwen3NextForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
     "GptOssForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 2, "head_dim": 8},
 }
 DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]

@@ -46,6 +46,14 @@ OWN_SIZES = {
     }
     for name in ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 }  # fmt: skip
+OWN_SIZES |= {
+    name: SIZES | {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 16, "num_experts": 3,
+        "initializer_range": 0.1,
+    }
+    for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+}  # fmt: skip
 DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
 PARTLY_ROTATED = ("GPTNeoXForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}

@@ -42,6 +42,16 @@ M_ROPE_3 = {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleav
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
         "llama_4_scaling_beta": 0.1, "beta_fast": 8.0, "beta_slow": 1.0, "mscale": 1.0,
         "mscale_all_dim": 1.0}  # fmt: skip
+# The fields of published configurations of Qwen 3.5.
+DELTA_NETS = {
+    "num_hidden_layers": 4, "head_dim": 16, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+    "attn_output_gate": True, "attention_bias": False, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+    "initializer_range": 0.1,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                        "mrope_section": [1, 1, 0], "mrope_interleaved": True},
+}  # fmt: skip
 Rename = Callable[[str], str]
 
 
@@ -111,6 +121,18 @@ CASES: dict[str, tuple[str, dict[str, Any], Rename]] = {
                "mlp_only_layers": [], "decoder_sparse_step": 1}, QWEN_VISION, tie_word_embeddings=False),
         as_it_is,
     ),
+    "qwen 3.5": (
+        "Qwen3_5",
+        whole(DELTA_NETS | {"model_type": "qwen3_5_text"}, QWEN_VISION, tie_word_embeddings=False),
+        as_it_is,
+    ),
+    "qwen 3.5 with experts": (
+        "Qwen3_5Moe",
+        whole(DELTA_NETS | {"model_type": "qwen3_5_moe_text", "num_experts": 6, "num_experts_per_tok": 2,
+              "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}, QWEN_VISION,
+              tie_word_embeddings=False),
+        as_it_is,
+    ),
     "internvl": (
         "InternVL",
         whole({"model_type": "qwen2", "rope_theta": 1e6}, {"hidden_size": 32, "intermediate_size": 32,
@@ -165,6 +187,8 @@ def write_repository(folder: Path, case: str) -> Any:
         state[head] = torch.randn_like(state[head])
     elif getattr(made.config, "tie_word_embeddings", False):
         del state[head]
+    if family in ("Qwen3_5", "Qwen3_5Moe"):  # layers of multi-token prediction, which nothing reads
+        state["mtp.layers.0.input_layernorm.weight"] = torch.ones(32)
     if family == "Qwen3VLMoe":  # published [experts, inputs, outputs]
         state = {
             key: value.transpose(1, 2).contiguous() if ".experts." in key else value for key, value in state.items()

@@ -28,6 +28,17 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     return out
 
 
+def sigmoid_gate(
+    x: torch.Tensor,  # [num_tokens, size]
+    gate: torch.Tensor,  # [num_tokens, size], or [num_tokens, 1]; tokens may be slices of a wider projection
+) -> torch.Tensor:  # [num_tokens, size]
+    """x * sigmoid(gate), computed in float32."""
+    if x.ndim != 2 or gate.dtype != x.dtype or gate.shape not in (x.shape, (len(x), 1)):
+        raise ValueError(f"gates {gate.shape} of {gate.dtype} do not fit {x.shape} of {x.dtype}.")
+    out: torch.Tensor = implementation("activation", x.device.type).sigmoid_gate(x, gate)
+    return out
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation (`gelu_new`, `gelu_pytorch_tanh`)."""
     return _apply("gelu_tanh", x)

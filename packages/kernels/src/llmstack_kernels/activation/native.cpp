@@ -39,6 +39,19 @@ void clamped_swiglu(const T* x, T* out, int64_t num_rows, int64_t size, float al
   });
 }
 
+// Tokens of the gate are `gate_stride` apart; each has as many numbers as one of x, or one for all.
+template <class T>
+void sigmoid_gate(const T* x, const T* gate, int64_t gate_stride, T* out, int64_t num_rows, int64_t size, bool is_single) {
+  for_each_row(num_rows, size, [=](int64_t row) {
+    const T* gates = gate + row * gate_stride;
+    const Floats single = is_single ? broadcast(to_float(*gates)) : Floats{};
+    for_each_vector(size, [&](int64_t i, int n) {
+      const Floats opened = is_single ? single : load_some(gates + i, n);
+      store_some(out + row * size + i, load_some(x + row * size + i, n) / (1.0f + exponential(-opened)), n);
+    });
+  });
+}
+
 void soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
   for_each_row(num_rows, size, [=](int64_t row) {
     float* values = x + row * size;
@@ -73,6 +86,18 @@ LLMSTACK_ACTIVATION(f16, Float16)
 LLMSTACK_CLAMPED_SWIGLU(f32, Float32)
 LLMSTACK_CLAMPED_SWIGLU(bf16, BFloat16)
 LLMSTACK_CLAMPED_SWIGLU(f16, Float16)
+
+#define LLMSTACK_SIGMOID_GATE(suffix, T)                                                                          \
+  extern "C" void llmstack_sigmoid_gate_##suffix(const llmstack::T* x, const llmstack::T* gate, int64_t gate_stride, \
+                                                 llmstack::T* out, int64_t num_rows, int64_t size,                \
+                                                 int64_t is_single) {                                             \
+    llmstack::sigmoid_gate(x, gate, gate_stride, out, num_rows, size, is_single != 0);                            \
+  }                                                                                                               \
+  LLMSTACK_REPEATABLE(sigmoid_gate_##suffix)
+
+LLMSTACK_SIGMOID_GATE(f32, Float32)
+LLMSTACK_SIGMOID_GATE(bf16, BFloat16)
+LLMSTACK_SIGMOID_GATE(f16, Float16)
 
 extern "C" void llmstack_soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
   llmstack::soft_cap(x, num_rows, size, cap);

@@ -31,6 +31,20 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     return out
 
 
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Gates may be slices of a wider projection."""
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        return reference.sigmoid_gate(x, gate)
+    x = x.contiguous()
+    gate = gate if gate.stride(1) == 1 else gate.contiguous()
+    out = torch.empty_like(x)
+    function = require_library().function(
+        f"sigmoid_gate_{DTYPE_TO_SUFFIX[x.dtype]}", Pointer, Pointer, Int, Pointer, Int, Int, Int
+    )
+    function(x.data_ptr(), gate.data_ptr(), gate.stride(0), out.data_ptr(), *x.shape, gate.shape[1] < x.shape[1])
+    return out
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation."""
     return _run(x, "gelu_tanh")

@@ -31,6 +31,20 @@ def fused_add_rms_norm(
     return out
 
 
+def gated_rms_norm(
+    x: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    gate: torch.Tensor,  # [num_tokens, num_heads, head_dim]; tokens may be slices of a wider projection
+    weight: torch.Tensor,  # [head_dim], of x's type
+    eps: float,
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """The norm of each head times silu(gate), which is computed in float32."""
+    _check(x, weight)
+    if x.ndim != 3 or (gate.shape, gate.dtype, weight.dtype) != (x.shape, x.dtype, x.dtype):
+        raise ValueError(f"gates {gate.shape} and weight must be of the shape {x.shape} and the type {x.dtype}.")
+    out: torch.Tensor = implementation("rms_norm", x.device.type).gated_rms_norm(x, gate, weight, eps)
+    return out
+
+
 def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight of shape {weight.shape} does not fit rows of {x.shape[-1]}.")

@@ -1,5 +1,6 @@
 // Root-mean-square normalisation, with and without the residual addition before it.
 
+#include "../native/elementwise.h"
 #include "../native/repeat.h"
 #include "../native/rows.h"
 
@@ -31,6 +32,27 @@ void rms_norm(const T* x, int64_t group_rows, int64_t group_stride, const T* res
   });
 }
 
+// Rows of x follow each other; groups of `group_rows` rows of the gate are `gate_stride` apart.
+template <class T>
+void gated_rms_norm(const T* x, const T* gate, int64_t group_rows, int64_t gate_stride, const T* weight, T* out,
+                    int64_t num_rows, int64_t size, float eps) {
+  for_each_row(num_rows, size, [=](int64_t row) {
+    const T* source = x + row * size;
+    const T* gates = gate + row / group_rows * gate_stride + row % group_rows * size;
+    Floats squares = {};
+    for_each_vector(size, [&](int64_t i, int n) {
+      const Floats values = load_some(source + i, n);
+      squares = multiply_add(values, values, squares);
+    });
+    const Floats scale = broadcast(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps));
+    for_each_vector(size, [&](int64_t i, int n) {
+      const Floats scaled = rounded_to<T>(load_some(source + i, n) * scale);
+      const Floats normed = rounded_to<T>(scaled * load_some(weight + i, n));
+      store_some(out + row * size + i, normed * silu(load_some(gates + i, n)), n);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace llmstack
 
@@ -50,3 +72,15 @@ LLMSTACK_RMS_NORM(bf16_bf16, BFloat16, BFloat16)
 LLMSTACK_RMS_NORM(bf16_f32, BFloat16, Float32)
 LLMSTACK_RMS_NORM(f16_f16, Float16, Float16)
 LLMSTACK_RMS_NORM(f16_f32, Float16, Float32)
+
+#define LLMSTACK_GATED_RMS_NORM(suffix, T)                                                                             \
+  extern "C" void llmstack_gated_rms_norm_##suffix(const llmstack::T* x, const llmstack::T* gate, int64_t group_rows,  \
+                                                   int64_t gate_stride, const llmstack::T* weight, llmstack::T* out,   \
+                                                   int64_t num_rows, int64_t size, float eps) {                        \
+    llmstack::gated_rms_norm(x, gate, group_rows, gate_stride, weight, out, num_rows, size, eps);                      \
+  }                                                                                                                    \
+  LLMSTACK_REPEATABLE(gated_rms_norm_##suffix)
+
+LLMSTACK_GATED_RMS_NORM(f32, Float32)
+LLMSTACK_GATED_RMS_NORM(bf16, BFloat16)
+LLMSTACK_GATED_RMS_NORM(f16, Float16)

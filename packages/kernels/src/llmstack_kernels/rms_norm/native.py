@@ -8,6 +8,7 @@ from llmstack_kernels import reference
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 _ARGUMENTS = (Pointer, Int, Int, Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
+_GATED_ARGUMENTS = (Pointer, Pointer, Int, Int, Pointer, Pointer, Int, Int, Float)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -33,6 +34,21 @@ def fused_add_rms_norm(
     out, total = torch.empty_like(x), torch.empty_like(x)
     _run(x, 1, x.shape[-1], residual.data_ptr(), weight, out, total.data_ptr(), eps)
     return out, total
+
+
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Norm and gate in one pass; gates may be slices of a wider projection."""
+    size = x.shape[-1]
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        return reference.gated_rms_norm(x, gate, weight, eps)
+    x = x.contiguous()
+    if gate.stride()[1:] != (size, 1):
+        gate = gate.contiguous()
+    out = torch.empty_like(x)
+    function = require_library().function(f"gated_rms_norm_{DTYPE_TO_SUFFIX[x.dtype]}", *_GATED_ARGUMENTS)
+    gates = (gate.data_ptr(), gate.shape[1], gate.stride(0))
+    function(x.data_ptr(), *gates, weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps)
+    return out
 
 
 def _run(

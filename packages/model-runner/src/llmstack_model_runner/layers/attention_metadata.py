@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 
+from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.layers.step_vectors import StepVectors
 
 LayerCache = tuple[torch.Tensor, ...]
@@ -20,38 +21,6 @@ class GroupTables:
 
     block_tables: torch.Tensor  # [num_rows, max_blocks_per_row]
     slot_mapping: torch.Tensor  # [num_tokens]
-
-
-@dataclass(frozen=True, slots=True)
-class RowStates:
-    """The states that the rows of a step begin with, and those that they leave.
-
-    A layer with a state reads block `sources[i]` for row i, and writes the state after the row's known tokens to block
-    `targets[i]`. Its drafts, which follow the known tokens, change no block. No row reads what another one writes.
-    """
-
-    sources: torch.Tensor  # [num_rows] int64
-    targets: torch.Tensor  # [num_rows] int64
-    num_known_tokens: torch.Tensor  # [num_rows] int64, of the step
-    _places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    def places(self, query_start_loc: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where tokens lie in a tensor that has `width` places before the tokens of each row; computed once per step.
-
-        Returns:
-            The places of the tokens [num_tokens], those before each row [num_rows, width], and the last ones up to its
-            known tokens [num_rows, width].
-        """
-        if width not in self._places:
-            starts, num_rows = query_start_loc[:-1].long(), len(self.sources)
-            counts = query_start_loc.diff().long()
-            before = starts + torch.arange(num_rows, device=starts.device) * width
-            tokens = torch.arange(int(query_start_loc[-1]), device=starts.device)
-            shifts = torch.repeat_interleave(before + width - starts, counts)
-            span = torch.arange(width, device=starts.device)
-            ends = before + self.num_known_tokens
-            self._places[width] = tokens + shifts, before[:, None] + span, ends[:, None] + span
-        return self._places[width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +62,7 @@ class AttentionMetadata:
     layer_to_group: tuple[int, ...] = ()
     queries: torch.Tensor | None = None  # [num_queries] int64
     last_layer: AttentionMetadata | None = None
-    states: RowStates | None = None
+    states: StateRows | None = None
     vectors: StepVectors | None = None
 
     def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int, ...]) -> AttentionMetadata:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, RowStates
+from llmstack_kernels.causal_convolution import causal_convolution
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, collect_slots
@@ -53,24 +54,8 @@ class ShortConvolution:
         if metadata.states is None:
             raise ValueError("the rows of the step have no states")
         before, gate, inputs = self._in(x).chunk(3, dim=-1)
-        convolved = self._convolve(before * inputs, tails, metadata.query_start_loc, metadata.states)
-        return self._out(gate * convolved)
-
-    def _convolve(
-        self, inputs: torch.Tensor, tails: torch.Tensor, query_start_loc: torch.Tensor, states: RowStates
-    ) -> torch.Tensor:
-        places, tail_places, new_tail_places = states.places(query_start_loc, self._length - 1)
-        rows = inputs.new_empty(len(inputs) + tail_places.numel(), inputs.shape[1])  # each row behind its tail
-        rows.index_copy_(0, places, inputs)
-        rows.index_copy_(0, tail_places.view(-1), tails.index_select(0, states.sources).view(-1, inputs.shape[1]))
-        total = rows.index_select(0, places - (self._length - 1)).float() * self._taps[0]
-        for tap in range(1, self._length):
-            total += rows.index_select(0, places - (self._length - 1 - tap)).float() * self._taps[tap]
-        if self._bias is not None:
-            total += self._bias
-        new_tails = rows.index_select(0, new_tail_places.view(-1))
-        tails.index_copy_(0, states.targets, new_tails.view(-1, *tails.shape[1:]))
-        return total.to(inputs.dtype)
+        inputs = before * inputs
+        return self._out(gate * causal_convolution(inputs, self._taps, self._bias, tails, metadata.states))
 
     def _load_taps(self, tensor: torch.Tensor) -> None:
         self._taps.copy_(tensor[:, 0].T)

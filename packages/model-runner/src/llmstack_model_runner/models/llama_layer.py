@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llmstack_kernels.activation import sigmoid_gate
 from llmstack_model_runner.layers import (
     Attention,
     AttentionPlans,
@@ -21,6 +22,7 @@ from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.rotary import RopeParameters
+from llmstack_model_runner.layers.shared_expert import GatedSharedExpert
 from llmstack_model_runner.layers.stacked_experts import StackedExperts, StackedExpertSettings
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, keys_and_values
 
@@ -36,6 +38,7 @@ class LlamaLayerSettings:
         has_post_norms: The outputs of attention and feed-forward are normalised too.
         is_norm_offset: Norms are stored as their scale minus 1.
         has_fused_projections: The checkpoint joins q, k and v, and gate and up.
+        has_output_gate: What a head attends to is multiplied by the sigmoid of a gate, which follows its query.
         has_sinks: Each head's softmax has a score more, which has no value.
         experts: Experts that replace the feed-forward, or None.
     """
@@ -58,6 +61,7 @@ class LlamaLayerSettings:
     has_post_norms: bool = False
     is_norm_offset: bool = False
     has_fused_projections: bool = False
+    has_output_gate: bool = False
     has_sinks: bool = False
     experts: ExpertSettings | None = None
 
@@ -66,25 +70,37 @@ class LlamaLayerSettings:
         return keys_and_values(self.num_kv_heads, self.head_dim, self.sliding_window)
 
 
+FeedForward = GatedFeedForward | Experts | GatedSharedExpert
+
+
 def make_feed_forward(
     prefix: str, settings: LlamaLayerSettings, dtype: torch.dtype, device: torch.device
-) -> GatedFeedForward | Experts:
-    """The gated feed-forward of a block, or the experts in its place."""
-    size, experts = settings.hidden_size, settings.experts
+) -> FeedForward:
+    """The feed-forward of a block, or the experts that replace it; `prefix` is that of the block's tensors."""
+    size, activation, experts = settings.hidden_size, settings.activation, settings.experts
+
+    def dense(inner_size: int, name: str) -> GatedFeedForward:
+        return GatedFeedForward(
+            prefix,
+            size,
+            inner_size,
+            activation,
+            has_bias=settings.has_mlp_bias,
+            is_joined=settings.has_fused_projections,
+            dtype=dtype,
+            device=device,
+            name=name,
+        )
+
+    if experts is None:
+        return dense(settings.intermediate_size, "mlp")
     if isinstance(experts, StackedExpertSettings):
-        return StackedExperts(prefix, size, settings.activation, experts, dtype, device)
-    if experts is not None:
-        return Experts(prefix, size, settings.activation, experts, dtype, device)
-    return GatedFeedForward(
-        prefix,
-        size,
-        settings.intermediate_size,
-        settings.activation,
-        has_bias=settings.has_mlp_bias,
-        is_joined=settings.has_fused_projections,
-        dtype=dtype,
-        device=device,
-    )
+        return StackedExperts(prefix, size, activation, experts, dtype, device)
+    routed = Experts(prefix, size, activation, experts, dtype, device)
+    if not experts.gated_shared_size:
+        return routed
+    shared = dense(experts.gated_shared_size, f"{experts.name}.shared_expert")
+    return GatedSharedExpert(f"{prefix}{experts.name}.shared_expert_gate", routed, shared, size, dtype, device)
 
 
 class LlamaLayer:
@@ -100,8 +116,10 @@ class LlamaLayer:
     ) -> None:
         self._prefix = prefix
         self._settings = settings
-        split = HeadSplit(settings.num_heads, settings.num_kv_heads, settings.head_dim)
-        self._query_size, self._kv_size = split.query_size, split.kv_size
+        split = HeadSplit(
+            settings.num_heads, settings.num_kv_heads, settings.head_dim, has_gates=settings.has_output_gate
+        )
+        self._sizes = [split.query_size, split.gate_size, split.kv_size, split.kv_size]
 
         def norm(name: str, size: int) -> RMSNorm:
             is_offset = settings.is_norm_offset
@@ -117,6 +135,7 @@ class LlamaLayer:
             has_bias=settings.has_qkv_bias,
             dtype=dtype,
             device=device,
+            part_to_row_order=split.orders(qkv_names),
             part_to_outputs=split.outputs(qkv_names),
         )
         head_norms = (norm("self_attn.q_norm", head_dim), norm("self_attn.k_norm", head_dim))
@@ -183,8 +202,10 @@ class LlamaLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The feed-forward's output, and the residual that the next norm adds it to."""
         normed, residual = self._attention_norm.add(hidden, residual)
-        heads = self._heads(self._qkv(normed))
+        gate, heads = self._heads(self._qkv(normed))
         attended = self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
+        if self._settings.has_output_gate:
+            attended = sigmoid_gate(attended, metadata.of_queries(gate))
         attended = self._attention_out(attended)
         if self._post_attention_norm is not None:
             attended = self._post_attention_norm(attended)
@@ -192,11 +213,9 @@ class LlamaLayer:
         fed = self._feed_forward(normed)
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
 
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value, each [num_tokens, heads, head_dim]."""
+    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The gates, as wide as the queries or 0; and query, key and value, each [num_tokens, heads, head_dim]."""
         head_dim = self._settings.head_dim
-        query, key, value = (
-            part.view(part.shape[0], -1, head_dim)
-            for part in qkv.split([self._query_size, self._kv_size, self._kv_size], dim=-1)
-        )
-        return query, key, value
+        query, gate, key, value = qkv.split(self._sizes, dim=-1)
+        query, key, value = (part.view(part.shape[0], -1, head_dim) for part in (query, key, value))
+        return gate, (query, key, value)

@@ -41,27 +41,11 @@ class Mixtral(Llama):
         return super().rename(name).replace(".mlp.experts.", ".block_sparse_moe.experts.")
 
 
-class Qwen3Moe(Qwen3):
-    """`Qwen3MoeForCausalLM`: Qwen 3 with experts in every layer or every n-th; one sliding window for all layers."""
-
-    @classmethod
-    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        # Without a head size it is that of the heads, not Qwen 3's.
-        settings = super().read_settings({"head_dim": None, **config, "layer_types": None, "max_window_layers": 0})
-        experts = ExpertSettings(
-            *read_expert_numbers(config, 128, 8),
-            inner_size=read_int(config, "moe_intermediate_size", 768),
-            is_normalised=read_bool(config, "norm_topk_prob", False),
-        )
-        step, dense = read_int(config, "decoder_sparse_step", 1), _read_dense_layers(config)
-        layers = [
-            layer if index in dense or (index + 1) % step else replace(layer, experts=experts)
-            for index, layer in enumerate(settings.layers)
-        ]
-        return replace(settings, layers=layers)
+class StackedExpertWeights(Llama):
+    """A model whose checkpoints have a tensor of each expert, or one of all experts of a layer."""
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
-        """Loads all tensors; those of all experts of a layer, which Qwen 3 VL has, as one of each."""
+        """Loads all tensors; those of all experts of a layer, which Qwen 3 VL and 3.5 have, as one of each."""
         super().load_weights(part for weight in weights for part in self._single_experts(*weight))
 
     def _single_experts(self, name: str, weight: AnyWeight) -> Iterator[tuple[str, AnyWeight]]:
@@ -79,6 +63,26 @@ class Qwen3Moe(Qwen3):
             for index, part in enumerate(parts):
                 expert = _ExpertOfStack(weight, number, (index, len(parts)), is_transposed)
                 yield f"{stem}.experts.{number}.{part}.weight", expert
+
+
+class Qwen3Moe(StackedExpertWeights, Qwen3):
+    """`Qwen3MoeForCausalLM`: Qwen 3 with experts in every layer or every n-th; one sliding window for all layers."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        # Without a head size it is that of the heads, not Qwen 3's.
+        settings = super().read_settings({"head_dim": None, **config, "layer_types": None, "max_window_layers": 0})
+        experts = ExpertSettings(
+            *read_expert_numbers(config, 128, 8),
+            inner_size=read_int(config, "moe_intermediate_size", 768),
+            is_normalised=read_bool(config, "norm_topk_prob", False),
+        )
+        step, dense = read_int(config, "decoder_sparse_step", 1), read_dense_layers(config)
+        layers = [
+            layer if index in dense or (index + 1) % step else replace(layer, experts=experts)
+            for index, layer in enumerate(settings.layers)
+        ]
+        return replace(settings, layers=layers)
 
 
 class _ExpertOfStack:
@@ -114,7 +118,8 @@ def read_expert_numbers(config: Mapping[str, Any], num_experts: int, num_choices
     return num_experts, num_choices
 
 
-def _read_dense_layers(config: Mapping[str, Any]) -> list[int]:
+def read_dense_layers(config: Mapping[str, Any]) -> list[int]:
+    """Numbers of the layers without experts."""
     layers = config.get("mlp_only_layers") or []
     if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
         raise ValueError(f"config.json: mlp_only_layers must be a list of integers, got {str(layers)[:64]}.")

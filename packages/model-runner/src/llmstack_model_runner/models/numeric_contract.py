@@ -56,4 +56,5 @@ def _find_breaches(model: Model, dtype: torch.dtype, device: torch.device, is_ba
     if isinstance(model, Encoder):
         yield "attention of encoders runs in PyTorch"
     else:
-        yield from find_breaches(device.type, dtype, model.kv_spec.head_dim, is_batch_invariant)
+        has_states = any(layer.kind == "state" for layer in model.kv_spec.layers)
+        yield from find_breaches(device.type, dtype, model.kv_spec.head_dim, is_batch_invariant, has_states)

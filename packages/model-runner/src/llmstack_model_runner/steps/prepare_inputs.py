@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables, RowStates
+from llmstack_kernels.state_rows import StateRows
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
@@ -99,8 +100,9 @@ def prepare_inputs(
             _block_tables(batch, step, layout.seq_lens), layout.slot_mappings, strict=True
         )
     ]
+    query_start_loc = _to_device(layout.query_start_loc.astype(np.int32), device)
     metadata = AttentionMetadata(
-        query_start_loc=_to_device(layout.query_start_loc.astype(np.int32), device),
+        query_start_loc=query_start_loc,
         seq_lens=_to_device(layout.seq_lens.astype(np.int32), device),
         block_tables=tables[0].block_tables,
         slot_mapping=tables[0].slot_mapping,
@@ -108,7 +110,7 @@ def prepare_inputs(
         seq_lens_list=layout.seq_lens.tolist(),
         max_query_len=int(step.num_scheduled_tokens.max()),
         max_seq_len=int(layout.seq_lens.max()),
-        states=None if step.states is None else _row_states(step, device),
+        states=None if step.states is None else _state_rows(step, query_start_loc, device),
         vectors=vectors,
     )
     return ModelInputs(
@@ -122,12 +124,12 @@ def prepare_inputs(
     )
 
 
-def _row_states(step: StepRows, device: torch.device) -> RowStates:
+def _state_rows(step: StepRows, query_start_loc: torch.Tensor, device: torch.device) -> StateRows:
     states = np.ascontiguousarray(step.states.T if step.states is not None else [])
     sources, targets, num_known_tokens = (
         _to_device(array, device) for array in (*states, step.num_scheduled_tokens - step.num_drafts)
     )
-    return RowStates(sources, targets, num_known_tokens)
+    return StateRows(query_start_loc, sources, targets, num_known_tokens)
 
 
 def _token_types(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> IntArray:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, RowStates
+from llmstack_kernels.state_rows import StateRows
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import StateTensor
@@ -80,17 +81,21 @@ class PagedHarness:
             seq_lens_list=seq_lens,
             max_query_len=max(len(tokens) for _, tokens in rows),
             max_seq_len=max(seq_lens),
-            states=self._row_states([(name, len(tokens)) for name, tokens in rows]) if self._has_states else None,
+            states=self._state_rows(starts, [(name, len(tokens)) for name, tokens in rows])
+            if self._has_states
+            else None,
         )
 
-    def _row_states(self, rows: Sequence[tuple[str, int]]) -> RowStates:
+    def _state_rows(self, starts: list[int], rows: Sequence[tuple[str, int]]) -> StateRows:
         """Each row writes to a block that has not been used for long."""
         sources = [self._state_blocks.get(name, 0) for name, _ in rows]
         for name, _ in rows:
             self._num_states_taken += 1
             self._state_blocks[name] = 1 + self._num_states_taken % (self._num_state_blocks - 1)
         targets = [self._state_blocks[name] for name, _ in rows]
-        return RowStates(*(torch.tensor(values) for values in (sources, targets, [count for _, count in rows])))
+        counts = [count for _, count in rows]
+        states = (torch.tensor(values) for values in (sources, targets, counts))
+        return StateRows(torch.tensor(starts, dtype=torch.int32), *states)
 
     def _slot(self, name: str, position: int) -> int:
         table = self._block_tables.setdefault(name, [])

@@ -1,0 +1,69 @@
+"""The gated delta rule: a matrix per head that decays and learns.
+
+The rule is that of arXiv 2412.06464: of each token only what the matrix predicts wrongly is learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.state_rows import StateRows
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRuleInputs:
+    """What the matrices of all heads learn from the tokens of a step.
+
+    Value head h has the queries and keys of head h // (num_value_heads / num_key_heads).
+
+    Attributes:
+        mixed: Of each token all queries, then all keys, then all values.
+        decays, rates: Before their functions; rows may be slices of a wider projection.
+        log_decay: Logarithm of each head's speed of decay.
+        decay_bias: Added to `decays`.
+    """
+
+    mixed: torch.Tensor  # [num_tokens, 2 * num_key_heads * key_dim + num_value_heads * value_dim]
+    decays: torch.Tensor  # [num_tokens, num_value_heads], of the type of `mixed`
+    rates: torch.Tensor  # [num_tokens, num_value_heads], of the type of `mixed`
+    log_decay: torch.Tensor  # [num_value_heads] float32
+    decay_bias: torch.Tensor  # [num_value_heads] float32
+    num_key_heads: int
+
+
+def gated_delta_rule(
+    inputs: DeltaRuleInputs,
+    matrices: torch.Tensor,  # [num_blocks, num_value_heads, key_dim, value_dim] float32
+    rows: StateRows,
+) -> torch.Tensor:  # [num_tokens, num_value_heads * value_dim], of the type of `inputs.mixed`
+    """The queries' answers of the matrices, which change token by token.
+
+    With q and k normalised to length 1, q divided by sqrt(key_dim), of each token and head:
+
+        S = exp(-exp(log_decay) * softplus(decay + decay_bias)) * S
+        S = S + k (sigmoid(rate) * (v - k S))
+        out = q S
+
+    All is computed in float32, and `out` is rounded once. A row begins with the matrices of its source block, and those
+    after its known tokens are written to its target block.
+    """
+    _, num_heads, key_dim, value_dim = matrices.shape
+    width = 2 * inputs.num_key_heads * key_dim + num_heads * value_dim
+    num_tokens = len(inputs.mixed)
+    if inputs.mixed.shape != (num_tokens, width) or num_heads % inputs.num_key_heads:
+        raise ValueError(f"inputs {inputs.mixed.shape} do not fit matrices {matrices.shape}.")
+    gates = (inputs.decays, inputs.rates)
+    if any((gate.shape, gate.dtype) != ((num_tokens, num_heads), inputs.mixed.dtype) for gate in gates):
+        raise ValueError(f"decays and rates must be [{num_tokens}, {num_heads}] of {inputs.mixed.dtype}.")
+    heads = (inputs.log_decay, inputs.decay_bias)
+    if any((one.shape, one.dtype) != ((num_heads,), torch.float32) for one in heads):
+        raise ValueError(f"log_decay and decay_bias must be float32 [{num_heads}].")
+    if matrices.dtype != torch.float32:
+        raise ValueError(f"matrices must be float32, got {matrices.dtype}.")
+    rows.check(num_tokens)
+    backend = implementation("gated_delta_rule", matrices.device.type)
+    out: torch.Tensor = backend.gated_delta_rule(inputs, matrices, rows)
+    return out

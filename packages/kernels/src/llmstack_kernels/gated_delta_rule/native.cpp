@@ -1,0 +1,183 @@
+// The gated delta rule: token by token, each head by itself, and of a head some columns of its matrix at a time.
+//
+// The columns of a matrix do not depend on each other, so a strip of them stays in the first cache for all tokens of a row
+// (128 rows of 64 columns: 32 KiB). The sums over the matrix's rows have one order, so no cut of a prompt changes a bit.
+
+#include "../native/repeat.h"
+#include "../native/rows.h"
+
+namespace llmstack {
+namespace {
+
+constexpr int kVectors = kHasFewRegisters ? 2 : 4;  // of a strip: with as many of each, three sums fit into the registers
+constexpr int64_t kStrip = kVectors * kLanes;
+constexpr int64_t kMaxKeyDim = 256;  // as in native.py
+
+// Of each token and head the factor of its matrix, and the share of what was predicted wrongly that is learnt. They take
+// libraries' functions, whose errors do not add up over thousands of tokens as those of `exponential` could.
+template <class T>
+void compute_factors(const T* decays, int64_t decays_stride, const T* rates, int64_t rates_stride, const float* log_decay,
+                     const float* decay_bias, float* factors, int64_t num_tokens, int64_t num_heads) {
+  for_each_row(num_tokens, 64 * num_heads, [=](int64_t token) {
+    for (int64_t head = 0; head < num_heads; ++head) {
+      const float shifted = to_float(decays[token * decays_stride + head]) + decay_bias[head];
+      const float softplus = shifted > 20.0f ? shifted : std::log1p(std::exp(shifted));
+      float* pair = factors + (token * num_heads + head) * 2;
+      pair[0] = std::exp(-std::exp(log_decay[head]) * softplus);
+      pair[1] = 1.0f / (1.0f + std::exp(-to_float(rates[token * rates_stride + head])));
+    }
+  });
+}
+
+template <class T>
+void normalise(const T* x, float* out, int64_t size, float factor) {
+  Floats squares = {};
+  for_each_vector(size, [&](int64_t i, int n) {
+    const Floats values = load_some(x + i, n);
+    squares = multiply_add(values, values, squares);
+  });
+  const Floats scale = broadcast(factor / std::sqrt(sum(squares) + 1e-6f));
+  for_each_vector(size, [&](int64_t i, int n) { store_some(out + i, load_some(x + i, n) * scale, n); });
+}
+
+struct Strip {
+  float columns[kMaxKeyDim * kStrip];
+  Floats predicted[kVectors];  // the key of the next token times the columns, before they decay
+  Floats out[kVectors];
+
+  // Copies up to kStrip columns of a matrix; the others are 0.
+  void load_from(const float* matrix, int64_t key_dim, int64_t value_dim, int64_t count) {
+    for (int64_t i = 0; i < key_dim; ++i) {
+      for (int v = 0; v < kVectors; ++v) store(columns + i * kStrip + v * kLanes, vector(matrix + i * value_dim, v, count));
+    }
+  }
+  void store_to(float* matrix, int64_t key_dim, int64_t value_dim, int64_t count) const {
+    for (int64_t i = 0; i < key_dim; ++i) {
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t rest = count - v * kLanes;
+        if (rest <= 0) break;
+        const Floats x = load(columns + i * kStrip + v * kLanes);
+        store_some(matrix + i * value_dim + v * kLanes, x, rest < kLanes ? static_cast<int>(rest) : kLanes);
+      }
+    }
+  }
+  template <class T>
+  static Floats vector(const T* x, int v, int64_t count) {
+    const int64_t rest = count - v * kLanes;
+    return rest >= kLanes ? load(x + v * kLanes) : rest > 0 ? load_first(x + v * kLanes, static_cast<int>(rest)) : Floats{};
+  }
+
+  void predict(const float* key, int64_t key_dim) {
+    Floats sums[kVectors] = {};
+    for (int64_t i = 0; i < key_dim; ++i) {
+      const Floats factor = broadcast(key[i]);
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+        sums[v] = multiply_add(factor, load(columns + i * kStrip + v * kLanes), sums[v]);
+      });
+    }
+    for (int v = 0; v < kVectors; ++v) predicted[v] = sums[v];
+  }
+
+  // One token, and the prediction for the next one in the same pass over the columns.
+  template <bool kHasNext>
+  void learn(const float* query, const float* key, const float* next_key, Floats decay, const Floats* change,
+             int64_t key_dim) {
+    Floats outs[kVectors] = {}, sums[kVectors] = {}, own[kVectors];
+    for (int v = 0; v < kVectors; ++v) own[v] = change[v];
+    for (int64_t i = 0; i < key_dim; ++i) {
+      const Floats asked = broadcast(query[i]), learnt = broadcast(key[i]);
+      const Floats next = broadcast(kHasNext ? next_key[i] : 0.0f);
+      float* line = columns + i * kStrip;
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+        const Floats updated = multiply_add(learnt, own[v], load(line + v * kLanes) * decay);
+        store(line + v * kLanes, updated);
+        outs[v] = multiply_add(asked, updated, outs[v]);
+        if constexpr (kHasNext) sums[v] = multiply_add(next, updated, sums[v]);
+      });
+    }
+    for (int v = 0; v < kVectors; ++v) out[v] = outs[v], predicted[v] = sums[v];
+  }
+};
+
+template <class T>
+struct Heads {
+  const T* mixed;
+  int64_t stride, num_key_heads, num_heads, key_dim, value_dim;
+
+  const T* query(int64_t token, int64_t head) const {
+    return mixed + token * stride + head / (num_heads / num_key_heads) * key_dim;
+  }
+  const T* key(int64_t token, int64_t head) const { return query(token, head) + num_key_heads * key_dim; }
+  const T* value(int64_t token, int64_t head) const {
+    return mixed + token * stride + 2 * num_key_heads * key_dim + head * value_dim;
+  }
+};
+
+// Some columns of one head, for all tokens [start, end) of a row.
+template <class T>
+void run_strip(const Heads<T>& heads, const float* factors, const float* source, float* target, T* out, int64_t head,
+               int64_t first, int64_t start, int64_t end, int64_t known) {
+  alignas(64) static thread_local Strip strip;
+  alignas(64) float query[kMaxKeyDim], keys[2][kMaxKeyDim];
+  const int64_t key_dim = heads.key_dim, value_dim = heads.value_dim;
+  const int64_t count = value_dim - first < kStrip ? value_dim - first : kStrip;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
+  strip.load_from(source + first, key_dim, value_dim, count);
+  if (known == 0) strip.store_to(target + first, key_dim, value_dim, count);
+  if (start == end) return;
+  normalise(heads.key(start, head), keys[0], key_dim, 1.0f);
+  strip.predict(keys[0], key_dim);
+  for (int64_t token = start; token < end; ++token) {
+    const float* pair = factors + (token * heads.num_heads + head) * 2;
+    const Floats decay = broadcast(pair[0]), rate = broadcast(pair[1]);
+    Floats change[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats value = Strip::vector(heads.value(token, head) + first, v, count);
+      change[v] = (value - decay * strip.predicted[v]) * rate;
+    }
+    const float* key = keys[(token - start) % 2];
+    float* next_key = keys[(token - start + 1) % 2];
+    normalise(heads.query(token, head), query, key_dim, scale);
+    if (token + 1 < end) {
+      normalise(heads.key(token + 1, head), next_key, key_dim, 1.0f);
+      strip.template learn<true>(query, key, next_key, decay, change, key_dim);
+    } else {
+      strip.template learn<false>(query, key, nullptr, decay, change, key_dim);
+    }
+    T* answers = out + (token * heads.num_heads + head) * value_dim + first;
+    for (int v = 0; v < kVectors && v * kLanes < count; ++v) {
+      const int64_t rest = count - v * kLanes;
+      store_some(answers + v * kLanes, strip.out[v], rest < kLanes ? static_cast<int>(rest) : kLanes);
+    }
+    if (token + 1 - start == known) strip.store_to(target + first, key_dim, value_dim, count);
+  }
+}
+
+}  // namespace
+}  // namespace llmstack
+
+// Rows of `mixed`, `decays` and `rates` are `*_stride` apart. `factors` is memory for [num_tokens, num_heads, 2].
+#define LLMSTACK_GATED_DELTA_RULE(suffix, T)                                                                         \
+  extern "C" void llmstack_gated_delta_rule_##suffix(                                                                \
+      const llmstack::T* mixed, int64_t mixed_stride, const llmstack::T* decays, int64_t decays_stride,              \
+      const llmstack::T* rates, int64_t rates_stride, const float* log_decay, const float* decay_bias,               \
+      float* factors, float* matrices, const int32_t* starts, const int64_t* sources, const int64_t* targets,        \
+      const int64_t* known, llmstack::T* out, int64_t num_rows, int64_t num_tokens, int64_t num_key_heads,           \
+      int64_t num_heads, int64_t key_dim, int64_t value_dim) {                                                       \
+    using namespace llmstack;                                                                                        \
+    compute_factors(decays, decays_stride, rates, rates_stride, log_decay, decay_bias, factors, num_tokens,          \
+                    num_heads);                                                                                      \
+    const Heads<T> heads{mixed, mixed_stride, num_key_heads, num_heads, key_dim, value_dim};                         \
+    const int64_t strips = (value_dim + kStrip - 1) / kStrip, size = key_dim * value_dim;                            \
+    for_each_chunk(num_rows * num_heads * strips, [=](int64_t item) {                                                \
+      const int64_t strip = item % strips, head = item / strips % num_heads, row = item / strips / num_heads;        \
+      run_strip(heads, factors, matrices + (sources[row] * num_heads + head) * size,                                 \
+                matrices + (targets[row] * num_heads + head) * size, out, head, strip * kStrip, starts[row],         \
+                starts[row + 1], known[row]);                                                                        \
+    });                                                                                                              \
+  }                                                                                                                  \
+  LLMSTACK_REPEATABLE(gated_delta_rule_##suffix)
+
+LLMSTACK_GATED_DELTA_RULE(f32, Float32)
+LLMSTACK_GATED_DELTA_RULE(bf16, BFloat16)
+LLMSTACK_GATED_DELTA_RULE(f16, Float16)

@@ -1,0 +1,49 @@
+"""The gated delta rule in plain PyTorch: what every backend computes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from llmstack_kernels.gated_delta_rule import DeltaRuleInputs
+from llmstack_kernels.state_rows import StateRows
+
+_EPS = 1e-6
+
+
+def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: StateRows) -> torch.Tensor:
+    """One token after the other, all heads at once."""
+    _, num_heads, _, value_dim = matrices.shape
+    out = inputs.mixed.new_empty((len(inputs.mixed), num_heads * value_dim))
+    starts, known = rows.query_start_loc.tolist(), rows.num_known_tokens.tolist()
+    for row, (source, target) in enumerate(zip(rows.sources.tolist(), rows.targets.tolist(), strict=True)):
+        state = matrices[source].clone()  # [num_heads, key_dim, value_dim]
+        for number, token in enumerate(range(starts[row], starts[row + 1])):
+            if number == known[row]:
+                matrices[target] = state
+            state, out[token] = _learn(inputs, token, state)
+        if known[row] == starts[row + 1] - starts[row]:
+            matrices[target] = state
+    return out
+
+
+def _learn(inputs: DeltaRuleInputs, token: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state behind a token, and its answer in float32 [num_heads * value_dim].
+
+    PyTorch's functions have other bits for the last numbers of a tensor, so no tensor here holds several tokens.
+    """
+    num_heads, key_dim, value_dim = state.shape
+    num_key_heads, group = inputs.num_key_heads, num_heads // inputs.num_key_heads
+    sizes = [num_key_heads * key_dim, num_key_heads * key_dim, num_heads * value_dim]
+    query, key, value = inputs.mixed[token].float().split(sizes)
+    query, key = (_normalised(x.view(num_key_heads, key_dim)).repeat_interleave(group, 0) for x in (query, key))
+    softplus = F.softplus(inputs.decays[token].float() + inputs.decay_bias)
+    state = state * torch.exp(-torch.exp(inputs.log_decay) * softplus)[:, None, None]
+    predicted = (state * key[:, :, None]).sum(1)
+    change = (value.view(num_heads, value_dim) - predicted) * torch.sigmoid(inputs.rates[token].float())[:, None]
+    state = state + key[:, :, None] * change[:, None]
+    return state, (state * (query * key_dim**-0.5)[:, :, None]).sum(1).flatten()
+
+
+def _normalised(heads: torch.Tensor) -> torch.Tensor:
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + _EPS)

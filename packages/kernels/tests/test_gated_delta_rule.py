@@ -1,0 +1,156 @@
+"""The gated delta rule follows its recurrence, and no cut of a row changes a bit of what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+
+from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, gated_delta_rule, native, reference
+from llmstack_kernels.native import NativeLibrary
+from llmstack_kernels.state_rows import StateRows
+from llmstack_kernels.testing import native_variants
+
+SHAPES = [(2, 4, 16, 16), (1, 3, 24, 40), (2, 2, 128, 128), (1, 1, 8, 5)]  # key heads, value heads, dimensions
+
+
+def make_inputs(
+    num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0
+) -> DeltaRuleInputs:
+    num_key_heads, num_heads, key_dim, value_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator)
+
+    width = 2 * num_key_heads * key_dim + num_heads * value_dim
+    gates = numbers(num_tokens, 2 * num_heads + 3).to(dtype)  # slices of a wider projection
+    return DeltaRuleInputs(
+        numbers(num_tokens, width + 7).to(dtype)[:, 7:], gates[:, :num_heads], gates[:, num_heads : 2 * num_heads],
+        numbers(num_heads) - 2, numbers(num_heads), num_key_heads,
+    )  # fmt: skip
+
+
+def make_rows(counts: list[int], known: list[int] | None = None, first_block: int = 1) -> StateRows:
+    """Row i reads block `first_block` + 2 i, and writes the one behind it."""
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    sources = torch.arange(len(counts)) * 2 + first_block
+    return StateRows(starts, sources, sources + 1, torch.tensor(known or counts))
+
+
+def make_matrices(num_blocks: int, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    _, num_heads, key_dim, value_dim = shape
+    return torch.randn((num_blocks, num_heads, key_dim, value_dim), generator=torch.Generator().manual_seed(1))
+
+
+def tokens(inputs: DeltaRuleInputs, start: int, end: int) -> DeltaRuleInputs:
+    own = slice(start, end)
+    return replace(inputs, mixed=inputs.mixed[own], decays=inputs.decays[own], rates=inputs.rates[own])
+
+
+def recurrence(inputs: DeltaRuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One row in float64, written out head by head and number by number of the formula."""
+    num_heads, key_dim, value_dim = state.shape
+    num_keys = inputs.num_key_heads * key_dim
+    state, outs = state.double(), []
+    for token in range(len(inputs.mixed)):
+        mixed = inputs.mixed[token].double()
+        for head in range(num_heads):
+            place = head // (num_heads // inputs.num_key_heads) * key_dim
+            q, k = mixed[place : place + key_dim], mixed[num_keys + place : num_keys + place + key_dim]
+            q, k = (x / (x.square().sum() + 1e-6).sqrt() for x in (q, k))
+            v = mixed[2 * num_keys + head * value_dim : 2 * num_keys + (head + 1) * value_dim]
+            shifted = inputs.decays[token, head].double() + inputs.decay_bias[head].double()
+            decay = torch.exp(-inputs.log_decay[head].double().exp() * torch.log1p(shifted.exp()))
+            rate = 1 / (1 + torch.exp(-inputs.rates[token, head].double()))
+            matrix = state[head] * decay
+            state[head] = matrix + torch.outer(k, rate * (v - k @ matrix))
+            outs.append(q @ state[head] / key_dim**0.5)
+    return torch.stack(outs).view(len(inputs.mixed), num_heads * value_dim), state
+
+
+@pytest.fixture(params=["reference", *native_variants()])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if request.param == "reference":
+        return reference
+    chosen = NativeLibrary(request.param)
+    monkeypatch.setattr(native, "require_library", lambda: chosen)
+    return native
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_all_backends_follow_the_recurrence(backend: ModuleType, shape: tuple[int, int, int, int]) -> None:
+    matrices, inputs = make_matrices(3, shape), make_inputs(37, shape, torch.float32)
+    expected, state = recurrence(inputs, matrices[1].clone())
+    out = backend.gated_delta_rule(inputs, matrices, make_rows([37]))
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(matrices[2].double(), state, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_inputs_of_16_bits_round_the_result_alone(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    inputs = make_inputs(9, shape, dtype)
+    matrices, wide = make_matrices(7, shape), make_matrices(7, shape)
+    out = gated_delta_rule(inputs, matrices, make_rows([5, 1, 3]))
+    as_floats = replace(inputs, mixed=inputs.mixed.float(), decays=inputs.decays.float(), rates=inputs.rates.float())
+    expected = gated_delta_rule(as_floats, wide, make_rows([5, 1, 3]))
+    assert torch.equal(out, expected.to(dtype))
+    assert torch.equal(matrices, wide)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("cuts", [[1] * 23, [7, 16], [22, 1], [1, 3, 19]], ids=str)
+def test_no_cut_changes_a_bit(backend: ModuleType, shape: tuple[int, int, int, int], cuts: list[int]) -> None:
+    inputs, matrices = make_inputs(23, shape, torch.float32), make_matrices(30, shape)
+    whole = backend.gated_delta_rule(inputs, matrices, make_rows([23]))
+    expected = matrices[2].clone()
+    start = 0
+    for block, count in enumerate(cuts, start=1):
+        rows = make_rows([count], first_block=block)
+        assert torch.equal(
+            backend.gated_delta_rule(tokens(inputs, start, start + count), matrices, rows), whole[start : start + count]
+        )
+        start += count
+    assert torch.equal(matrices[len(cuts) + 1], expected)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_row_does_not_depend_on_its_neighbours(backend: ModuleType, num_threads: int) -> None:
+    shape, before = SHAPES[2], torch.get_num_threads()
+    inputs, matrices = make_inputs(20, shape, torch.float32), make_matrices(9, shape)
+    alone = make_matrices(9, shape)
+    try:
+        torch.set_num_threads(num_threads)
+        out = backend.gated_delta_rule(inputs, matrices, make_rows([1, 12, 1, 6]))
+    finally:
+        torch.set_num_threads(before)
+    for row, (start, end) in enumerate([(0, 1), (1, 13), (13, 14), (14, 20)]):
+        rows = make_rows([end - start], first_block=1 + 2 * row)
+        assert torch.equal(backend.gated_delta_rule(tokens(inputs, start, end), alone, rows), out[start:end])
+    assert torch.equal(alone, matrices)
+
+
+def test_drafts_are_answered_and_change_no_block(backend: ModuleType) -> None:
+    shape = SHAPES[0]
+    inputs, matrices = make_inputs(12, shape, torch.float32), make_matrices(5, shape)
+    plain, before = make_matrices(5, shape), matrices.clone()
+    out = backend.gated_delta_rule(inputs, matrices, make_rows([8, 4], known=[5, 0]))
+    assert torch.equal(out, backend.gated_delta_rule(inputs, plain, make_rows([8, 4])))
+    backend.gated_delta_rule(tokens(inputs, 0, 5), plain, make_rows([5]))
+    assert torch.equal(matrices[2], plain[2])
+    assert torch.equal(matrices[4], before[3])  # none is known, so the state goes on as it was
+    assert torch.equal(matrices[[0, 1, 3]], before[[0, 1, 3]])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    shape = SHAPES[0]
+    inputs, matrices = make_inputs(3, shape, torch.float32), make_matrices(3, shape)
+    with pytest.raises(ValueError, match="do not fit matrices"):
+        gated_delta_rule(inputs, matrices[:, :, :8], make_rows([3]))
+    with pytest.raises(ValueError, match="must be float32"):
+        gated_delta_rule(inputs, matrices.bfloat16(), make_rows([3]))
+    with pytest.raises(ValueError, match="int64"):
+        gated_delta_rule(inputs, matrices, StateRows(*(torch.zeros(n, dtype=torch.int32) for n in (2, 1, 1, 1))))

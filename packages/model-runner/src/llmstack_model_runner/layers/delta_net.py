@@ -1,0 +1,156 @@
+"""The gated delta net of Qwen 3.5 and Qwen3-Next.
+
+Its state is a matrix per head, and the last few inputs of a convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from llmstack_kernels.causal_convolution import causal_convolution
+from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, gated_delta_rule
+from llmstack_kernels.rms_norm import gated_rms_norm
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.linear import Linear
+from llmstack_model_runner.layers.norm import RMSNorm
+from llmstack_model_runner.layers.sharding import sharding, spread
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, collect_slots
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSettings:
+    """Sizes of a delta net.
+
+    Attributes:
+        num_key_heads: Heads of queries and keys; each serves as many value heads as any other.
+        num_heads: Value heads, each of which has a matrix.
+        length: Inputs that the convolution takes, the token's own included; at least 2.
+        is_interleaved: The checkpoint joins all projections of a key head, as that of Qwen3-Next does.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    length: int
+    is_interleaved: bool = False
+
+    def of_rank(self) -> DeltaNetSettings:
+        """The heads that this context's rank has; ValueError if they cannot be shared out."""
+        heads, key_heads = sharding().heads(self.num_heads, self.num_key_heads)
+        return DeltaNetSettings(len(key_heads), len(heads), self.key_dim, self.value_dim, self.length)
+
+    @property
+    def num_channels(self) -> int:
+        """Queries, keys and values of a token."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+
+class DeltaNet:
+    """out(norm(gated_delta_rule(convolve(q, k, v))) * silu(z)), where q, k, v, z and two gates are projections.
+
+    Among several ranks each has some of the value heads, with their key heads.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        size: int,
+        settings: DeltaNetSettings,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`prefix` is that of the layer's tensors, such as `model.layers.0.linear_attn.`."""
+        self._prefix, self._settings, self._own = prefix, settings, settings.of_rank()
+        self._heads, key_heads = sharding().heads(settings.num_heads, settings.num_key_heads)
+        keys, self._values = spread(key_heads, settings.key_dim), spread(self._heads, settings.value_dim)
+        num_keys = settings.num_key_heads * settings.key_dim
+        self._channels = _runs((0, keys), (num_keys, keys), (2 * num_keys, self._values))
+        self._in = self._make_projections(size, dtype, device)
+        self._taps = torch.zeros(settings.length, self._own.num_channels, device=device)
+        self._log_decay, self._decay_bias = (torch.zeros(self._own.num_heads, device=device) for _ in range(2))
+        self._norm = RMSNorm(f"{prefix}norm", settings.value_dim, eps, dtype=dtype, device=device)
+        num_values = settings.num_heads * settings.value_dim
+        out = {f"{prefix}out_proj": size}
+        self._out = Linear(num_values, out, has_bias=False, dtype=dtype, device=device, inputs=self._values)
+
+    def _make_projections(self, size: int, dtype: torch.dtype, device: torch.device) -> Linear:
+        """All inputs as one product, whose outputs are those of the convolution, then z and both gates."""
+        whole, prefix = self._settings, self._prefix
+        num_values = whole.num_heads * whole.value_dim
+        if whole.is_interleaved:
+            parts = {"in_proj_qkvz": whole.num_channels + num_values, "in_proj_ba": 2 * whole.num_heads}
+            outputs = [
+                [*self._channels, *_runs((whole.num_channels, self._values))],
+                _runs((0, self._heads), (whole.num_heads, self._heads)),
+            ]
+            orders = {f"{prefix}{name}": order for name, order in zip(parts, _orders(whole), strict=True)}
+        else:
+            sizes = (whole.num_channels, num_values, whole.num_heads, whole.num_heads)
+            parts = dict(zip(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), sizes, strict=True))
+            outputs, orders = [self._channels, [self._values], [self._heads], [self._heads]], {}
+        return Linear(
+            size,
+            {f"{prefix}{name}": out_features for name, out_features in parts.items()},
+            has_bias=False,
+            dtype=dtype,
+            device=device,
+            part_to_row_order=orders,
+            part_to_outputs={f"{prefix}{name}": own for name, own in zip(parts, outputs, strict=True)},
+        )
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Those of the projections, the convolution, the decays and the norm."""
+        whole, prefix = self._settings, self._prefix
+        is_whole = len(self._heads) == whole.num_heads
+        channels, heads = (None if is_whole else WeightPart(0, tuple(runs)) for runs in (self._channels, [self._heads]))
+        shape = (whole.num_channels, 1, whole.length)
+        slots = {f"{prefix}conv1d.weight": WeightSlot(shape, self._load_taps, WeightKind.SCALE, part=channels)}
+        for name, target in (("A_log", self._log_decay), ("dt_bias", self._decay_bias)):
+            load = partial(_copy, target)
+            slots[f"{prefix}{name}"] = WeightSlot((whole.num_heads,), load, WeightKind.BIAS, part=heads)
+        return slots | collect_slots([self._in, self._norm, self._out])
+
+    def __call__(
+        self,
+        x: torch.Tensor,  # [num_tokens, size]
+        state: LayerCache,  # tails [num_blocks, length - 1, channels], matrices [num_blocks, heads, key_dim, value_dim]
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, size]
+        """Reads and writes the states of the rows."""
+        if metadata.states is None:
+            raise ValueError("the rows of the step have no states")
+        (tails, matrices), own = state, self._own
+        num_values, heads = own.num_heads * own.value_dim, (len(x), own.num_heads, own.value_dim)
+        mixed, gate, rates, decays = self._in(x).split([own.num_channels, num_values, own.num_heads, own.num_heads], -1)
+        mixed = causal_convolution(mixed, self._taps, None, tails, metadata.states, "silu")
+        inputs = DeltaRuleInputs(mixed, decays, rates, self._log_decay, self._decay_bias, own.num_key_heads)
+        answers = gated_delta_rule(inputs, matrices, metadata.states)
+        normed = gated_rms_norm(answers.view(heads), gate.view(heads), self._norm.weight, self._norm.eps)
+        return self._out(normed.view(len(x), num_values))
+
+    def _load_taps(self, tensor: torch.Tensor) -> None:
+        self._taps.copy_(tensor[:, 0].T)
+
+
+def _copy(target: torch.Tensor, tensor: torch.Tensor) -> None:
+    target.copy_(tensor)
+
+
+def _runs(*shifted: tuple[int, range]) -> list[range]:
+    """Runs that begin so much later."""
+    return [range(own.start + shift, own.stop + shift) for shift, own in shifted]
+
+
+def _orders(settings: DeltaNetSettings) -> Iterable[torch.Tensor]:
+    """The checkpoint's row for each output: queries, keys, values and z; and the gates of updates and of decays."""
+    count, group = settings.num_key_heads, settings.num_heads // settings.num_key_heads
+    num_values = group * settings.value_dim
+    for sizes in ([settings.key_dim, settings.key_dim, num_values, num_values], [group, group]):
+        rows = torch.arange(count * sum(sizes)).view(count, sum(sizes))
+        yield torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
