@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.kv_transfer.config import TransferNetwork
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
 from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError
 from llmstack_llm.testing import write_model_folder
+from llmstack_types import ModelRunnerConfig
 
 
 def test_who_starts_the_engine_decides_the_token_budget(tmp_path: Path):
@@ -313,3 +317,33 @@ def test_a_model_with_vision_serves_its_text_and_warns_unless_that_is_meant(
     model_config, _ = args.create_engine_config()
     assert (model_config.architecture, model_config.max_model_len) == ("LlamaForCausalLM", 128)
     assert caplog.text.count("LlavaForConditionalGeneration: only its text is served") == num_warnings
+
+
+# Options whose value in a configuration is made of several, or is the default of a program and not of a part.
+MADE_OF_SEVERAL = {
+    "model", "max_model_len", "max_num_batched_tokens", "logits_processors", "hf_overrides", "max_prefill_tokens",
+    "max_loras", "runner", "log_level", "max_cpu_loras", "pack_cache",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [ModelRunnerConfig, SchedulerConfig, EngineConfig])
+def test_an_option_and_the_field_of_its_name_have_one_default(config: type) -> None:
+    options = {option.name: option.default for option in dataclasses.fields(EngineArgs)}
+    fields = {field.name: field.default for field in dataclasses.fields(config) if field.name in options}
+    assert len(fields) > 10
+    for name, default in fields.items():
+        if name not in MADE_OF_SEVERAL:
+            assert options[name] == default, name
+
+
+def test_an_option_that_has_the_name_of_a_field_needs_no_other_line(tmp_path: Path) -> None:
+    folder = str(write_model_folder(tmp_path))
+    values: dict[str, Any] = {
+        "long_prefill_token_threshold": 7,
+        "step_log_bytes": 12345,
+        "max_lora_bytes": 54321,
+        "snapshot_steps": 77,
+    }
+    _, config = EngineArgs(folder, **values).create_engine_config()
+    assert config.scheduler.long_prefill_token_threshold == 7
+    assert (config.step_log_bytes, config.snapshot_steps, config.model.max_lora_bytes) == (12345, 77, 54321)

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from llmstack_llm.engine_options.adapters import AdapterOptions
 from llmstack_llm.engine_options.execution import (
@@ -130,56 +130,37 @@ class EngineArgs(
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig
 
-        speculative = self._speculation()
+        parts, speculative = get_type_hints(EngineConfig), self._speculation()
         limits = {
-            "max_model_len": model_config.max_model_len, "max_num_seqs": self.max_num_seqs,
+            "max_model_len": model_config.max_model_len,
             "max_num_batched_tokens": self.step_tokens(model_config.max_model_len, usage_context),
-            "encoder_cache_tokens": self.encoder_cache_tokens,
         }  # fmt: skip
-        model = {
-            "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
-            "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
-            "gpu_memory_utilization": self.gpu_memory_utilization, "logprobs_mode": self.logprobs_mode,
-            "quantization": self.quantization, "enforce_eager": self.enforce_eager,
-            "kv_cache_dtype": self.kv_cache_dtype,
+        model = self._named_as_in(parts["model"]) | limits | {
+            "model_path": str(model_config.path), "dtype": model_config.dtype,
             "enable_hybrid_kv_cache": not self.disable_hybrid_kv_cache_manager,
             "cuda_graph_sizes": sorted(set(self.cudagraph_capture_sizes or ())),
-            "enable_deterministic_inference": self.enable_deterministic_inference,
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
-            "num_engines": max(1, self.num_local_engines),
-            "digest_weight_content": self._compares_weights, "pack_cache": self.pack_cache,
-            "tensor_parallel_size": self.tensor_parallel_size, "language_model_only": self.is_text_only,
-            "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
-            "enable_expert_parallel": self.enable_expert_parallel, "placement": self._placement(),
-            "enable_lora": self.enable_lora, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank,
-            "max_lora_bytes": self.max_lora_bytes, "enable_prompt_embeds": self.enable_prompt_embeds,
+            "num_engines": max(1, self.num_local_engines), "digest_weight_content": self._compares_weights,
+            "rank_timeout_s": self.distributed_timeout_seconds, "placement": self._placement(),
+            "language_model_only": self.is_text_only,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
-            **self._draft_limits(speculative), **limits,
+            **self._draft_limits(speculative),
         }  # fmt: skip
-        scheduler = {
-            "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
-            "fair_quantum": self.fair_quantum, "long_prefill_token_threshold": self.long_prefill_token_threshold,
-            "max_prefill_tokens": self.prefill_tokens(usage_context), "speculative": speculative, **limits,
-            "pipeline_parallel_size": self.pipeline_parallel_size, "max_loras": self.max_loras * self.enable_lora,
-            "max_num_partial_prefills": self.max_num_partial_prefills,
-            "state_snapshot_interval": self.state_snapshot_interval, "encoder_budget_units": self.encoder_budget_units,
+        scheduler = self._named_as_in(parts["scheduler"]) | limits | {
+            "policy": self.scheduling_policy, "max_prefill_tokens": self.prefill_tokens(usage_context),
+            "speculative": speculative, "max_loras": self.max_loras * self.enable_lora,
         }  # fmt: skip
-        data: dict[str, Any] = {
-            "model": model, "scheduler": scheduler, "runner": self.runner_name, "weights_name": self.weights_name,
-            "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
+        data = self._named_as_in(EngineConfig) | self._transfer_network() | {
+            "model": model, "scheduler": scheduler, "runner": self.runner_name, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
-            "is_max_model_len_explicit": self.max_model_len is not None,
-            "log_format": self.log_format, "profiler": self.profiler_config,
+            "is_max_model_len_explicit": self.max_model_len is not None, "profiler": self.profiler_config,
             "log_level": "DEBUG" if self.log_level == "trace" else self.log_level.upper(),
-            "num_host_blocks": self.num_host_blocks, "host_kv_bytes": int(self.swap_space * 2**30),
-            "async_scheduling": self.async_scheduling, "trace": self.trace, "audit_hits": self.audit_hits,
+            "host_kv_bytes": int(self.swap_space * 2**30),
             "block_metrics_sample": self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
-            "warm_spare": self.warm_spare, "max_cpu_loras": self.max_cpu_loras or self.max_loras,
-            "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
-            "key_file": self._key_file(), "hosts": self._hosts(), "shadow_scheduler": self.shadow_scheduler,
-            "step_log_bytes": self.step_log_bytes, "snapshot_steps": self.snapshot_steps, **self._transfer_network(),
+            "max_cpu_loras": self.max_cpu_loras or self.max_loras, "max_restarts": self.max_engine_restarts,
+            "hang_timeout_s": self.engine_hang_timeout, "key_file": self._key_file(), "hosts": self._hosts(),
             "kv_events": self.kv_events_config, "kv_transfer": self.kv_transfer_config,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
@@ -187,6 +168,11 @@ class EngineArgs(
             return EngineConfig.from_plain(data)
         except ValueError as error:
             raise EngineArgsError(str(error)) from error
+
+    def _named_as_in(self, config: type) -> dict[str, Any]:
+        """The options that a configuration has under the same name."""
+        own = {option.name for option in dataclasses.fields(self)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(config) if field.name in own}
 
     def _key_file(self) -> str | None:
         key_file = self.cluster_key_file if self.has_other_hosts else self.engine_key_file
