@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, TypeGuard
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmstack_llm import request_errors
-from llmstack_server.protocols import OutputStream, PromptOutput
+from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
-from llmstack_server.web.keep_alive import EventSender, RawHeaders, Sender
+from llmstack_server.web.keep_alive import EventSender, KeptSend, Sender
 from llmstack_server.web.sse import DONE, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
@@ -40,30 +40,46 @@ lasting_fields: ContextVar[Mapping[str, Any]] = ContextVar("lasting_fields", def
 _RAW_STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 
-class WholeAnswer(Protocol):
-    """A request that has passed every check; nothing runs before it is called."""
-
-    async def whole(self) -> dict[str, Any] | bytes:
-        """The answer as one object, or as JSON where encoding it at once would block the event loop."""
-        ...
+Push = Callable[[Callable[[PromptOutput], bytes], PromptOutput], bool]
+"""Encodes and sends an output at once, as `EventSender.push` does; False where that would wait."""
 
 
-class Answer(WholeAnswer, Protocol):
-    """An answer that can be streamed.
+class WholeAnswer(ABC):
+    """A request that has passed every check; nothing runs before its answer is awaited.
 
-    Where its API has no `[DONE]`, `end` has the bytes after the last event, and `error_event` makes the last event of
-    a stream that failed after its start of an `ErrorAnswer`. With `outputs` and `encode`, each output is encoded and
-    sent as it comes, after the first event and while the next of `events` is awaited.
+    Attributes:
+        is_stream: Whether the client asked for a stream, which only an `Answer` has.
     """
 
-    @property
-    def is_stream(self) -> bool:
-        """Whether the client asked for a stream."""
-        ...
+    is_stream: bool = False
 
+    @abstractmethod
+    async def whole(self) -> dict[str, Any] | bytes:
+        """The answer as one object, or as JSON where encoding it at once would block the event loop."""
+
+
+class Answer(WholeAnswer):
+    """An answer that can be streamed.
+
+    Attributes:
+        end: The bytes after the last event.
+    """
+
+    end: bytes = DONE
+
+    @abstractmethod
     def events(self) -> AsyncIterator[bytes]:
-        """The answer as framed events, without the last `[DONE]`."""
-        ...
+        """The answer as framed events, without the end."""
+
+    def push_by(self, push: Push) -> None:
+        """Has outputs sent as they come, after the first event and while the next of `events` is awaited.
+
+        Where this is not overridden, `events` has all of them.
+        """
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """The last event of a stream that failed after its start, in the form of its API."""
+        return frame(encode_json(error.body()))
 
 
 Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[WholeAnswer]]
@@ -81,7 +97,7 @@ class GenerationResponse(Response):
         self._state = state
         self._prepare = prepare
         self._sender: Sender | None = None
-        self._prepared: WholeAnswer | None = None
+        self._streamed: Answer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; its errors before the first byte are raised.
@@ -94,9 +110,8 @@ class GenerationResponse(Response):
         with self._state.in_flight.track() as cut:
             try:
                 # The end of the client of an answer that is kept needs no task that waits for a message.
-                left: asyncio.Future[None] | None = getattr(send, "left", None)
-                if left is not None:
-                    await run_until(self._answer(body, send), left, cut)
+                if isinstance(send, KeptSend):
+                    await run_until(self._answer(body, send), send.left, cut)
                 else:
                     await run_while_connected(self._answer(body, send), receive, cut)
             except ClientDisconnected:
@@ -111,8 +126,9 @@ class GenerationResponse(Response):
                 await self._end_with_error(error, scope["state"]["request_id"], self._sender)
 
     async def _answer(self, body: dict[str, Any], send: Send) -> None:
-        answer = self._prepared = await self._prepare(self._state, body)
-        if _is_streamed(answer):
+        answer = await self._prepare(self._state, body)
+        if answer.is_stream and isinstance(answer, Answer):
+            self._streamed = answer
             await self._send_events(answer, send)
         else:
             whole = await answer.whole()
@@ -127,24 +143,21 @@ class GenerationResponse(Response):
 
     async def _send_events(self, answer: Answer, send: Send) -> None:
         events = answer.events()
-        # A `send` may have a shorter way for events.
-        new_sender: Callable[[RawHeaders], Sender] = getattr(send, "event_sender", partial(EventSender, send))
-        sender = self._sender = new_sender([*_RAW_STREAM_HEADERS, *_prediction_headers()])
+        headers = [*_RAW_STREAM_HEADERS, *_prediction_headers()]
+        sender: Sender = send.event_sender(headers) if isinstance(send, KeptSend) else EventSender(send, headers)
+        self._sender = sender
         try:
-            encode: Callable[[PromptOutput], bytes] | None = None
-            if sender.can_push:  # otherwise outputs would only come to their consumer later
-                encode = getattr(answer, "encode", None)
-            outputs: OutputStream | None = getattr(answer, "outputs", None)
+            pushes = sender.can_push  # otherwise outputs would only come to their consumer later
             try:
                 async for event in events:
                     await sender.event(event)
-                    if encode is not None and outputs is not None:
-                        outputs.follow(partial(sender.push, encode))
-                        encode = None
+                    if pushes:
+                        answer.push_by(sender.push)
+                        pushes = False
             finally:
                 await sender.stop()
                 await close(events)
-            await sender.end(getattr(self._prepared, "end", DONE))
+            await sender.end(answer.end)
         finally:
             request = current_request.get()
             if request is not None and not request.is_recorded:
@@ -152,9 +165,8 @@ class GenerationResponse(Response):
 
     async def _end_with_error(self, error: Exception, request_id: str, sender: Sender) -> None:
         """Sends the error as the last event without `[DONE]`, so that the answer is visibly incomplete."""
-        answer = answer_to(error, request_id)
-        own_event: Callable[[ErrorAnswer], bytes] | None = getattr(self._prepared, "error_event", None)
-        await sender.end(frame(encode_json(answer.body())) if own_event is None else own_event(answer))
+        if self._streamed is not None:
+            await sender.end(self._streamed.error_event(answer_to(error, request_id)))
 
 
 def _prediction_headers() -> list[tuple[bytes, bytes]]:
@@ -235,11 +247,6 @@ async def run_until(work: Coroutine[Any, Any, None], left: asyncio.Future[None],
         is_over = True
         left.remove_done_callback(end)
         cut.remove_done_callback(end)
-
-
-# One attribute tells them apart; `isinstance` of a Protocol looks for every member, on each request.
-def _is_streamed(answer: WholeAnswer) -> TypeGuard[Answer]:
-    return getattr(answer, "is_stream", False)
 
 
 async def _wait_until_disconnected(receive: Receive) -> None:

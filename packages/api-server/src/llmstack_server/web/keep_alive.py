@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from llmstack_server.web.streams import close
 
@@ -63,6 +64,23 @@ class Sender(Protocol):
     async def event(self, data: bytes) -> None: ...
     async def end(self, data: bytes) -> None: ...
     async def stop(self) -> None: ...
+
+
+class KeptSend(ABC):
+    """A `send` that keeps an answer for readers who come and go, with a shorter way for events."""
+
+    @property
+    @abstractmethod
+    def left(self) -> asyncio.Future[None]:
+        """Done once no reader has the answer or can come: the end of the client. No task has to wait for a message."""
+
+    @abstractmethod
+    def __call__(self, message: Message) -> Awaitable[None]:
+        """Takes one message of ASGI."""
+
+    @abstractmethod
+    def event_sender(self, headers: RawHeaders) -> Sender:
+        """What takes the place of `EventSender`, in a stream with these headers."""
 
 
 class EventSender:

@@ -11,7 +11,7 @@ from starlette.types import Message
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.stream_record import Head, StreamRecord
 from llmstack_server.state.stream_table import StreamTable
-from llmstack_server.web.keep_alive import RawHeaders, Value
+from llmstack_server.web.keep_alive import KeptSend, RawHeaders, Value
 
 _END_OF_EVENT = b"\n\n"
 _ERROR_EVENTS = (b'data: {"error":', b"event: error\n")
@@ -21,7 +21,7 @@ _COMMENT = b":"
 _UNUSUAL_EVENTS = (*_ERROR_EVENTS, _FAILED_EVENT, _COMMENT)
 
 
-class Recorder:
+class Recorder(KeptSend):
     """The `send` of a request whose answer is kept. An answer that fails before its first token is not kept.
 
     A route that streams may give it the events themselves, with the sender of `event_sender`.

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
@@ -28,7 +29,7 @@ from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.observability.logs import current_request_id
 from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import NotedStream, ServerState
-from llmstack_server.web.answers import lasting_fields
+from llmstack_server.web.answers import Answer, Push, WholeAnswer, lasting_fields
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import ErrorAnswer, missing_parameter
 from llmstack_server.web.fields import parse
@@ -130,7 +131,7 @@ def _sampling(fields: MessagesRequest, *, has_reasoning: bool) -> GivenSampling:
     return GivenSampling(given | {"structured_outputs": form}, {**names, **_FORM_NAMES})
 
 
-class CountAnswer:
+class CountAnswer(WholeAnswer):
     """The number of tokens of a prompt."""
 
     def __init__(self, num_tokens: int) -> None:
@@ -141,7 +142,7 @@ class CountAnswer:
         return {"input_tokens": self._num_tokens}
 
 
-class MessagesAnswer(ChatStream):
+class MessagesAnswer(ChatStream, Answer):
     """The answer to one request for a message.
 
     Attributes:
@@ -159,13 +160,9 @@ class MessagesAnswer(ChatStream):
         self._id = message_id
         self._model = model
         self._fields = fields
+        self.is_stream = bool(fields.stream)
         self._content = ContentBuilder(hides_thinking=(fields.thinking or {}).get("display") == "omitted")
         self._last: ChatDelta | None = None
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the client asked for a stream."""
-        return bool(self._fields.stream)
 
     async def whole(self) -> dict[str, Any]:
         """The `message` object, with all content blocks."""
@@ -198,6 +195,10 @@ class MessagesAnswer(ChatStream):
             yield {"type": "message_start", "message": self._message([], _NOT_STOPPED)}
         self._last = delta
         yield from self._content.add(delta)
+
+    def push_by(self, push: Push) -> None:
+        """Each output is encoded and sent as it comes."""
+        self.outputs.follow(partial(push, self.encode))
 
     def error_event(self, error: ErrorAnswer) -> bytes:
         """The last event of a stream that failed."""

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
 from llmstack_server.protocols import OutputStream, PromptOutput, ReloadableEngine
 from llmstack_server.state.server_state import NotedStream, ServerState
-from llmstack_server.web.answers import AnswerIds, lasting_fields
+from llmstack_server.web.answers import Answer, AnswerIds, Push, lasting_fields
 from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.usage import UsageCounter, timings_object
 
 
-class OpenAIAnswer(ABC):
+class OpenAIAnswer(Answer):
     """Base of the answers to completions and chats: the request's prompts in the engine, and what all answers carry.
 
     Attributes:
         n: Completions per prompt.
-        is_stream: Whether the client asked for a stream.
         includes_usage: Whether a stream ends with a chunk that counts tokens.
         includes_continuous_usage: Whether every chunk counts tokens; only together with the last one's.
         shows_tokens_as_ids: Whether tokens of log-probabilities are `token_id:N`.
@@ -64,6 +64,10 @@ class OpenAIAnswer(ABC):
         self._created = int(lasting.get("created", time.time()))
         if self.is_stream:
             self.encoder = ChunkEncoder(self._id, self.CHUNK_OBJECT, self._created, self._model, self.includes_usage)
+
+    def push_by(self, push: Push) -> None:
+        """Each output is encoded and sent as it comes."""
+        self.outputs.follow(partial(push, self.encode))
 
     def fingerprint_fields(self) -> dict[str, Any]:
         """Fields of the chunks that end a choice, and of the last one; the first call decides which weights they name.

@@ -10,7 +10,7 @@ from llmstack_llm import request_errors
 from llmstack_server.apis.openai.chat import ChatCompletion, prepare_chat
 from llmstack_server.apis.openai.protocol import BATCH, BatchChatRequest
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import AnswerIds, claim_ids
+from llmstack_server.web.answers import AnswerIds, WholeAnswer, claim_ids
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
@@ -58,7 +58,7 @@ async def _prepare(state: ServerState, body: dict[str, Any], index: int) -> Chat
         raise InvalidRequestError(message, param=name, code=error.code) from None
 
 
-class BatchAnswer:
+class BatchAnswer(WholeAnswer):
     """One choice per conversation, in their order."""
 
     def __init__(self, ids: AnswerIds, answers: Sequence[ChatCompletion]) -> None:

@@ -14,7 +14,7 @@ from llmstack_server.apis.pooling.scores import parse_texts
 from llmstack_server.apis.pooling.unsupported import COHERE_EMBED
 from llmstack_server.protocols import AdmittedInput, Numbers
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import new_id
+from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
 from llmstack_types import PoolingParams, PoolingTask
@@ -74,7 +74,7 @@ def _params(fields: CohereEmbedRequest) -> PoolingParams:
     )
 
 
-class CohereEmbedAnswer:
+class CohereEmbedAnswer(WholeAnswer):
     """The embeddings of one request, in Cohere's form."""
 
     def __init__(

@@ -11,7 +11,7 @@ from llmstack_llm import request_errors
 from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
 from llmstack_server.protocols import AdmittedInput, Numbers
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import AnswerIds
+from llmstack_server.web.answers import AnswerIds, WholeAnswer
 from llmstack_server.web.fields import PoolingFields
 from llmstack_server.web.sse import encode_json
 
@@ -19,7 +19,7 @@ ENCODING_FORMATS = ("float", "base64")
 Describe = Callable[[int, Numbers], dict[str, Any]]
 
 
-class ListAnswer:
+class ListAnswer(WholeAnswer):
     """The answer to one request, in the order of the inputs.
 
     `has_id`: Whether it has an id and a time, as on vLLM's own routes.

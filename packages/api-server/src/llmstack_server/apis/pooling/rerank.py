@@ -10,7 +10,7 @@ from llmstack_server.apis.pooling.protocol import RerankRequest
 from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
 from llmstack_server.apis.pooling.unsupported import RERANK
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import AnswerIds, claim_ids
+from llmstack_server.web.answers import AnswerIds, WholeAnswer, claim_ids
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
 
@@ -35,7 +35,7 @@ async def prepare_rerank(state: ServerState, body: dict[str, Any]) -> RerankAnsw
     return RerankAnswer(job, fields, documents, ids)
 
 
-class RerankAnswer:
+class RerankAnswer(WholeAnswer):
     """The ranked documents of one request."""
 
     def __init__(self, job: ScoreJob, fields: RerankRequest, documents: Sequence[str], ids: AnswerIds) -> None:

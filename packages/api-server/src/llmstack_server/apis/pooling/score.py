@@ -10,7 +10,7 @@ from llmstack_server.apis.pooling.protocol import ScoreRequest
 from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
 from llmstack_server.apis.pooling.unsupported import SCORES
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import AnswerIds, claim_ids
+from llmstack_server.web.answers import AnswerIds, WholeAnswer, claim_ids
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
@@ -44,7 +44,7 @@ def _names(fields: ScoreRequest) -> tuple[str, str]:
     return found[0]
 
 
-class ScoreAnswer:
+class ScoreAnswer(WholeAnswer):
     """The scores of one request."""
 
     def __init__(self, job: ScoreJob, ids: AnswerIds) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from llmstack_server.apis.responses.local import LocalResponses
@@ -13,6 +14,7 @@ from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import StoredResponse, encode
 from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import Answer, Push, WholeAnswer
 from llmstack_server.web.errors import ErrorAnswer, HTTPError
 from llmstack_server.web.sse import encode_json, frame_named
 
@@ -35,7 +37,7 @@ class ResponsesService:
         return CountAnswer(await count_input_tokens(state, self._responses, body))
 
 
-class CountAnswer:
+class CountAnswer(WholeAnswer):
     """The number of input tokens of a request."""
 
     def __init__(self, num_tokens: int) -> None:
@@ -45,20 +47,16 @@ class CountAnswer:
         return {"object": "response.input_tokens", "input_tokens": self._num_tokens}
 
 
-class ResponseAnswer:
+class ResponseAnswer(Answer):
     """A response in the foreground, which is stored at its end."""
 
     end = b""
 
     def __init__(self, local: LocalResponses, prepared: PreparedResponse) -> None:
         self.outputs = prepared.run.outputs
+        self.is_stream = bool(prepared.fields.stream)
         self._local = local
         self._prepared = prepared
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the client asked for a stream."""
-        return bool(self._prepared.fields.stream)
 
     async def whole(self) -> bytes:
         """The response object after its end."""
@@ -77,6 +75,10 @@ class ResponseAnswer:
     def encode(self, output: PromptOutput) -> bytes:
         """The events of one output; empty while its text is withheld."""
         return b"".join(map(frame_named, self._prepared.run.events_of(output)))
+
+    def push_by(self, push: Push) -> None:
+        """Each output is encoded and sent as it comes."""
+        self.outputs.follow(partial(push, self.encode))
 
     def error_event(self, error: ErrorAnswer) -> bytes:
         """`response.failed` where a started response cannot continue; nothing after its last event."""
@@ -111,7 +113,7 @@ class ResponseAnswer:
         return StoredResponse(prepared.run.response.id, prepared.owner, prepared.input_items, items, data)
 
 
-class BackgroundAnswer:
+class BackgroundAnswer(Answer):
     """A response in the background; the client receives its current state, or a stream."""
 
     end = b""
@@ -119,11 +121,7 @@ class BackgroundAnswer:
     def __init__(self, responses: SharedResponses, prepared: PreparedResponse) -> None:
         self._responses = responses
         self._prepared = prepared
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the client asked for a stream."""
-        return bool(self._prepared.fields.stream)
+        self.is_stream = bool(prepared.fields.stream)
 
     async def whole(self) -> bytes:
         """The response object with the status `queued`."""
