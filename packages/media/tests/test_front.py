@@ -18,7 +18,8 @@ from PIL import Image
 from llmstack_media import MediaLimits, decode_image, image_processor
 from llmstack_media.fetch.fetcher import Fetcher
 from llmstack_media.fetch.policy import FetchPolicy
-from llmstack_media.front import MediaFront, MediaPart, OpenedMedia, PreparedMedia, digest_of
+from llmstack_media.front import MediaFront, OpenedMedia, PreparedMedia
+from llmstack_media.parts import MediaPart, digest_of
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 
 FILES: dict[str, Any] = {
@@ -173,6 +174,20 @@ async def test_options_and_detail_change_layout_and_digest(front: MediaFront) ->
         prepared.release()
     same = await front.open(part(PICTURES[0], detail="high"), options={"do_image_splitting": True})
     assert same.digest == opened[0].digest, "options that are in effect anyway"
+
+
+async def test_what_is_done_is_counted(front: MediaFront) -> None:
+    for data in (PICTURES[0], PICTURES[0], PICTURES[1]):
+        (await (await front.open(part(data))).prepare()).release()
+    await refusal(front.open(part(b"<html>")))
+    await refusal(front.open(MediaPart("http://a.example/", param="messages[0].content[1]")))
+    await refusal((await front.open(part(PICTURES[2][: len(PICTURES[2]) // 2]))).prepare())
+    stats = front.stats
+    assert (stats.num_queries, stats.num_hits) == (4, 1)
+    assert stats.num_bytes == 2 * len(PICTURES[0]) + len(PICTURES[1]) + len(b"<html>") + len(PICTURES[2]) // 2
+    assert stats.fetch_results == {"ok": 5, "media_url_not_allowed": 1}
+    assert stats.failures == {"unsupported_media_format": 1, "invalid_image": 1}
+    assert stats.decode_s > 0
 
 
 async def test_bytes_are_what_their_url_would_be(front: MediaFront) -> None:

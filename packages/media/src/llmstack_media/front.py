@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from llmstack_media.budgets import FairBudget
 from llmstack_media.errors import fetch_failed, invalid_option, media_not_found
@@ -16,6 +16,7 @@ from llmstack_media.fetch.data_urls import check_length
 from llmstack_media.fetch.fetcher import Fetcher
 from llmstack_media.limits import MediaLimits
 from llmstack_media.memory import SealedMemory
+from llmstack_media.parts import AskedPart, MediaStats, Part, digest_of
 from llmstack_media.pool.client import PicturePool
 from llmstack_media.processors.checkpoints import image_processor
 from llmstack_media.processors.layout import ImageLayout, Piece
@@ -23,7 +24,6 @@ from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.store import Counted, Entry, Key, MediaStore
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.media import MediaItem
-from llmstack_types.vocabulary import MediaKind
 
 DETAILS: Final = ("auto", "low", "high")
 _HASH_IN_THREAD_BYTES: Final = 1 << 18
@@ -31,46 +31,6 @@ _MAX_FETCHES: Final = 32
 _MAX_KEY_FETCHES: Final = 8
 _MAX_UUID_LENGTH: Final = 256
 _MAX_PLACES: Final = 8
-
-
-class Part(Protocol):
-    """A picture as a request names it; a server has a class of its own."""
-
-    @property
-    def kind(self) -> MediaKind:
-        """What it is: `image`."""
-        ...
-
-    @property
-    def url(self) -> str:
-        """`data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before."""
-        ...
-
-    @property
-    def uuid(self) -> str:
-        """The client's own name for it; empty for none. With content, the content decides."""
-        ...
-
-    @property
-    def detail(self) -> str:
-        """Auto, low or high."""
-        ...
-
-    @property
-    def param(self) -> str:
-        """The field of the request, for messages."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class MediaPart:
-    """A `Part` with defaults."""
-
-    url: str = ""
-    uuid: str = ""
-    detail: str = "auto"
-    param: str = ""
-    kind: MediaKind = "image"
 
 
 class OpenedMedia:
@@ -82,7 +42,7 @@ class OpenedMedia:
         pieces: What stands in the prompt for it.
     """
 
-    def __init__(self, front: MediaFront, asked: _Asked, key: Key, counted: Counted, data: bytes) -> None:
+    def __init__(self, front: MediaFront, asked: AskedPart, key: Key, counted: Counted, data: bytes) -> None:
         self._front = front
         self._asked = asked
         self._key = key
@@ -173,6 +133,9 @@ class MediaFront:
         self._places = FairBudget(_num_places(), max(1, _num_places() - 1))
         self._fetches = FairBudget(_MAX_FETCHES, _MAX_KEY_FETCHES)
         self._making: dict[Key, _Making] = {}
+        self._num_bytes = 0
+        self._fetch_results: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
 
     @property
     def processor(self) -> ImageProcessor:
@@ -183,6 +146,14 @@ class MediaFront:
     def store(self) -> MediaStore:
         """What is kept, for metrics."""
         return self._store
+
+    @property
+    def stats(self) -> MediaStats:
+        """What has been done so far, for metrics."""
+        return MediaStats(
+            self._store.num_queries, self._store.num_hits, self._num_bytes, self._pool.processor_s,
+            dict(self._fetch_results), dict(self._failures),
+        )  # fmt: skip
 
     async def open(
         self,
@@ -209,6 +180,7 @@ class MediaFront:
                 return self._known(asked, tenant)
             data = await self._fetched(part.url, tenant) if content is None else content
             check_length(len(data), self._limits.max_bytes)
+            self._num_bytes += len(data)
             is_long = len(data) > _HASH_IN_THREAD_BYTES
             names = asked.names
             digest = await asyncio.to_thread(digest_of, names, data) if is_long else digest_of(names, data)
@@ -228,7 +200,7 @@ class MediaFront:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._store.close()
 
-    def _asked(self, part: Part, options: Mapping[str, object]) -> _Asked:
+    def _asked(self, part: Part, options: Mapping[str, object]) -> AskedPart:
         if part.kind != "image":
             raise invalid_option("type", "that of an image: this model takes no others")
         if part.detail not in DETAILS:
@@ -237,13 +209,19 @@ class MediaFront:
             raise invalid_option("uuid", f"at most {_MAX_UUID_LENGTH} characters long")
         processor = self._processor.for_detail(part.detail).with_options(options)
         names = (("kind", part.kind), ("background", repr(self._background)), *processor.identity())
-        return _Asked(part, options, processor, names)
+        return AskedPart(part, options, processor, names)
 
     async def _fetched(self, url: str, tenant: str) -> bytes:
         async with self._fetches.hold(tenant, 1):
-            return await self._fetcher.fetch(url)
+            try:
+                data = await self._fetcher.fetch(url)
+            except InvalidRequestError as error:
+                self._fetch_results[error.code or ""] += 1
+                raise
+        self._fetch_results["ok"] += 1
+        return data
 
-    def _known(self, asked: _Asked, tenant: str) -> OpenedMedia:
+    def _known(self, asked: AskedPart, tenant: str) -> OpenedMedia:
         """A picture that its key sent before, by its name alone."""
         digest = self._store.find_alias(tenant, asked.alias) if asked.part.uuid else None
         counted = None if digest is None else self._store.counted((tenant, digest))
@@ -255,12 +233,21 @@ class MediaFront:
         async with self._places.hold(tenant, 1):
             source = _sealed(data)
             try:
-                width, height = await self._pool.size(source)
+                with self._counted_failures():
+                    width, height = await self._pool.size(source)
             finally:
                 source.close()
         return Counted(processor.layout(width, height), width * height)
 
-    async def _entry(self, key: Key, asked: _Asked, counted: Counted, data: bytes) -> Entry:
+    @contextlib.contextmanager
+    def _counted_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidRequestError as error:
+            self._failures[error.code or ""] += 1
+            raise
+
+    async def _entry(self, key: Key, asked: AskedPart, counted: Counted, data: bytes) -> Entry:
         """The entry of a picture, held once more. Those that want the same one at once wait for one decode."""
         entry = self._store.acquire(key)
         if entry is not None:
@@ -282,7 +269,7 @@ class MediaFront:
                 self._store.release(making.entry)
             raise
 
-    async def _make(self, making: _Making, key: Key, asked: _Asked, counted: Counted, data: bytes) -> Entry:
+    async def _make(self, making: _Making, key: Key, asked: AskedPart, counted: Counted, data: bytes) -> Entry:
         """Decodes a picture, and holds it once for each that waits."""
         tenant, layout = key[0], counted.layout
         try:
@@ -301,33 +288,19 @@ class MediaFront:
         finally:
             del self._making[key]
 
-    async def _filled(self, key: Key, asked: _Asked, layout: ImageLayout, data: bytes) -> SealedMemory:
+    async def _filled(self, key: Key, asked: AskedPart, layout: ImageLayout, data: bytes) -> SealedMemory:
         source = _sealed(data)
         try:
             target = _memory(layout.num_bytes, key[1].hex())
             try:
-                await self._pool.prepare(source, target, layout, asked.part.detail, asked.options)
+                with self._counted_failures():
+                    await self._pool.prepare(source, target, layout, asked.part.detail, asked.options)
             except BaseException:
                 target.close()
                 raise
             return target
         finally:
             source.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a request asks for: a part, options, the processor with them, and all that its array depends on by name."""
-
-    part: Part
-    options: Mapping[str, object]
-    processor: ImageProcessor
-    names: tuple[tuple[str, str], ...]
-
-    @property
-    def alias(self) -> str:
-        """A name of fixed length for the client's own name and the options in effect."""
-        return digest_of((("uuid", self.part.uuid), *self.names), b"").hex()
 
 
 @dataclass(slots=True, eq=False)
@@ -337,19 +310,6 @@ class _Making:
     task: asyncio.Task[Entry] = field(init=False)
     num_waiting: int = 0
     entry: Entry | None = None
-
-
-def digest_of(names: Iterable[tuple[str, str]], data: bytes) -> bytes:
-    """SHA-256 of what a picture becomes: every name and value, and the bytes as they came, each with its length."""
-    return _hashed([*(text.encode() for pair in names for text in pair), data])
-
-
-def _hashed(parts: list[bytes]) -> bytes:
-    digest = hashlib.sha256(b"llmstack-media")
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.digest()
 
 
 @contextlib.contextmanager

@@ -268,6 +268,21 @@ async def test_a_server_that_waits_ends_with_the_time(net: Net) -> None:
     assert net.transports[0].is_aborted
 
 
+async def test_another_checked_address_is_dialled_where_the_first_is_out_of_reach(net: Net) -> None:
+    net.addresses["a.example"] = ["2606:2800:220:1::1", PUBLIC]
+    connect = net.connect
+
+    async def reach_one(address: str, port: int, name: str | None) -> Any:
+        if address != PUBLIC:
+            net.dialled.append((address, port, name))
+            await asyncio.sleep(60)
+        return await connect(address, port, name)
+
+    policy = FetchPolicy(domains=("*",), timeout_s=0.4)
+    assert await Fetcher(policy, resolve=net.resolve, connect=reach_one).fetch("http://a.example/") == PICTURE
+    assert net.dialled == [("2606:2800:220:1::1", 80, None), (PUBLIC, 80, None)]
+
+
 async def test_a_connection_that_fails_is_a_refusal() -> None:
     async def resolve(host: str, port: int) -> list[str]:
         return [PUBLIC]

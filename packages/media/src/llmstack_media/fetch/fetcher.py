@@ -23,6 +23,7 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 Connector = Callable[[str, int, str | None], Awaitable[Streams]]
 """A connection to an address and port; with the host's name over TLS."""
 _REDIRECTS = (301, 302, 303, 307, 308)
+_MAX_DIALLED = 3
 _IN_THREAD_BYTES = 1 << 18
 """Base64 that is longer is decoded off the event loop."""
 
@@ -79,8 +80,7 @@ class Fetcher:
 
     async def _get(self, target: Target) -> bytes | Response:
         """The body of a URL, or the answer that redirects it."""
-        address = await self._checked_address(target)
-        reader, writer = await self._connect(address, target.port, target.host if target.scheme == "https" else None)
+        reader, writer = await self._connected(await self._checked_addresses(target), target)
         try:
             await send_get(writer, target)
             response = await read_head(reader)
@@ -92,14 +92,25 @@ class Fetcher:
         finally:
             writer.transport.abort()
 
-    async def _checked_address(self, target: Target) -> str:
+    async def _checked_addresses(self, target: Target) -> list[str]:
         addresses = await self._resolve(target.host, target.port)
         if not addresses:
             raise fetch_failed("The host of this URL has no address")
         # One address in a hundred that is not public is enough to refuse: otherwise an attacker only has to try again.
         if not all(may_dial(address, self._policy.networks) for address in addresses):
             raise url_not_allowed("has a host with an address that is not public")
-        return addresses[0]
+        return addresses[:_MAX_DIALLED]
+
+    async def _connected(self, addresses: list[str], target: Target) -> Streams:
+        """A connection to the first address that takes one: some may be out of reach."""
+        server_name = target.host if target.scheme == "https" else None
+        for address in addresses[:-1]:
+            try:
+                async with asyncio.timeout(self._policy.timeout_s / len(addresses)):
+                    return await self._connect(address, target.port, server_name)
+            except OSError:  # a timeout too
+                continue
+        return await self._connect(addresses[-1], target.port, server_name)
 
 
 async def resolve_host(host: str, port: int) -> list[str]:

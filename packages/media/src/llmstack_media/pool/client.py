@@ -19,12 +19,17 @@ _HEADER_S = 1.0
 
 
 class PicturePool:
-    """Headers and arrays of pictures, from children. Used by one event loop."""
+    """Headers and arrays of pictures, from children. Used by one event loop.
+
+    Attributes:
+        processor_s: Processor time of the jobs so far.
+    """
 
     def __init__(
         self, files: Mapping[str, Any], limits: MediaLimits, background: tuple[int, int, int] | None = None
     ) -> None:
         """`files`: The arguments of `image_processor`. `background`: Of transparent parts; None for white."""
+        self.processor_s = 0.0
         self._limits = limits
         configuration = {"files": dict(files), "limits": asdict(limits), "background": background}
         self._pool = ChildPool(
@@ -63,6 +68,7 @@ class PicturePool:
 
     async def _run(self, job: dict[str, Any], limit_s: float, *, is_slow: bool) -> dict[str, Any]:
         outcome = await self._pool.run(job, limit_s=limit_s, is_slow=is_slow)
+        self.processor_s += outcome.processor_s
         if outcome.is_starved:
             raise ServerOverloadedError("no processor time to read images", reason="media")
         if outcome.is_late:

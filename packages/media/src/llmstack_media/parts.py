@@ -1,0 +1,100 @@
+"""What a request asks of a picture, and the digest of what it becomes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmstack_media.processors.processor import ImageProcessor
+from llmstack_types.vocabulary import MediaKind
+
+
+class Part(Protocol):
+    """A picture as a request names it; a server has a class of its own."""
+
+    @property
+    def kind(self) -> MediaKind:
+        """What it is: `image`."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """`data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before."""
+        ...
+
+    @property
+    def uuid(self) -> str:
+        """The client's own name for it; empty for none. With content, the content decides."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """Auto, low or high."""
+        ...
+
+    @property
+    def param(self) -> str:
+        """The field of the request, for messages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A `Part` with defaults."""
+
+    url: str = ""
+    uuid: str = ""
+    detail: str = "auto"
+    param: str = ""
+    kind: MediaKind = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPart:
+    """What a request asks for: a part, options, the processor with them, and all that its array depends on by name."""
+
+    part: Part
+    options: Mapping[str, object]
+    processor: ImageProcessor
+    names: tuple[tuple[str, str], ...]
+
+    @property
+    def alias(self) -> str:
+        """A name of fixed length for the client's own name and the options in effect."""
+        return digest_of((("uuid", self.part.uuid), *self.names), b"").hex()
+
+
+@dataclass(frozen=True, slots=True)
+class MediaStats:
+    """Counts since the start.
+
+    Attributes:
+        num_queries: Pictures that were asked of the store.
+        num_hits: Those that it had.
+        num_bytes: Of pictures as they came.
+        decode_s: Processor time of children.
+        fetch_results: Fetches by `ok` or the code of their refusal, `data:` included.
+        failures: Pictures that could not be read, by code.
+    """
+
+    num_queries: int
+    num_hits: int
+    num_bytes: int
+    decode_s: float
+    fetch_results: Mapping[str, int]
+    failures: Mapping[str, int]
+
+
+def digest_of(names: Iterable[tuple[str, str]], data: bytes) -> bytes:
+    """SHA-256 of what a picture becomes: every name and value, and the bytes as they came, each with its length."""
+    return _hashed([*(text.encode() for pair in names for text in pair), data])
+
+
+def _hashed(parts: list[bytes]) -> bytes:
+    digest = hashlib.sha256(b"llmstack-media")
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
