@@ -137,8 +137,6 @@ READY = EngineReady(
 BEAMS = sampling(use_beam_search=True, n=2)
 NO_BEAMS = ("use_beam_search", "A beam search has at most 1024 beams, no constraint and no earlier tokens.")
 TOO_LONG = ("prompt", "This model's maximum context length is 64 tokens.")
-NO_VECTORS = ("prompt_embeds", "The vectors are not of the model's width and type.")
-ONLY_COMPLETED = ("prompt_embeds", "Vectors are completed only.")
 NO_TOKENS = ("max_tokens", "A pooling request generates no tokens.")
 
 
@@ -173,13 +171,6 @@ NO_TOKENS = ("max_tokens", "A pooling request generates no tokens.")
         (sampling(logit_bias={97: 1.0}), {}, "logit_bias", "A token id in logit_bias is out of vocabulary."),
         (sampling(bad_words_token_ids=((1,), (97,))), {}, "bad_words_token_ids",
          "A token id in bad_words_token_ids is out of vocabulary."),
-        (replace(GOOD, prompt_embeds=bytes(12)), {}, *NO_VECTORS),
-        (replace(GOOD, prompt_embeds=b""), {}, *NO_VECTORS),
-        (replace(GOOD, prompt_embeds=bytes(12)), {"prompt_embeds_size": 1, "dtype": "bfloat16"}, *NO_VECTORS),
-        (replace(GOOD, prompt_embeds=bytes(11)), {"prompt_embeds_size": 1}, *NO_VECTORS),
-        (replace(sampling(prompt_logprobs=0), prompt_embeds=bytes(12)), {"prompt_embeds_size": 1}, *ONLY_COMPLETED),
-        (replace(sampling(use_beam_search=True), prompt_embeds=bytes(12)), {"prompt_embeds_size": 1}, *ONLY_COMPLETED),
-        (replace(POOLED, prompt_embeds=bytes(12)), {"prompt_embeds_size": 1}, *ONLY_COMPLETED),
         (POOLED, {"embedding_size": 0}, "model", "The model runner does not pool."),
         (pooling(task=PoolingTask.CLASSIFY), {"num_labels": 0}, "model", "The model has no labels."),
         (replace(POOLED, sampling_params=SamplingParams(max_tokens=1)), {}, *NO_TOKENS),
@@ -216,7 +207,6 @@ def test_a_refusal_names_the_field_and_says_why(
         (replace(GOOD, prompt_token_ids=[0, 96], output_token_ids=(96,), eos_token_ids=(0,)), {}),
         (sampling(allowed_token_ids=(0, 96), logprobs=97, bad_words_token_ids=((96,),), logit_bias={96: 1.0}), {}),
         (sampling(logprobs=0), {}),
-        (replace(GOOD, prompt_embeds=bytes(12)), {"prompt_embeds_size": 1}),
         (replace(sampling(prompt_logprobs=2**24 // 4 - 1), prompt_token_ids=[1] * 4), {}),
         (sampling(use_beam_search=True, n=MAX_BEAMS, max_tokens=61), {}),
         (replace(sampling(use_beam_search=True, max_tokens=None), prompt_token_ids=[1] * 63), {}),

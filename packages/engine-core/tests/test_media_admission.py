@@ -76,6 +76,11 @@ def test_vectors_with_units_are_refused():
     assert "1 units for 0 layers" in problem(replace(EMBEDS, num_units=1)).message
 
 
+def test_vectors_of_another_width_or_type_are_refused():
+    for ready in (replace(READY, dtype="bfloat16"), replace(READY, media=replace(SPEC, vector_size=9))):
+        assert "64 bytes, which are not 2 vectors" in problem(EMBEDS, ready=ready).message
+
+
 def test_a_model_of_tokens_takes_no_item():
     assert "does not take" in problem(IMAGE, ready=replace(READY, media=None)).message
 

@@ -315,13 +315,6 @@ def test_a_full_disk_ends_the_log_and_not_the_engine(caplog: pytest.LogCaptureFi
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-def test_of_vectors_the_log_has_that_there_were_some():
-    request = EngineCoreRequest("a", [0, 0], SamplingParams(seed=1), prompt_embeds=b"private!")
-    packed = pack_request(request)
-    assert b"private" not in packed
-    assert unpack_request(packed) == replace(request, prompt_embeds=b"")
-
-
 def test_of_an_item_the_log_has_all_but_where_its_encoder_reads_it():
     memory = MediaMemory(7, data=b"private")
     item = MediaItem(bytes(32), "image", 1, 4, ((0, 1), (2, 2)), (1, 2, 2), 9, memory)

@@ -168,7 +168,6 @@ class StepPlan:
                 eos_token_ids=arrival.eos_token_ids,
                 lora_name=arrival.lora_name,
                 pooling_params=arrival.pooling_params,
-                prompt_embeds=arrival.prompt_embeds,
                 num_held_tokens=num_held_tokens if num_held_tokens > request.num_computed_tokens else 0,
                 media=request.media,
             )

@@ -17,7 +17,6 @@ from llmstack_types import (
 )
 
 MAX_BEAMS: Final = 1024
-_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 # What one output can carry in a message, with half of it to spare.
 MAX_PROMPT_LOGPROBS: Final = 1 << 24
 MAX_POOLED_NUMBERS: Final = 1 << 25
@@ -39,8 +38,6 @@ def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
     """
     _check_token_ids(request, ready)
     params = request.sampling_params
-    if request.prompt_embeds is not None:
-        _check_prompt_embeds(request, request.prompt_embeds, ready)
     if request.media:
         check_media(request, ready)
     if request.pooling_params is not None:
@@ -57,17 +54,6 @@ def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
         )
     if params.use_beam_search:
         _check_beam_search(request, ready)
-
-
-def _check_prompt_embeds(request: EngineCoreRequest, prompt_embeds: bytes, ready: EngineReady) -> None:
-    """The front end has seen to finite numbers, and to a salt that no other request has."""
-    params = request.sampling_params
-    num_bytes = len(request.prompt_token_ids) * ready.prompt_embeds_size * _DTYPE_BYTES.get(ready.dtype, 0)
-    if not num_bytes or len(prompt_embeds) != num_bytes:
-        raise InvalidRequestError("The vectors are not of the model's width and type.", param="prompt_embeds")
-    is_elsewhere = request.pooling_params is not None or request.kv_transfer is not None
-    if is_elsewhere or params.prompt_logprobs is not None or params.use_beam_search:
-        raise InvalidRequestError("Vectors are completed only.", param="prompt_embeds")
 
 
 def _check_lists(params: SamplingParams, ready: EngineReady) -> None:

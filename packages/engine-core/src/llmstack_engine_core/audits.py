@@ -88,7 +88,7 @@ class Audits(AuditStage):
         self._num_requests += 1
         if self._num_requests % self._interval or len(self._waiting) + len(self._watched) >= MAX_NUM_WAITING:
             return
-        has_tokens_only = request.lora_name is None and request.prompt_embeds is None and not request.media
+        has_tokens_only = request.lora_name is None and not request.media
         if has_tokens_only and not request.sampling_params.use_beam_search:
             self._watched[request.request_id] = request
 

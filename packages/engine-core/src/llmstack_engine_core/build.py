@@ -225,7 +225,6 @@ def _make_ready(
         is_causal=spec.is_causal,
         num_labels=spec.num_labels,
         model_path=config.model.model_path,
-        prompt_embeds_size=spec.prompt_embeds_size,
         weights_name=config.weights_name,
         media=spec.media,
         encoder_cache_tokens=scheduler.num_encoder_tokens,

@@ -188,8 +188,6 @@ class EngineConfig:
         self._check_shares()
         self._check_log()
         self._check_transfer()
-        if self.model.enable_prompt_embeds and self.model.tensor_parallel_size * self.model.pipeline_parallel_size > 1:
-            raise ValueError("enable_prompt_embeds and several ranks exclude each other: no vectors are sent")
 
     def _check_shares(self) -> None:
         for name in ("block_metrics_sample", "audit_hits"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, MediaItem, MediaMemory, MediaSpec
 from llmstack_types.media import DIGEST_BYTES
 
 NO_MEDIA = MediaSpec(0, {})
+_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_media(request: EngineCoreRequest, ready: EngineReady) -> None:
@@ -23,7 +25,11 @@ def check_media(request: EngineCoreRequest, ready: EngineReady) -> None:
         raise InvalidRequestError(text, param="kv_transfer_params")
     spec, end = ready.media or NO_MEDIA, 0
     for index, item in enumerate(request.media):
-        problem = _problem_of(item, spec) or _problem_of_place(item, end, request.prompt_token_ids)
+        problem = (
+            _problem_of(item, spec)
+            or _problem_of_vectors(item, spec.vector_size * _DTYPE_BYTES.get(ready.dtype, 0))
+            or _problem_of_place(item, end, request.prompt_token_ids)
+        )
         if problem is not None:
             raise InvalidRequestError(f"media[{index}] {problem}.", param=f"media[{index}]")
         end = item.end
@@ -43,6 +49,12 @@ def _problem_of(item: MediaItem, spec: MediaSpec) -> str | None:
             return "has runs of vectors that overlap, or that lie outside of it"
         end = start + length
     return _problem_of_memory(item.memory)
+
+
+def _problem_of_vectors(item: MediaItem, vector_bytes: int) -> str | None:
+    if item.kind != "embeds" or item.memory is None or item.memory.num_bytes == item.num_vectors * vector_bytes:
+        return None
+    return f"has {item.memory.num_bytes} bytes, which are not {item.num_vectors} vectors of the model's width and type"
 
 
 def _problem_of_memory(memory: MediaMemory | None) -> str | None:

@@ -242,8 +242,6 @@ class EngineArgs(
             yield Problem("{warm_spare} and {device} cuda exclude each other: the weights would be there twice")
         if self.kv_events_config and self._key_file() is None:
             yield from _exposed_events(self.kv_events_config)
-        if self.enable_prompt_embeds and self.num_ranks > 1:
-            yield Problem("{enable_prompt_embeds} excludes several ranks: their steps are sent without vectors")
         yield from self._transfer_conflicts()
         if self.pipeline_parallel_size == 1:
             return

@@ -11,8 +11,8 @@ from typing import Any
 from llmstack_llm import request_errors
 from llmstack_llm.admission.contradictions import check_contradictions
 from llmstack_llm.admission.control_fields import check_control_fields
-from llmstack_llm.admission.limits import check_prompt_chars, limits_of
-from llmstack_llm.admission.prompt_embeds import PromptEmbeds, read_prompt_embeds
+from llmstack_llm.admission.limits import check_prompt_chars, limits_of, limits_with
+from llmstack_llm.admission.prompt_embeds import read_prompt_embeds
 from llmstack_llm.admission.rules import check_text, check_token_ids, check_truncation, check_truncation_side
 from llmstack_llm.admission.sampling import (
     NO_NAMES,
@@ -39,7 +39,14 @@ from llmstack_llm.requests import AdmittedRequest, GenerationRequest, PromptInpu
 from llmstack_llm.text.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
-from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
+from llmstack_types import (
+    EngineCoreRequest,
+    EngineReady,
+    InvalidRequestError,
+    MediaItem,
+    PoolingParams,
+    SamplingParams,
+)
 
 _PLAIN_OUTPUTS = StructuredOutputsConfig()
 _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
@@ -53,13 +60,11 @@ class _Draft:
     prompt: str | None
     token_ids: list[int]
     values: dict[str, Any]
-    embeds: PromptEmbeds | None = None
+    media: tuple[MediaItem, ...] = ()
 
     def finish(self) -> AdmittedRequest:
         """The request with its parameters."""
-        return AdmittedRequest(
-            self.prompt, self.token_ids, SamplingParams(**self.values), self.param, embeds=self.embeds
-        )
+        return AdmittedRequest(self.prompt, self.token_ids, SamplingParams(**self.values), self.param, media=self.media)
 
 
 class InputProcessor:
@@ -103,18 +108,7 @@ class InputProcessor:
 
     def set_ready(self, ready: EngineReady) -> None:
         """Applies the engine core's limits."""
-        self.limits = dataclasses.replace(
-            self.limits,
-            max_model_len=min(self.limits.max_model_len, ready.max_model_len),
-            vocab_size=min(self.limits.vocab_size, ready.vocab_size),
-            num_kv_tokens=ready.num_kv_tokens or ready.num_blocks * ready.block_size,
-            embedding_size=ready.embedding_size,
-            is_generative=ready.is_generative,
-            is_causal=ready.is_causal,
-            num_labels=ready.num_labels,
-            prompt_embeds_size=ready.prompt_embeds_size,
-            dtype=ready.dtype,
-        )
+        self.limits = limits_with(self.limits, ready)
         self._check_defaults()
 
     def _check_defaults(self) -> None:
@@ -267,14 +261,13 @@ class InputProcessor:
         """
         check_control_fields(request_id, **fields)
         params = admitted.sampling_params
-        if admitted.embeds is not None:
-            fields |= admitted.embeds.fields()
         first = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(admitted.prompt_token_ids),  # in one process the engine core would share it
             sampling_params=params,
             eos_token_ids=self.eos_token_ids,
             arrival_time_s=self._clock(),
+            media=admitted.media,
             **fields,
         )
         if params.n == 1 and params.best_of in (None, 1) and params.max_tokens:
@@ -299,7 +292,7 @@ class InputProcessor:
                 name, "what ends this model's reasoning is not known here (--reasoning-parser)"
             )
         embeds = read_prompt_embeds(prompt, sampling, self.limits) if isinstance(prompt, Mapping) else None
-        text, token_ids = self._text_and_ids(prompt, param) if embeds is None else (None, embeds.token_ids)
+        text, token_ids = self._text_and_ids(prompt, param) if embeds is None else (embeds.text, embeds.token_ids)
         if values.get("truncate_prompt_tokens") is not None:
             text, token_ids = self._cut(text, token_ids, sampling, param, add_special_tokens)
         if token_ids is None:
@@ -312,7 +305,8 @@ class InputProcessor:
             sampling, len(token_ids), self.limits, param=param, default_max_tokens=default_max_tokens
         )
         seed = values.get("seed")
-        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens}, embeds)
+        media = () if embeds is None else embeds.media
+        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens}, media)
         draft.values["seed"] = self._draw() if seed is None else seed
         draft.values.pop("truncate_prompt_tokens", None)  # done, and nothing that the engine core reads
         draft.values.pop("truncation_side", None)

@@ -33,7 +33,7 @@ _TEXT_FILES: Final = (
 )  # fmt: skip
 _EQUAL_FACTS: Final = ("vocab_size", "eos_token_ids", "bos_token_id", "use", "pooling")
 _LASTING: Final = (
-    "vocab_size", "is_generative", "is_causal", "embedding_size", "num_labels", "prompt_embeds_size", "media",
+    "vocab_size", "is_generative", "is_causal", "embedding_size", "num_labels", "media",
 )  # fmt: skip
 _MAX_FILE_BYTES: Final = 1 << 28
 

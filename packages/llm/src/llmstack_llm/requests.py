@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 from llmstack_llm import request_errors
-from llmstack_llm.admission.prompt_embeds import PromptEmbeds
 from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
-from llmstack_types import KVTransferParams, SamplingParams
+from llmstack_types import KVTransferParams, MediaItem, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,8 @@ class TokensPrompt(TypedDict):
 PromptInput = str | Sequence[int] | Mapping[str, Any] | RenderedPrompt
 """Text, token ids, a rendered conversation, or vLLM's dict with `prompt`, `prompt_token_ids` or `prompt_embeds`.
 
-With both of the first two keys the token ids count, and the text is only shown.
+With both of the first two keys the token ids count, and the text is only shown. With the last one see
+`read_prompt_embeds`.
 """
 
 
@@ -96,7 +96,7 @@ class AdmittedRequest:
         sampling_params: With `max_tokens` and `seed`; `max_tokens` 0 means that nothing is generated.
         param: The request's name of the prompt.
         adapter: The LoRA adapter to use, if any.
-        embeds: The vectors that the prompt has in place of tokens, if any.
+        media: What the prompt has besides tokens.
     """
 
     prompt: str | None
@@ -104,7 +104,7 @@ class AdmittedRequest:
     sampling_params: SamplingParams
     param: str = field(default="prompt", compare=False)
     adapter: Adapter | None = None
-    embeds: PromptEmbeds | None = None
+    media: tuple[MediaItem, ...] = ()
 
 
 OnAdmitted = Callable[[Sequence[AdmittedRequest], int], Callable[[float], None] | None]

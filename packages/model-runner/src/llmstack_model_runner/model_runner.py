@@ -261,7 +261,7 @@ class ModelRunner:
         if step.request_ids:
             compute = steps.run if token_masks is None else PartMasks(step, token_masks).masked(steps.run)
             run = self._recovery.run if self._sharding.is_whole else self._recovery.run_whole
-            pending = run(batch, step, compute, media.find_failures(step))
+            pending = run(batch, step, compute, media.find_failures(step) if batch.media else {})
         steps.follow(pending)
         return pending
 

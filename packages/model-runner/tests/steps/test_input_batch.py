@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError
-from llmstack_types import NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import MediaItem, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
 
 
 def make_batch(max_num_rows: int = 3) -> InputBatch:
@@ -152,14 +152,15 @@ def test_a_request_twice_in_a_step_is_refused() -> None:
         batch.update(SchedulerOutput(1, [], rows))
 
 
-def test_vectors_of_a_prompt_are_kept_with_their_row_and_its_placeholders_not_penalised() -> None:
+def test_items_of_a_prompt_are_kept_with_their_row_and_ids_at_given_vectors_are_not_penalised() -> None:
     batch = make_batch()
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
-    for request_id, embeds in (("ids", None), ("vectors", bytes(8))):
-        batch.add(new(request_id, prompt_embeds=embeds, sampling_params=params))
-    assert batch.prompt_embeds == {1: bytes(8)}
-    metadata = batch.sampling.metadata(np.array([0, 1]), np.array([0, 0]))
+    given, picture = MediaItem(bytes(32), "embeds", 1, 3), MediaItem(bytes(32), "image", 0, 2, num_units=1)
+    for request_id, media in (("ids", ()), ("vectors", ((5, given),)), ("picture", ((6, picture),))):
+        batch.add(new(request_id, media=media, sampling_params=params))
+    assert batch.media == {1: ((5, given),), 2: ((6, picture),)}
+    metadata = batch.sampling.metadata(np.array([0, 1, 2]), np.array([0, 0, 0]))
     assert metadata.penalties is not None
-    assert metadata.penalties.entries.rows.tolist() == [0] * 5
+    assert metadata.penalties.entries.rows.tolist() == [*[0] * 5, *[1] * 2, *[2] * 5]
     batch.remove("vectors")
-    assert not batch.prompt_embeds
+    assert list(batch.media) == [2]

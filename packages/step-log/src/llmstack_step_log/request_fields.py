@@ -30,7 +30,6 @@ _NOT_RECORDED: Final = frozenset(
         *(name for name, facts in facts_of(SamplingParams).items() if not facts.is_recorded),
     }
 )  # fmt: skip
-_EMBEDS: Final = "prompt_embeds"
 # Fields that are objects; they come last, in the order of their class, and are left out where there is none.
 _NESTED: Final[Mapping[str, type]] = {
     "sampling_params": SamplingParams, "pooling_params": PoolingParams,
@@ -75,8 +74,7 @@ def _to_plain(data: Any) -> dict[str, Any]:
             if value is not None:
                 nested[name] = _to_plain(value)
         elif default is MISSING or value != default:
-            # Of vectors only that there were any: no decision depends on them, and they may be large.
-            plain[name] = b"" if name == _EMBEDS else _packable(value)
+            plain[name] = _packable(value)
     return plain | nested
 
 

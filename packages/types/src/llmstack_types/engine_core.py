@@ -73,8 +73,6 @@ class EngineCoreRequest:
         deadline_s: When its client wants it, on the clock of `arrival_time_s`, which is the engine core's on one
             machine; None for no deadline. It decides the order of one tenant's requests (policy `deadline`).
         kv_transfer: The KV blocks to export or import; None for none.
-        prompt_embeds: Vectors in place of the prompt's tokens, row by row in the model's type; the ids are then
-            placeholders. Empty in a request that was read from a step log, which has no vectors.
         media: What the prompt has besides tokens, ascending and without overlap; the ids there are placeholders.
     """
 
@@ -93,7 +91,6 @@ class EngineCoreRequest:
     lora_path: str = ""
     deadline_s: float | None = None
     kv_transfer: KVTransferParams | None = None
-    prompt_embeds: bytes | None = None
     media: tuple[MediaItem, ...] = ()
 
 
@@ -192,7 +189,6 @@ class EngineReady:
         num_kv_tokens: Tokens of the longest request that the KV cache has room for; 0: all that its blocks hold.
         async_scheduling: Whether each step is scheduled before the last one's tokens are known.
         numeric_contract_id: Equal for engine cores that compute equal bits; empty where nothing is promised.
-        prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
         weights_name: What it serves, by the name in the list that a reload chooses from.
         media: What the model takes besides tokens; None for tokens only.
         encoder_cache_tokens: Vectors that are kept of what was encoded; no item of a prompt has more.
@@ -221,7 +217,6 @@ class EngineReady:
     async_scheduling: bool = False
     num_kv_tokens: int = 0
     numeric_contract_id: str = ""
-    prompt_embeds_size: int = 0
     weights_name: str = "start"
     media: MediaSpec | None = None
     encoder_cache_tokens: int = 0

@@ -212,7 +212,6 @@ class KVCacheSpec:
         is_generative: False for a model without logits: it computes pooling requests only.
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
         num_labels: The labels of the model; 0 for a model that is no classifier.
-        prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
         media: What the model takes besides tokens; None for tokens only.
         bytes_per_state: Bytes of one state block, in all layers with a state; 0 for a model without states.
         groups: Groups of layers, each with its tensors; one where all layers share one block table, none without KV.
@@ -230,7 +229,6 @@ class KVCacheSpec:
     num_labels: int = 0
     kv_cache_dtype: str = ""
     groups: tuple[KVCacheGroupSpec, ...] = ()
-    prompt_embeds_size: int = 0
     media: MediaSpec | None = None
     bytes_per_state: int = 0
 

@@ -24,7 +24,6 @@ class NewRequest:
         eos_token_ids: Masked by the sampler until `min_tokens` is reached, as are `stop_token_ids`.
         lora_name: Identity of the adapter to use, which is loaded; None is the base model.
         pooling_params: The row that completes the prompt returns a vector and samples nothing; None for a completion.
-        prompt_embeds: Vectors in place of the prompt's tokens; see `EngineCoreRequest`.
         media: The items of the prompt, each with its number; their memory comes with `SchedulerOutput.encoder_work`.
         num_held_tokens: Leading tokens whose KV others wrote into the row's blocks. Where rows compute one of them
             again, since no state was found after it, its KV is read and not written.
@@ -37,7 +36,6 @@ class NewRequest:
     eos_token_ids: tuple[int, ...] = ()
     lora_name: str | None = None
     pooling_params: PoolingParams | None = None
-    prompt_embeds: bytes | None = None
     media: tuple[tuple[int, MediaItem], ...] = ()
     num_held_tokens: int = 0
 

@@ -19,8 +19,8 @@ class NotedPrompts(FakeEngineClient):
     """Refuses what it is asked to complete, with the prompt and its name."""
 
     async def submit(self, *requests: GenerationRequest) -> Any:
-        (request,) = requests
-        raise InvalidRequestError(f"{request.prompt} as {request.param}", param=request.param, code="invalid_value")
+        prompts = ", ".join(f"{request.prompt} as {request.param}" for request in requests)
+        raise InvalidRequestError(prompts, param=requests[0].param, code="invalid_value")
 
 
 def app_of(engine: FakeEngineClient, *, is_enabled: bool = True) -> Any:
@@ -35,6 +35,17 @@ async def test_vectors_reach_the_engine_under_their_name(prompt: dict[str, Any])
     assert answer.json()["error"]["message"] == "{'prompt_embeds': 'AAA'} as prompt_embeds"
 
 
+async def test_several_vectors_are_prompts_of_their_own_and_come_before_texts():
+    body = {"model": "fake", "prompt_embeds": ["AAA", "BBB"], "prompt": ["a", "b"]}
+    answer = await call(app_of(NotedPrompts()), "POST", PATH, body)
+    assert answer.json()["error"]["message"] == (
+        "{'prompt_embeds': 'AAA'} as prompt_embeds[0], {'prompt_embeds': 'BBB'} as prompt_embeds[1], "
+        "a as prompt[0], b as prompt[1]"
+    )
+    answer = await call(app_of(NotedPrompts()), "POST", PATH, {**body, "prompt_embeds": "AAA", "prompt": "a"})
+    assert answer.json()["error"]["message"] == "{'prompt_embeds': 'AAA'} as prompt_embeds, a as prompt"
+
+
 async def test_null_and_the_empty_array_are_no_vectors():
     app = app_of(FakeEngineClient())
     for nothing in (None, []):
@@ -45,8 +56,10 @@ async def test_null_and_the_empty_array_are_no_vectors():
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"prompt_embeds": ["AAA"]}, "invalid_type", "prompt_embeds"),
-        ({"prompt": "a"}, "invalid_value", "prompt_embeds"),
+        ({"prompt_embeds": ["AAA", 7]}, "invalid_type", "prompt_embeds[1]"),
+        ({"prompt_embeds": 7}, "invalid_type", "prompt_embeds"),
+        ({"prompt": 7}, "invalid_type", "prompt"),
+        ({"prompt": "a", "echo": True}, "invalid_value", "echo"),
         ({"echo": True}, "invalid_value", "echo"),
         ({"suffix": "b"}, "invalid_value", "suffix"),
         ({"thinking_token_budget": 4}, "invalid_value", "thinking_token_budget"),

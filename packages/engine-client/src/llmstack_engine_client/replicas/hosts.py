@@ -35,7 +35,6 @@ _ALWAYS_EQUAL = (
     "is_causal",
     "embedding_size",
     "num_labels",
-    "prompt_embeds_size",
     "media",
 )
 

@@ -175,7 +175,6 @@ REQUEST: Final = row(
         "lora_path": kinds.text(4096),
         "deadline_s": optional(_TIME),
         "kv_transfer": optional(KV_TRANSFER),
-        "prompt_embeds": optional(kinds.blob()),
         "media": MEDIA,
     },
     has_key=True,

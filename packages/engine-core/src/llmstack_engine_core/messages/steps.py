@@ -30,7 +30,6 @@ _NEW_REQUEST: Final = row(
         "pooling_params": optional(POOLING_PARAMS),
         "media": NUMBERED_MEDIA,
     },
-    absent=("prompt_embeds",),  # of one rank alone: the configuration refuses them with several
 )
 ROWS: Final = columns(
     ScheduledRequest,

@@ -176,7 +176,6 @@ REQUESTS = st.builds(
     lora_name=optional(TEXT),
     lora_path=TEXT,
     kv_transfer=optional(KV_TRANSFERS),
-    prompt_embeds=optional(st.binary(max_size=8)),
     pooling_params=optional(
         st.builds(
             PoolingParams,

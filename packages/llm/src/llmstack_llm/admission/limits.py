@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from llmstack_llm import request_errors
 
 if TYPE_CHECKING:
     from llmstack_llm.model.config import ModelConfig
+    from llmstack_types import EngineReady
 
 MAX_LOGPROBS = 20
 ASSUMED_CHARS_PER_TOKEN = 128
@@ -36,6 +37,7 @@ class AdmissionLimits:
         num_token_types: 2 for a model that distinguishes the two texts of a pair.
         max_logprobs: Most likely tokens that may be requested at each position.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
+        max_item_vectors: So many of them are one item of the prompt at most.
         dtype: The type in which the model computes, and of such vectors.
         max_request_tokens: The longest request that can ever run, in tokens; follows from the others.
     """
@@ -51,6 +53,7 @@ class AdmissionLimits:
     num_token_types: int = 1
     max_logprobs: int = MAX_LOGPROBS
     prompt_embeds_size: int = 0
+    max_item_vectors: int = 1
     dtype: str = ""
     max_request_tokens: int = field(init=False, compare=False)
 
@@ -66,6 +69,24 @@ def limits_of(model_config: ModelConfig) -> AdmissionLimits:
         model_config.vocab_size,
         num_token_types=model_config.num_token_types,
         max_logprobs=model_config.max_logprobs,
+    )
+
+
+def limits_with(limits: AdmissionLimits, ready: EngineReady) -> AdmissionLimits:
+    """The limits of a model in an engine core."""
+    media = ready.media if ready.media is not None and "embeds" in ready.media.num_layers else None
+    return replace(
+        limits,
+        max_model_len=min(limits.max_model_len, ready.max_model_len),
+        vocab_size=min(limits.vocab_size, ready.vocab_size),
+        num_kv_tokens=ready.num_kv_tokens or ready.num_blocks * ready.block_size,
+        embedding_size=ready.embedding_size,
+        is_generative=ready.is_generative,
+        is_causal=ready.is_causal,
+        num_labels=ready.num_labels,
+        prompt_embeds_size=0 if media is None else media.vector_size,
+        max_item_vectors=1 if media is None else media.max_num_tokens["embeds"],
+        dtype=ready.dtype,
     )
 
 

@@ -100,9 +100,12 @@ def is_limited(prompt: PromptInput | TextPair) -> bool:
 
 
 def num_chars_of(prompt: PromptInput | TextPair) -> int:
-    """The characters of a prompt that are to be tokenized; none of token ids or a rendered prompt."""
+    """The characters of a prompt that are to be tokenized, or the bytes of its vectors; none of token ids."""
     if isinstance(prompt, TextPair):
         return len(prompt.first) + len(prompt.second)
     if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or prompt.get("prompt_embeds") or ""
+        vectors = prompt.get("prompt_embeds")
+        if vectors is not None:
+            return len(vectors) if isinstance(vectors, str | bytes) else getattr(vectors, "nbytes", 0)
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
     return len(prompt) if isinstance(prompt, str | bytes) else 0

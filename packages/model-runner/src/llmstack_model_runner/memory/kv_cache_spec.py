@@ -60,7 +60,6 @@ def make_kv_cache_spec(
         kv_cache_dtype=dtype_name(stored_as),
         groups=groups,
         bytes_per_state=sum(group.bytes_per_block for group in groups if group.kind == "state"),
-        prompt_embeds_size=(model.vector_size or 0) if takes_vectors else 0,
         media=_media_spec(model, takes_vectors=takes_vectors),
     )
 

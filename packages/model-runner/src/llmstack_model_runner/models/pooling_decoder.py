@@ -10,6 +10,7 @@ import torch
 from llmstack_model_runner.layers import WeightSlot, collect_slots
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.linear import SmallLinear
+from llmstack_model_runner.media.encoder import MediaEncoder
 from llmstack_model_runner.models.base import CausalLM, Classifier, Model
 from llmstack_model_runner.models.config_values import embedding_size, read_num_labels
 from llmstack_model_runner.models.kv_spec import KVCaches
@@ -32,6 +33,10 @@ class PoolingDecoder(Model):
     @property
     def vector_size(self) -> int | None:
         return self._decoder.vector_size
+
+    def media_encoder(self) -> MediaEncoder | None:
+        """Delegates to the decoder."""
+        return self._decoder.media_encoder()
 
     def slots(self) -> dict[str, WeightSlot]:
         return self._decoder.slots()

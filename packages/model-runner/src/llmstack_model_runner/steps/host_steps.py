@@ -100,7 +100,7 @@ class HostSteps:
         num_adapted = 0
         if adapters is not None:
             num_adapted = adapters.begin_step(batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
-        vectors = self._find_vectors(step)
+        vectors = self._find_vectors(step) if batch.media else None
         with timing.forward:  # captured steps take token ids alone
             decoded = self._repeat_decode(step, num_adapted) if vectors is None else None
         if decoded is None:

@@ -91,7 +91,6 @@ class InputBatch:
         num_held_tokens: Leading tokens of each row whose KV is not written, since others wrote it.
         adapter_numbers: Number of each row's adapter, or `NO_ADAPTER`.
         generations: Incremented when a row gets another request.
-        prompt_embeds: Row to the vectors that it has in place of its prompt's tokens.
         media: Row to the items of its prompt, ascending, each with its number.
     """
 
@@ -128,7 +127,6 @@ class InputBatch:
         self.adapter_numbers = np.full(max_num_rows, NO_ADAPTER, dtype=np.int64)
         self.row_to_params: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}  # with end-of-sequence tokens
         self.num_prompt_logprobs: dict[int, int] = {}
-        self.prompt_embeds: dict[int, bytearray] = {}
         self.media: dict[int, tuple[tuple[int, MediaItem], ...]] = {}
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self.pooling = PoolingRows(max_num_rows)
@@ -179,8 +177,6 @@ class InputBatch:
         self.row_to_params[row] = (request.sampling_params, request.eos_token_ids)
         if request.pooling_params is not None:
             self.pooling.set_row(row, request.pooling_params)
-        if request.prompt_embeds is not None:
-            self.prompt_embeds[row] = bytearray(request.prompt_embeds)
         if request.media:
             self.media[row] = request.media
         if request.sampling_params.prompt_logprobs is not None:
@@ -204,7 +200,6 @@ class InputBatch:
         self.generations[row] += 1
         del self.row_to_params[row]
         self.num_prompt_logprobs.pop(row, None)
-        self.prompt_embeds.pop(row, None)
         self.media.pop(row, None)
         self._free_rows.append(row)
 
@@ -338,6 +333,4 @@ class InputBatch:
 
 def _placeholders(request: NewRequest) -> list[range]:
     """The places of the prompt with vectors that a user gave: their ids stand for no token."""
-    if request.prompt_embeds is not None:
-        return [range(request.num_prompt_tokens)]
     return [range(item.offset, item.end) for _, item in request.media if item.kind == "embeds"]

@@ -11,7 +11,6 @@ from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.media.store import MediaStore
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
-from llmstack_model_runner.steps.prompt_embeds import find_vectors as find_prompt_embeds
 from llmstack_types import MediaItem, SchedulerOutput
 
 
@@ -40,11 +39,6 @@ class StepMedia:
         Raises:
             MediaWorkError: An item is not encoded yet.
         """
-        batch = self._batch
-        if batch.prompt_embeds:
-            return find_prompt_embeds(batch, step, self._store.size, self._store.dtype, self._store.device)
-        if not batch.media:
-            return None
         places: list[torch.Tensor] = []
         vectors: list[torch.Tensor] = []
         first_tokens = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens
@@ -63,7 +57,7 @@ class StepMedia:
     def find_failures(self, step: StepRows) -> dict[int, str]:
         """Indices of rows that need an item without vectors, to the text of their error."""
         failures = self._store.failures
-        if not failures or not self._batch.media:
+        if not failures:
             return {}
         return {index: failures[media_id] for index, media_id, _ in self._items_of(step) if media_id in failures}
 

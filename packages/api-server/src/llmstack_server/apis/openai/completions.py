@@ -10,7 +10,7 @@ from llmstack_llm import GenerationRequest, GivenSampling, check_fan_out, reques
 from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.infilling import check_echo, with_suffix
 from llmstack_server.apis.openai.protocol import COMPLETIONS, COMPLETIONS_OF_VECTORS, CompletionRequest
-from llmstack_server.apis.openai.vectors import has_vectors, vectors_of
+from llmstack_server.apis.openai.vectors import Prompt, prompts_of
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.chat.reasoning import thinking_tags_after
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
@@ -22,7 +22,7 @@ from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, s
 from llmstack_server.web.fields import parse
 from llmstack_server.web.first_token_check import check_first_token
 from llmstack_server.web.kv_transfer import read_kv_transfer
-from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
+from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_server.web.usage import UsageCounter
 
 DEFAULT_MAX_TOKENS = 16
@@ -37,15 +37,13 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     """
     fields = parse(CompletionRequest, body)
     takes_vectors = state.config.engine.enable_prompt_embeds
-    is_vectors = has_vectors(body)
-    values, is_list = ([], False) if is_vectors else parse_prompts(fields.prompt, body)
+    prompts = prompts_of(fields, body)
     check_fields(state, body, fields, COMPLETIONS_OF_VECTORS if takes_vectors else COMPLETIONS)
-    if len(values) > 1:  # `n` is checked with the other sampling fields
-        check_fan_out(len(values), 1, state.engine.limits)
-    vectors = [vectors_of(fields)] if is_vectors else []
+    if len(prompts) > 1:  # `n` is checked with the other sampling fields
+        check_fan_out(len(prompts), 1, state.engine.limits)
     kv_transfer = None
     if fields.kv_transfer_params is not None:
-        kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields, len(values))
+        kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields, len(prompts))
     check_echo(fields.suffix, fields.echo)
     ids = answer_ids("cmpl", fields.request_id)
     if fields.request_id is not None:
@@ -55,11 +53,13 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         given["logprobs"] = fields.logprobs
         if fields.echo:  # the log-probabilities include the prompt
             given.setdefault("prompt_logprobs", fields.logprobs)
-    given |= await _thinking_tags(state, fields, given, values)
+    given |= await _thinking_tags(state, fields, given, prompts)
     sampling = GivenSampling(given, names, is_echo=bool(fields.echo))
     if fields.suffix:
         add_special_tokens = fields.add_special_tokens is not False
-        values = [*await with_suffix(state, values, fields.suffix, add_special_tokens=add_special_tokens)]
+        texts = [value for value, _ in prompts if not isinstance(value, Mapping)]
+        filled = await with_suffix(state, texts, fields.suffix, add_special_tokens=add_special_tokens)
+        prompts = [(value, param) for value, (_, param) in zip(filled, prompts, strict=True)]
     tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
     client, deadline, timeout_s = current_client.get(), current_deadline.get(), state.config.http.request_timeout_s
     adapter = adapter_of(state, fields.model)
@@ -68,7 +68,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             f"{ids.engine}-{index}",
             value,
             sampling,
-            param="prompt_embeds" if is_vectors else f"prompt[{index}]" if is_list else "prompt",
+            param=param,
             priority=fields.priority or 0,
             cache_salt=client.salt + (fields.cache_salt or ""),
             tenant=client.tenant,
@@ -79,7 +79,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             add_special_tokens=fields.add_special_tokens is not False,
             kv_transfer=kv_transfer,
         )
-        for index, value in enumerate(vectors or values)
+        for index, (value, param) in enumerate(prompts)
     ]
     outputs = await state.engine.submit(*requests)
     if deadline is not None or timeout_s is not None:
@@ -90,7 +90,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
 
 
 async def _thinking_tags(
-    state: ServerState, fields: CompletionRequest, given: Mapping[str, Any], values: Sequence[str | list[int]]
+    state: ServerState, fields: CompletionRequest, given: Mapping[str, Any], prompts: Sequence[tuple[Prompt, str]]
 ) -> Mapping[str, Any]:
     """The field with the tokens around the reasoning of the prompts, where the request has a budget for it."""
     parser = state.chat_parsers.reasoning
@@ -100,7 +100,9 @@ async def _thinking_tags(
         reason = "here, a constraint applies to the whole text, reasoning included"
         raise request_errors.invalid_value("thinking_token_budget", reason)
     tokenizer = await state.engine.get_tokenizer("thinking_token_budget")
-    tags, *others = {thinking_tags_after(tokenizer, parser, value) for value in values}
+    tags, *others = {
+        thinking_tags_after(tokenizer, parser, value) for value, _ in prompts if not isinstance(value, Mapping)
+    }
     if others:
         reason = "some of the prompts end inside reasoning and others outside; send them apart"
         raise request_errors.invalid_value("thinking_token_budget", reason)

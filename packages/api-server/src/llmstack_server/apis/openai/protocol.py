@@ -33,7 +33,9 @@ class CompletionRequest(AnswerFields):
     """Body of `POST /v1/completions`."""
 
     prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
-    prompt_embeds: Any = Field(None, description="with --enable-prompt-embeds: a safetensors file in base64")
+    prompt_embeds: Any = Field(
+        None, description="with --enable-prompt-embeds: a safetensors file in base64, or several"
+    )
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = Field(None, description="text after what is generated, for fill-in-the-middle models")

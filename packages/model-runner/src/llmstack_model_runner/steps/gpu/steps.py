@@ -181,7 +181,7 @@ class DeviceSteps:
             self._adapters.begin_step(self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
         )
         is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
-        vectors = self._find_vectors(step)
+        vectors = self._find_vectors(step) if self._batch.media else None
         if is_decode and not is_adapted and vectors is None and self._graphs is not None:
             pending = self._repeat_decode(self._graphs, step, is_refused, token_masks)
             if pending is not None:
