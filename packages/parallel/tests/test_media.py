@@ -45,15 +45,16 @@ def test_several_ranks_encode_and_place_the_vectors_that_one_does(toy: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["idefics3", pytest.param("gemma 3", marks=pytest.mark.full)])
 @pytest.mark.parametrize("ranks", RANKS, ids=["tensor", "pipeline"])
-def test_a_tower_of_each_rank_makes_the_vectors_that_one_does(ranks: dict[str, Any], tmp_path: Path) -> None:
+def test_a_tower_of_each_rank_makes_the_vectors_that_one_does(name: str, ranks: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from model_runner_helpers.picture_families import FAMILIES as PICTURE_FAMILIES
     from model_runner_helpers.picture_families import prepare
 
-    family = PICTURE_FAMILIES["idefics3"]
+    family = PICTURE_FAMILIES[name]
     family.write(tmp_path)
-    whole = family.ours().with_options({"do_image_splitting": False})
+    whole = family.ours().for_detail("low")
     items = [replace(prepare(whole, (40, 30), seed).item, offset=2 + 15 * seed) for seed in range(2)]
     alone = run_media(make_config(tmp_path), items, seed=1)
     assert run_media(make_config(tmp_path), [replace(items[1], offset=2), items[1]], seed=1).outputs != alone.outputs

@@ -6,6 +6,7 @@ from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.limits import MediaLimits
 from llmstack_media.processors.checkpoints import image_processor
 from llmstack_media.processors.layout import ImageLayout, Piece, text_of
+from llmstack_media.processors.llava_next import LlavaNextImageProcessor
 from llmstack_media.processors.processor import ImageProcessor
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ImageHeader",
     "ImageLayout",
     "ImageProcessor",
+    "LlavaNextImageProcessor",
     "MediaLimits",
     "Piece",
     "ProcessorConfigError",

@@ -40,8 +40,17 @@ ARCHITECTURES: Mapping[str, str] = {
 
 # Of classes that take pictures: what makes their encoder. The text model is that of `text_config`.
 PICTURE_ENCODERS: Mapping[str, str] = {
+    "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma3_pictures:Gemma3Encoder",
     "Idefics3ForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
+    "LlavaForConditionalGeneration": "llmstack_model_runner.models.llava:LlavaEncoder",
+    "LlavaNextForConditionalGeneration": "llmstack_model_runner.models.llava:LlavaNextEncoder",
     "SmolVLMForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
+}
+
+# Types of `vision_config` that such an encoder reads, where a class has several; that of an absent one comes first.
+TOWERS_OF: Mapping[str, tuple[str, ...]] = {
+    "LlavaForConditionalGeneration": ("clip_vision_model",),
+    "LlavaNextForConditionalGeneration": ("clip_vision_model",),
 }
 
 # The head of a masked language model is not loaded.

@@ -60,7 +60,7 @@ class LlavaNextImageProcessor(ImageProcessor):
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        best_height, best_width = self._best_grid(height, width)
+        best_height, best_width = self.best_grid(height, width)
         num_tiles = (best_height // self.side) * (best_width // self.side) + 1
         num_units = num_tiles * (self.side // self.patch_size) ** 2
         shape = (num_tiles, 3, self.side, self.side)
@@ -71,7 +71,7 @@ class LlavaNextImageProcessor(ImageProcessor):
 
     def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
         height, width = pixels.shape[:2]
-        best_height, best_width = self._best_grid(height, width)
+        best_height, best_width = self.best_grid(height, width)
         new_height, new_width = _size_within(height, width, best_height, best_width)
         canvas = np.zeros((best_height, best_width, 3), dtype=np.uint8)
         top, left = (best_height - new_height) // 2, (best_width - new_width) // 2
@@ -94,17 +94,21 @@ class LlavaNextImageProcessor(ImageProcessor):
     def _num_vectors(self, height: int, width: int) -> int:
         """Vectors of the whole picture, of its tiles without their borders, and one at the end of each row."""
         per_side = self.side // self.patch_size
-        best_height, best_width = self._best_grid(height, width)
-        rows, columns = per_side * (best_height // self.side), per_side * (best_width // self.side)
-        if width / height > columns / rows:
-            new_rows = int(round(height * (columns / width), 7))
-            rows -= (rows - new_rows) // 2 * 2
-        else:
-            new_columns = int(round(width * (rows / height), 7))
-            columns -= (columns - new_columns) // 2 * 2
+        best_height, best_width = self.best_grid(height, width)
+        top, left = self.borders(height, width)
+        rows, columns = (per_side * (length // self.side) for length in (best_height, best_width))
+        rows, columns = rows - 2 * top, columns - 2 * left
         return rows * columns + rows + per_side**2 + self.num_additional
 
-    def _best_grid(self, height: int, width: int) -> tuple[int, int]:
+    def borders(self, height: int, width: int) -> tuple[int, int]:
+        """Rows of patches above and below a picture of this size in its grid, and columns left and right of it."""
+        per_side = self.side // self.patch_size
+        rows, columns = (per_side * (length // self.side) for length in self.best_grid(height, width))
+        if width / height > columns / rows:
+            return (rows - int(round(height * (columns / width), 7))) // 2, 0
+        return 0, (columns - int(round(width * (rows / height), 7))) // 2
+
+    def best_grid(self, height: int, width: int) -> tuple[int, int]:
         """The grid that keeps most pixels of a picture; of equal ones, that with the smallest borders."""
         best, best_kept, best_wasted = self.grids[0], 0, math.inf
         for grid in self.grids:

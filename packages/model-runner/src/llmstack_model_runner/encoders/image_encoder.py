@@ -32,7 +32,7 @@ class ImageEncoder(ABC):
     """
 
     prefixes: ClassVar[tuple[str, ...]]
-    ignored: ClassVar[tuple[str, ...]] = ()
+    ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors that nothing here needs."""
     is_atomic: bool = False
     _parts: Sequence[HasSlots]

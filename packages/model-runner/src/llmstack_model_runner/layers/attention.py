@@ -9,6 +9,7 @@ import torch
 from llmstack_kernels.paged_attention import AttentionInputs, paged_attention, plan_paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.block_attention import attend_in_blocks_
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.packing import packing
@@ -125,6 +126,11 @@ class Attention:
                 decodes_as_prefills=self._is_batch_invariant,
             )
         )
+        # Those of the last layer that have no use are left out; a block's last token sees no more than a causal one.
+        if metadata.vectors is not None and metadata.vectors.blocks and metadata.queries is None:
+            if self._soft_cap is not None or self._alibi_slopes is not None or self._sinks is not None:
+                raise ValueError("tokens of a picture attend to each other without soft caps, slopes or sinks only")
+            attend_in_blocks_(out, query, kv_cache, scales, metadata, self._scale, self.sliding_window)
         return out.view(-1, self.num_heads * self.head_dim)
 
 

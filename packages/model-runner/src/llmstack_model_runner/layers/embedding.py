@@ -145,7 +145,7 @@ class Embedding:
             vectors = self._sharding.all_reduce(embedding_part(ids, self.weight, self._part.start, self._scale))
         if self._adapted is not None and self._adapted.changes(self._adapted_number):
             self._adapted.update_embedding(vectors, self._adapted_number, ids, self._shape[0])
-        return vectors if given is None else vectors.index_copy_(0, *given)
+        return vectors if given is None else vectors.index_copy_(0, given.places, given.vectors)
 
     def _load(self, tensor: torch.Tensor) -> None:
         # A copy, since keeping one tensor would keep the whole mapped file.

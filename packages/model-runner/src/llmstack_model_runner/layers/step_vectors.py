@@ -7,6 +7,22 @@ from typing import NamedTuple
 import torch
 
 
+class Block(NamedTuple):
+    """Tokens of a row that attend to each other and to all before them, as those of a picture do in some models.
+
+    Attributes:
+        row: Its place among the rows of the step.
+        first_token: Of its tokens in the step, among the flat ones.
+        first_position: That token's place in its row; later than the block's own beginning behind a prefix hit.
+        end_position: The place behind the block.
+    """
+
+    row: int
+    first_token: int
+    first_position: int
+    end_position: int
+
+
 class StepVectors(NamedTuple):
     """Some of a step's tokens, and their vectors in the type of the model; on the device of its embedding.
 
@@ -15,3 +31,4 @@ class StepVectors(NamedTuple):
 
     places: torch.Tensor  # [num_places] int64, flat tokens of the step
     vectors: torch.Tensor  # [num_places, size]
+    blocks: tuple[Block, ...] = ()

@@ -63,6 +63,11 @@ class MediaStore:
         self._vectors: dict[int, torch.Tensor] = {}
         self.failures: dict[int, str] = {}
 
+    @property
+    def is_atomic(self) -> bool:
+        """Whether tokens of one item attend to each other."""
+        return self._encoder is not None and self._encoder.is_atomic
+
     def __len__(self) -> int:
         return len(self._vectors) + len(self._begun)
 

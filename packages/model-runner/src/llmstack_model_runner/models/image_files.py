@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llmstack_model_files import TEXT_PART_OF, read_json
-from llmstack_model_runner.architectures import PICTURE_ENCODERS
+from llmstack_model_files import TEXT_PART_OF, WHOLE_CONFIG, read_json
+from llmstack_model_runner.architectures import PICTURE_ENCODERS, TOWERS_OF
 
 logger = logging.getLogger(__name__)
 
@@ -19,13 +19,20 @@ IMAGE_FILES: Final = "image_files"
 def with_image_files(config: Mapping[str, Any], folder: Path, *, is_text_only: bool) -> Mapping[str, Any]:
     """The configuration of a model, with the files of its image processor if it is to take pictures.
 
-    `is_text_only`: Whether it is asked for its text alone. So it is without such a file, which is logged.
+    `is_text_only`: Whether it is asked for its text alone. So it is without such a file, or with a tower that no code
+    here has; both are logged.
 
     Raises:
         ModelFilesError: A file is damaged.
     """
-    whole = config.get(TEXT_PART_OF)
+    whole = str(config.get(TEXT_PART_OF))
     if whole not in PICTURE_ENCODERS or is_text_only:
+        return config
+    vision = config[WHOLE_CONFIG].get("vision_config")
+    known = TOWERS_OF.get(whole, ())
+    tower = (vision.get("model_type") if isinstance(vision, Mapping) else None) or next(iter(known), None)
+    if known and tower not in known:
+        logger.warning("%s takes no pictures here: its tower %s is not supported", whole, str(tower)[:64])
         return config
     names = ("preprocessor_config", "processor_config")
     files = {name: read_json(folder, f"{name}.json", required=False) for name in names}

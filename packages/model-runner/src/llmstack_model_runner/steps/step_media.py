@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from llmstack_model_runner.layers.step_vectors import StepVectors
+from llmstack_model_runner.layers.step_vectors import Block, StepVectors
 from llmstack_model_runner.media.store import MediaStore
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
@@ -41,6 +41,7 @@ class StepMedia:
         """
         places: list[torch.Tensor] = []
         vectors: list[torch.Tensor] = []
+        blocks: list[Block] = []
         first_tokens = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens
         for index, media_id, item in self._items_of(step):
             start = int(step.num_computed_tokens[index])
@@ -49,10 +50,12 @@ class StepMedia:
             for run_start, run_end, first in _overlaps(item, start, end):
                 places.append(torch.arange(run_start + shift, run_end + shift))
                 vectors.append(self._store.vectors(media_id, first, run_end - run_start))
+                if self._store.is_atomic and item.kind != "embeds":
+                    blocks.append(Block(index, run_start + shift, run_start, run_end))
         if not places:
             return None
         joined = torch.cat(vectors)
-        return StepVectors(torch.cat(places).to(joined.device), joined)
+        return StepVectors(torch.cat(places).to(joined.device), joined, tuple(blocks))
 
     def find_failures(self, step: StepRows) -> dict[int, str]:
         """Indices of rows that need an item without vectors, to the text of their error."""

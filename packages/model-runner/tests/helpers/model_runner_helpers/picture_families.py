@@ -51,6 +51,8 @@ class PictureFamily:
     hub_name: Callable[[str], str] = as_it_is
     sizes: tuple[tuple[int, int], ...] = ((70, 50), (30, 95), (64, 64))
     """Of pictures, width and height."""
+    by_tokens: Callable[[list[int]], dict[str, Any]] = lambda tokens: {}
+    """From token ids to what transformers reads besides them, with or without pictures."""
 
     @property
     def name(self) -> str:
@@ -131,6 +133,33 @@ def _crops(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[s
     return {"pixel_values": torch.cat(values)[None]}
 
 
+def _one_each(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    return {"pixel_values": torch.cat(values)}
+
+
+def _next(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    most = max(map(len, values))
+    padded = [torch.cat((one, torch.zeros(most - len(one), *one.shape[1:]))) for one in values]
+    return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor([layout[1:] for layout in layouts])}
+
+
+def is_placeholder(tokens: list[int]) -> torch.Tensor:
+    return torch.tensor([[int(token == PLACEHOLDER) for token in tokens]])
+
+
+def before_language_model(name: str) -> str:
+    """`language_model.model.layers.0…`, `vision_tower.vision_model.…`: as repositories name their tensors."""
+    if name.startswith("lm_head."):
+        return f"language_model.{name}"
+    name = name.removeprefix("model.")
+    name = name.replace("vision_tower.", "vision_tower.vision_model.", 1) if "vision_model." not in name else name
+    return name.replace("language_model.", "language_model.model.", 1)
+
+
+_CLIP = {"model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4,
+         "num_attention_heads": 3, "image_size": 42, "patch_size": 14, "projection_dim": 32}  # fmt: skip
+_CLIP_FILES = {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}}
+_LLAVA_FILES = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
 _IDEFICS3 = {
     "text_config": TEXT | {"model_type": "llama"},
     "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
@@ -145,5 +174,30 @@ FAMILIES: dict[str, PictureFamily] = {
         "SmolVLM", {**_IDEFICS3, "scale_factor": 2, "tie_word_embeddings": True},
         {**_CUTS, "image_processor_type": "SmolVLMImageProcessor", "max_image_size": {"longest_edge": 32}}, _crops,
         {"image_seq_len": 4},
+    ),
+    "gemma 3": PictureFamily(
+        "Gemma3",
+        {"text_config": TEXT | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 11,
+                                "query_pre_attn_scalar": 16, "num_hidden_layers": 7},
+         "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40,
+                           "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 56, "patch_size": 14},
+         "mm_tokens_per_image": 4, "image_token_id": PLACEHOLDER, "boi_token_index": 95, "eoi_token_index": 94},
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}, _one_each,
+        {"image_seq_length": 4}, before_language_model,
+        by_tokens=lambda tokens: {"token_type_ids": is_placeholder(tokens)},
+    ),
+    "llava": PictureFamily(
+        "Llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": _CLIP, "image_token_id": PLACEHOLDER,
+                  "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        {"image_processor_type": "CLIPImageProcessor", **_CLIP_FILES}, _one_each, _LLAVA_FILES, before_language_model,
+    ),
+    "llava next": PictureFamily(
+        "LlavaNext",
+        {"text_config": TEXT | {"model_type": "mistral", "sliding_window": None}, "vision_config": _CLIP,
+         "image_grid_pinpoints": [[42, 84], [84, 42], [84, 84], [126, 42]], "image_token_id": PLACEHOLDER,
+         "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        {"image_processor_type": "LlavaNextImageProcessor", **_CLIP_FILES,
+         "image_grid_pinpoints": [[42, 84], [84, 42], [84, 84], [126, 42]]},
+        _next, _LLAVA_FILES, before_language_model,
     ),
 }  # fmt: skip

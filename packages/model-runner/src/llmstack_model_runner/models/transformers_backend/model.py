@@ -134,7 +134,7 @@ class TransformersModel(CausalLM):
         tokens: dict[str, torch.Tensor] = {"input_ids": token_ids[None]}
         if given is not None:
             vectors = self._decoder.get_input_embeddings()(token_ids)
-            tokens = {"inputs_embeds": vectors.index_copy(0, *given)[None]}
+            tokens = {"inputs_embeds": vectors.index_copy(0, given.places, given.vectors)[None]}
         output = self._decoder(**tokens, position_ids=positions[None], use_cache=False, return_dict=True)
         self._output_class = type(output)
         hidden: torch.Tensor = output.last_hidden_state[0]

@@ -1,0 +1,25 @@
+"""A single learned vector, such as that of a class token."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+
+
+class Vector:
+    """A vector of the checkpoint.
+
+    Attributes:
+        value: The vector [size].
+    """
+
+    def __init__(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._name = name
+        self.value = torch.empty(size, dtype=dtype, device=device)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        return {self._name: WeightSlot(tuple(self.value.shape), self._load, WeightKind.BIAS)}
+
+    def _load(self, tensor: torch.Tensor) -> None:
+        self.value.copy_(tensor)
