@@ -28,7 +28,7 @@ from llmstack_types import (
 
 # The configuration, what follows from the arrival of a request, and what no later decision depends on.
 LEFT_OUT = {
-    "_policy", "_config", "_has_windows", "_num_host_blocks", "_needs", "_prefixes",
+    "_policy", "_config", "_has_windows", "_num_host_blocks", "_needs", "_prefixes", "_states",
     "_max_num_preemptions", "_has_host_blocks", "_manager", "has_source", "_max_num_step_tokens", "_smoothing",
     "_max_num_row_tokens", "quantum",
     "_token_cost", "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager", "_block_size",

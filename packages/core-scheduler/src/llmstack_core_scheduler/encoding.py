@@ -140,7 +140,7 @@ class Encoding:
         self._plan = plan
         self._step += 1
         self._num_left_units, self._has_encoded, self._needed = None, False, None
-        plan.freed_media += self._freed
+        plan.encoder_work, plan.freed_media = [], self._freed
         self._freed = []
 
     def _prepare(self, request: Request, index: int, plan: StepPlan) -> bool:

@@ -79,6 +79,7 @@ class Scheduler:
         self._encoding = None if config.media is None else Encoding(config, config.media, self.running)
         self.media_numbers = None if self._encoding is None else self._encoding.numbers
         self._chunks = Chunks(config, kv_cache_manager, self._encoding)
+        self._states = self._chunks.states
         self._num_host_blocks = kv_cache_manager.num_host_blocks
         self._needs = BlockNeeds(config, kv_cache_manager)
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
@@ -166,8 +167,8 @@ class Scheduler:
         if self.waiting.requests and not plan.has_preempted:
             self._admit_waiting(plan, now_s)
         self._drafting.extend(plan)
-        if self._chunks.states is not None:
-            self._chunks.states.finish(plan)
+        if self._states is not None:
+            self._states.finish(plan)
         return self._issue(plan, now_s)
 
     def update_from_output(
@@ -183,10 +184,9 @@ class Scheduler:
         check_results(rows, output)
         if next(iter(self._steps_under_way), None) != scheduled.step:
             raise ValueError(f"step {scheduled.step} is not under way, or not the first that is")
-        requests, start_s, num_left_tokens = self._steps_under_way[scheduled.step]
+        requests, start_s, num_left_tokens = self._steps_under_way.pop(scheduled.step)
         update_row = self._results.update_row
         outputs = self._results.fail_media(rows, requests, output.errors) if output.errors else []
-        del self._steps_under_way[scheduled.step]
         for row, request, sampled_token_ids in zip(rows, requests, output.sampled_token_ids, strict=True):
             if not request.is_finished:  # not aborted or ended since it was scheduled
                 message = update_row(row, request, sampled_token_ids, output, scheduled.step)
@@ -364,8 +364,11 @@ class Scheduler:
     def _with_kv(self) -> list[Request]:
         return [*self.running, *(one for one in self.waiting.requests if one.status is RequestStatus.SWAPPED)]
 
-    def _start_again(self, requests: Iterable[Request]) -> None:
-        """Lets requests be computed from their first token on; what steps under way sample for them is void."""
+    def _start_again(self, requests: Iterable[Request], of_step: list[Request]) -> None:
+        """Lets requests be computed from their first token on.
+
+        What the step with the rows `of_step` has sampled for them is void, and so is what steps under way do.
+        """
         for request in requests:
             is_swapped = request.status is RequestStatus.SWAPPED
             (self.waiting if is_swapped else self.running).remove(request)
@@ -375,8 +378,8 @@ class Scheduler:
                 if not self._forking.forget(request.request_id):
                     self._removed_request_ids.append(request.request_id)
             self._kv_cache_manager.free(request.request_id)
-            for step in self._steps_under_way.values():
-                step.requests[:] = [one.ghost() if one is request else one for one in step.requests]
+            for rows in (of_step, *(step.requests for step in self._steps_under_way.values())):
+                rows[:] = [one.ghost() if one is request else one for one in rows]
             request.start_again(self._step)
             self.waiting.add(request)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.request import Request
@@ -41,6 +41,11 @@ def check_results(rows: Sequence[ScheduledRequest], output: ModelRunnerOutput) -
 def count_left_tokens(requests: Iterable[Request]) -> int:
     """Counts the known tokens of requests that are not computed yet."""
     return sum(request.num_tokens - request.num_computed_tokens for request in requests)
+
+
+NO_WORK: Final[list[EncoderWork]] = []
+NO_NUMBERS: Final[list[int]] = []
+"""What a plan has until the encoder begins lists of its own: making two costs every step of text."""
 
 
 class StepPlan:
@@ -104,8 +109,7 @@ class StepPlan:
         self.swap_ins: list[tuple[int, int]] = []
         self.block_copies: list[tuple[int, int]] = []
         self.states: list[tuple[int, int]] = []
-        self.encoder_work: list[EncoderWork] = []
-        self.freed_media: list[int] = []
+        self.encoder_work, self.freed_media = NO_WORK, NO_NUMBERS
 
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Adds a row of the request's next `num_tokens` tokens; from now on they count as computed."""

@@ -26,7 +26,7 @@ class StepResults:
         encoding: Encoding | None,
         with_kv: Callable[[], Iterable[Request]],
         retire: Callable[[Request, RequestStatus], None],
-        start_again: Callable[[Iterable[Request]], None],
+        start_again: Callable[[Iterable[Request], list[Request]], None],
         cache_blocks: Callable[[Request], None],
     ) -> None:
         """What is called is the scheduler's; `with_kv` gives the requests that have anything computed."""
@@ -42,8 +42,7 @@ class StepResults:
         self, row: ScheduledRequest, request: Request, sampled_ids: list[int], output: ModelRunnerOutput, step: int
     ) -> EngineCoreOutput | None:
         """Applies one row's results; None without a message, as after a chunk of a prefill."""
-        error = output.errors.get(request.request_id) if output.errors else None
-        if error is not None:
+        if output.errors and (error := output.errors.get(request.request_id)) is not None:
             return self._fail_row(row, request, error)
         if request.prompt_logprobs is not None:
             request.add_prompt_logprobs(row.num_computed_tokens, output.prompt_logprobs.get(request.request_id, ()))
@@ -72,7 +71,7 @@ class StepResults:
         return build_pooled(request, output)
 
     def fail_media(
-        self, rows: Sequence[ScheduledRequest], requests: Sequence[Request], errors: Mapping[str, str]
+        self, rows: Sequence[ScheduledRequest], requests: list[Request], errors: Mapping[str, str]
     ) -> list[EngineCoreOutput]:
         """Ends requests whose rows failed at an item, and starts those again that may read what these were to write.
 
@@ -84,7 +83,7 @@ class StepResults:
             if error is not None and not request.is_finished and start < request.media_end and self._encoding:
                 self._encoding.forget_broken(request, start, row.num_scheduled_tokens)
                 messages.append(self._fail_row(row, request, error))
-                self._start_again(dependents_of(request, start, self._with_kv()))
+                self._start_again(dependents_of(request, start, self._with_kv()), requests)
         return messages
 
     def _fail_row(self, row: ScheduledRequest, request: Request, error: str) -> EngineCoreOutput:

@@ -14,6 +14,8 @@ LastStep = tuple[int, int, int]
 """Figures of the last step with results: tokens, rows, and tokens of its requests that it left for later steps."""
 
 NO_STEP: LastStep = (0, 0, 0)
+NO_AUDITS = (0, 0, None)
+"""The last figures of a step without audits and without an encoder."""
 # Calling the class, a function of Python around this, takes twice as long, and every step makes one.
 _make = tuple.__new__
 
@@ -34,6 +36,7 @@ def step_stats(
     tenants = waiting.tenants or waiting.update_tenants()
     num_host_blocks, num_accepted = manager.num_host_blocks, drafting.num_accepted
     num_tokens, num_rows, num_left_tokens = last
+    # More than 30 values at once become a list first, one by one.
     return _make(
         SchedulerStats,
         (  # in the order of the class
@@ -43,7 +46,6 @@ def step_stats(
             preemptor.num_swapped_out_blocks, preemptor.num_swapped_in_blocks, forking.num_forks,
             drafting.num_draft_tokens, sum(num_accepted), drafting.num_drafts, tuple(num_accepted),
             waiting.num_tokens, waiting.num_admitted_tokens, num_rows, num_left_tokens, waiting.num_prefill_tokens,
-            tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state, 0, 0,
-            None if encoding is None else encoding.stats(),
-        ),
+            tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state,
+        ) + (NO_AUDITS if encoding is None else (0, 0, encoding.stats())),
     )  # fmt: skip
