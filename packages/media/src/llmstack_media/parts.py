@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmstack_media.processors.processor import ImageProcessor
@@ -42,9 +42,9 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A `Part` with defaults."""
+    """A `Part` with defaults. Its representation has no content, so that no log gets any."""
 
-    url: str = ""
+    url: str = field(default="", repr=False)
     uuid: str = ""
     detail: str = "auto"
     param: str = ""
@@ -55,7 +55,7 @@ class MediaPart:
 class AskedPart:
     """What a request asks for: a part, options, the processor with them, and all that its array depends on by name."""
 
-    part: Part
+    part: Part = field(repr=False)
     options: Mapping[str, object]
     processor: ImageProcessor
     names: tuple[tuple[str, str], ...]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from llmstack_media.fetch.addresses import may_dial
 from llmstack_media.fetch.fetcher import Fetcher
-from llmstack_media.fetch.policy import FetchPolicy
+from llmstack_media.fetch.policy import FetchPolicy, http_target
+from llmstack_media.parts import MediaPart
 from llmstack_types import InvalidRequestError
 
 PUBLIC = "93.184.216.34"
@@ -266,6 +267,19 @@ async def test_a_server_that_waits_ends_with_the_time(net: Net) -> None:
     assert error.code == "media_fetch_failed"
     assert "0.05 s" in error.message
     assert net.transports[0].is_aborted
+
+
+async def test_nothing_that_a_log_could_show_has_the_url_or_content(net: Net, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    url = "http://secret.example/secret-path?secret-key=1"
+    net.answers["secret.example/secret-path?secret-key=1"] = answer(b"secret", "500 secret")
+    texts = [repr(MediaPart(url, "id")), repr(http_target(url, OPEN))]
+    for one in (url, url.replace("http", "ftp", 1), "data:image/png;base64,secret!!", "file:///secret"):
+        error: BaseException | None = await refusal(net.fetcher().fetch(one))
+        while error is not None:
+            texts.append(f"{error!r} {error}")
+            error = error.__cause__
+    assert "secret" not in "".join([*texts, caplog.text])
 
 
 async def test_another_checked_address_is_dialled_where_the_first_is_out_of_reach(net: Net) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
@@ -45,9 +45,9 @@ class Target:
     """
 
     scheme: str
-    host: str
+    host: str = field(repr=False)
     port: int
-    path: str
+    path: str = field(repr=False)
 
     @property
     def host_header(self) -> str:

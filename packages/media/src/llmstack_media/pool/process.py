@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, GifImagePlugin, Image
+from PIL import AvifImagePlugin, Image
 
 from llmstack_media.decode.headers import read_header
 from llmstack_media.decode.pictures import decode_image
@@ -39,7 +39,6 @@ def work_on_pictures(configuration: dict[str, Any]) -> Work:
     background = tuple(configuration.get("background") or WHITE)
     Image.init()  # all decoders, before a child is forked
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # one job has the time of one processor
-    GifImagePlugin.LOADING_STRATEGY = GifImagePlugin.LoadingStrategy.RGB_AFTER_FIRST
 
     def work(job: dict[str, Any]) -> dict[str, Any]:
         try:
