@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 import transformers
+from server_calls import post
 
 import llmstack_demo_model
 
@@ -21,11 +22,11 @@ TOKENIZER = Path(llmstack_demo_model.__file__).parent / "model"
 PROMPT = list(range(300, 345))
 
 
-@pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("lfm2")
+def write_checkpoint(folder: Path, seed: int) -> Path:
+    """Random weights of a small LFM2, with the demo model's tokenizer."""
+    folder.mkdir(exist_ok=True)
     vocab_size = json.loads((TOKENIZER / "config.json").read_text())["vocab_size"]
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     config = transformers.Lfm2Config(
         vocab_size=vocab_size, hidden_size=64, intermediate_size=96, block_multiple_of=8, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, layer_types=["conv", "conv", "full_attention", "conv"],
@@ -34,6 +35,12 @@ def server(serve: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) 
     transformers.Lfm2ForCausalLM(config).save_pretrained(folder)
     for path in TOKENIZER.glob("token*"):
         shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("lfm2"), 3)
     with serve(str(folder), "--served-model-name", "states", "--dtype", "float32") as served:
         yield served
 
@@ -68,3 +75,42 @@ def test_an_answer_goes_on_to_the_same_tokens_after_a_killed_engine_core(server:
     assert streamed == whole
     assert len(whole) == 400
     assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_two_engine_cores_reload_and_sleep_and_never_answer_from_another_models_states(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The same prompts again and again: each answer is that of the weights of the time, from a hit or not."""
+    first, other = (write_checkpoint(tmp_path / name, seed) for name, seed in (("first", 3), ("other", 4)))
+    options = ["-dp", "2", "--enable-control-routes", "--enable-sleep-mode", "--reload-models", f"other={other}"]
+    with serve(str(first), "--served-model-name", "states", "--dtype", "float32", *options) as served:
+
+        def answers() -> list[list[int]]:
+            found = []
+            for number in range(6):  # of both engine cores
+                body = {
+                    "model": "states", "prompt": [number + 1, *PROMPT], "max_tokens": 24, "temperature": 0,
+                    "ignore_eos": True, "return_token_ids": True,
+                }  # fmt: skip
+                status, answer, _ = served.post("/v1/completions", body)
+                assert status == 200, answer
+                found.append(answer["choices"][0]["token_ids"])
+            return found
+
+        before = answers()
+        assert answers() == before
+        assert served.metric("llmstack:prefix_cache_hits_total") > 0
+        assert served.post("/v1/reload", {"name": "other"})[0] == 200
+        reloaded = answers()
+        assert reloaded != before
+        assert answers() == reloaded
+        served.wait_for(lambda: len(served.engine_pids()) == 2, "the engine cores of now")
+        assert served.post("/v1/reload", {"name": "start"})[0] == 200
+        assert answers() == before
+        for level in (1, 2):
+            assert served.get_json("/server_info")["engines"][0]["num_state_blocks"] > 0
+            assert post(served, f"/sleep?level={level}") == 200
+            assert post(served, "/wake_up") == 200
+            assert answers() == before

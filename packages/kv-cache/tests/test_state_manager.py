@@ -213,3 +213,16 @@ def test_wrong_calls_are_refused():
     with pytest.raises(ValueError, match="get_computed_blocks"):
         manager.allocate_slots("b", 8, [999])
     assert manager.allocate_slots("b", 8) is not None
+
+
+def test_events_name_keys_and_values_whatever_states_are_kept():
+    """A state is part of no event: a prefix that is stored may still be computed again for want of one."""
+    manager = make(num_state_blocks=3, max_events=50)
+    compute(manager, "a", TOKENS, [8, 13])
+    stored, _ = manager.fetch_events()
+    assert [len(event.identities) for event in stored] == [2, 1]
+    manager.free("a")
+    compute(manager, "b", TOKENS[::-1], [4, 5])  # takes all state blocks
+    assert found_tokens(manager, TOKENS[:12]) == 0
+    assert manager.num_known_tokens == 12
+    assert all(type(event).__name__ == "BlockStored" for event in manager.fetch_events()[0])
