@@ -142,12 +142,12 @@ def test_a_rank_that_is_lost_in_an_export_ends_the_engine_core(
 ) -> None:
     read = ParallelRunner.read_kv_blocks
 
-    def lose_a_rank_and_read(runner: ParallelRunner, block_ids: Any, out: memoryview) -> None:
+    def lose_a_rank_and_read(runner: ParallelRunner, *arguments: Any) -> None:
         peers = runner._started[0]
         assert isinstance(peers, ProcessPeers)
         for pid in peers.pids().values():
             os.kill(pid, signal.SIGKILL)
-        read(runner, block_ids, out)
+        read(runner, *arguments)
 
     monkeypatch.setattr(ParallelRunner, "read_kv_blocks", lose_a_rank_and_read)
     with engine(checkpoint, **TP2) as core, pytest.raises(LostRankError, match="rank 1"):

@@ -3,114 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
+from state_engine import (
+    NUM_OUTPUT_TOKENS,
+    PROMPTS,
+    SHARED,
+    STATE_DTYPES,
+    VOCAB_SIZE,
+    build,
+    requests,
+    run,
+    run_twice,
+    uncut_answers,
+    write_checkpoint,
+)
 
 from llmstack_core_scheduler import SpeculativeConfig
-from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
-from llmstack_engine_core.kv_transfer.config import KVTransferConfig
 from llmstack_insight.explain import add_prefix_match, explain
 from llmstack_insight.steps_of_log import steps_of_log
 from llmstack_step_log import read_step_log
 from llmstack_step_log.replay import verify
-from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
-from llmstack_types.model_runner import LEAST_STATE_BLOCKS
-
-VOCAB_SIZE = 97
-KINDS = ["conv", "conv", "full_attention", "conv", "full_attention", "conv"]  # a whole period, and half of another
-CONFIG: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "block_multiple_of": 8,
-    "num_hidden_layers": len(KINDS), "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": KINDS,
-    "max_position_embeddings": 512, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
-    "pad_token_id": None,
-}  # fmt: skip
-QWEN3_5 = {name: value for name, value in CONFIG.items() if name != "block_multiple_of"} | {
-    "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "initializer_range": 0.1,
-    "layer_types": ["full_attention" if kind == "full_attention" else "linear_attention" for kind in KINDS],
-}  # fmt: skip
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
-}
-STATE_DTYPES = {"lfm2": ["bfloat16"], "qwen3_5": ["bfloat16", "float32"]}
-SHARED = [(7 * i + 3) % VOCAB_SIZE for i in range(150)]
-PROMPTS = [SHARED[: 27 * i] + [(11 * i + j) % VOCAB_SIZE for j in range(2 + 9 * i)] for i in range(6)]
-NUM_OUTPUT_TOKENS = 16
+from llmstack_types import EngineCoreRequest, SamplingParams
 
 
 @pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5", marks=pytest.mark.full)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    torch.manual_seed(1)
-    config, model_class, values = FAMILIES[request.param]
-    model = getattr(transformers, model_class)(getattr(transformers, config)(**values)).eval()
     folder = tmp_path_factory.mktemp("models") / request.param
-    model.save_pretrained(folder)
-    return folder, model
-
-
-def build(folder: Path, num_blocks: int | None = 600, **changes: Any) -> EngineCore:
-    tokens = changes.pop("max_num_batched_tokens", 64)
-    limits = {"max_model_len": 256, "max_num_seqs": min(6, tokens), "max_num_batched_tokens": tokens}
-    ranks = {name: changes.pop(name) for name in ("tensor_parallel_size", "pipeline_parallel_size") if name in changes}
-    scheduler = SchedulerConfig(
-        **limits,
-        speculative=changes.pop("speculative", None),
-        state_snapshot_interval=changes.pop("state_snapshot_interval", 0),
-        pipeline_parallel_size=ranks.get("pipeline_parallel_size", 1),
-    )
-    model = ModelRunnerConfig(
-        str(folder), dtype=changes.pop("dtype", "float32"), device="cpu", block_size=changes.pop("block_size", 16),
-        max_num_drafts=scheduler.max_num_drafts, kv_cache_dtype=changes.pop("kv_cache_dtype", "auto"),
-        **limits, **ranks,
-    )  # fmt: skip
-    return build_engine_core(EngineConfig(model, scheduler=scheduler, num_blocks=num_blocks, **changes))
-
-
-def requests() -> Iterator[EngineCoreRequest]:
-    for number, prompt in enumerate(PROMPTS):
-        for index in range(2):  # the second one is a fork of the first
-            params = SamplingParams(
-                temperature=0.8 * index, seed=number, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=1
-            )
-            yield EngineCoreRequest(f"{index}_{number}", prompt, params, fork_of=f"0_{number}" if index else "")
-
-
-def run(core: EngineCore, *arrivals: EngineCoreRequest) -> dict[str, list[Any]]:
-    """Each request's tokens and their log-probabilities."""
-    answers: dict[str, list[Any]] = {}
-    for request in arrivals or requests():
-        core.add_request(request)
-    while core.has_unfinished_requests():
-        for output in core.step().outputs:
-            assert output.error is None
-            sampled = zip(output.new_token_ids, output.logprobs or [], strict=True)
-            answers.setdefault(output.request_id, []).extend(sampled)
-    return answers
-
-
-def run_twice(core: EngineCore) -> list[dict[str, list[Any]]]:
-    """The answers of the requests, and those of the same requests that find what the first have left."""
-    again = [replace(one, request_id=f"again_{one.request_id}", fork_of="") for one in requests()]
-    first, second = run(core), run(core, *again)
-    return [first, {name.removeprefix("again_"): sampled for name, sampled in second.items()}]
+    return folder, write_checkpoint(folder, request.param)
 
 
 @pytest.fixture(scope="module")
 def uncut(checkpoint: tuple[Path, Any]) -> dict[str, list[Any]]:
-    """Of an engine that finds no prefixes, and computes each prompt alone, without a cut but that before its end."""
-    core = build(checkpoint[0], max_num_batched_tokens=256, enable_prefix_caching=False)
-    answers: dict[str, list[Any]] = {}
-    for request in requests():
-        answers |= run(core, replace(request, fork_of=""))
-    core.shutdown()
-    return answers
+    return uncut_answers(checkpoint[0])
 
 
 def test_greedy_tokens_are_those_of_transformers(checkpoint: tuple[Path, Any], uncut: dict[str, list[Any]]) -> None:
@@ -276,12 +206,6 @@ def test_sleep_and_wake_forget_the_states(checkpoint: tuple[Path, Any], uncut: d
     core.shutdown()
 
 
-def test_what_is_not_supported_is_refused_in_one_sentence(checkpoint: tuple[Path, Any]) -> None:
-    config = KVTransferConfig("SharedMemoryConnector", "kv_both")
-    with pytest.raises(EngineStartError, match="states of layers without attention are not transferred"):
-        build(checkpoint[0], kv_transfer=config)
-
-
 @pytest.mark.parametrize("checkpoint", ["lfm2"], indirect=True)
 def test_a_configuration_as_published_is_read(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
     """With the names of older checkpoints: numbers of attention layers, `block_ff_dim`, `tie_embedding`."""
@@ -344,57 +268,3 @@ def test_the_explanation_says_where_no_state_was_found(checkpoint: tuple[Path, A
         "Its first 70 tokens are also those of before, but at no block boundary after token 0 were its blocks and a "
         "state found."
     ) in made.sentences
-
-
-@pytest.mark.parametrize("num_host_blocks", [0, 200])
-def test_rows_beyond_the_states_that_there_is_room_for_wait(
-    checkpoint: tuple[Path, Any], uncut: dict[str, list[Any]], num_host_blocks: int
-) -> None:
-    """Six rows were asked for; the bytes suffice for the states of two, then for one that finds none again."""
-    spec = build(checkpoint[0]).runner.kv_cache_spec()
-    sizes = ((spec.num_bytes_for_rows(2, 16), 2), (spec.num_cache_bytes(16, LEAST_STATE_BLOCKS), 1))
-    for num_bytes, num_rows in sizes:
-        core = build(checkpoint[0], None, kv_cache_bytes=num_bytes, num_host_blocks=num_host_blocks)
-        assert core.ready.max_num_rows == num_rows
-        most = 0
-        for request in requests():
-            core.add_request(request)
-        answers: dict[str, list[Any]] = {}
-        while core.has_unfinished_requests():
-            for output in core.step().outputs:
-                assert output.error is None
-                sampled = zip(output.new_token_ids, output.logprobs or [], strict=True)
-                answers.setdefault(output.request_id, []).extend(sampled)
-            most = max(most, core.stats().num_running)
-        assert most == num_rows
-        assert answers == uncut
-        core.shutdown()
-
-
-def test_a_cache_without_room_for_the_states_of_one_row_is_refused(checkpoint: tuple[Path, Any]) -> None:
-    spec = build(checkpoint[0]).runner.kv_cache_spec()
-    least = spec.num_cache_bytes(1, LEAST_STATE_BLOCKS)
-    with pytest.raises(EngineStartError, match=f"needs at least {least} bytes for one block of 16 tokens and 3 states"):
-        build(checkpoint[0], None, kv_cache_bytes=least - 1)
-
-
-def test_experts_beside_convolutions_change_no_bit_either(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    values = {name: value for name, value in CONFIG.items() if name != "block_multiple_of"}
-    values |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_dense_layers": 1}
-    model = transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**values)).eval()
-    model.save_pretrained(tmp_path)
-    plain = build(tmp_path, max_num_batched_tokens=256, enable_prefix_caching=False)
-    whole = run(plain, *(replace(one, fork_of="") for one in requests()))
-    core = build(tmp_path, max_num_batched_tokens=23)
-    for answers in run_twice(core):
-        assert answers == whole
-    assert core.stats().prefix_cache_hits > 0
-    for one in (plain, core):
-        one.shutdown()
-    for number, prompt in enumerate(PROMPTS):
-        output = model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NUM_OUTPUT_TOKENS, do_sample=False,
-        )  # fmt: skip
-        assert [token_id for token_id, _ in whole[f"0_{number}"]] == output[0, len(prompt) :].tolist()

@@ -6,7 +6,7 @@ import pytest
 from core_scheduler_helpers.steps import make_request, step
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
-from llmstack_kv_cache import KVCacheManager
+from llmstack_kv_cache import KVCacheManager, StateKVCacheManager
 
 BLOCK_SIZE = 16
 
@@ -20,10 +20,10 @@ def make(num_blocks: int = 8) -> tuple[Scheduler, KVCacheManager]:
 def test_whole_blocks_before_the_last_token_are_imported_and_found(num_tokens: int, num_blocks: int) -> None:
     scheduler, cache = make()
     token_ids = list(range(num_tokens))
-    block_ids = scheduler.import_prefix(token_ids, "salt")
+    block_ids, _ = scheduler.import_prefix(token_ids, "salt")
     assert len(block_ids) == num_blocks
-    assert scheduler.cached_prefix(token_ids, "salt") == block_ids
-    assert scheduler.cached_prefix(token_ids) == []
+    assert scheduler.cached_prefix(token_ids, "salt") == (block_ids, 0)
+    assert scheduler.cached_prefix(token_ids) == ([], 0)
     assert cache.num_free_blocks == 8
     assert (cache.prefix_cache_queries, cache.prefix_cache_hits) == (0, 0)  # no request has looked
     cache.check_integrity()
@@ -31,18 +31,18 @@ def test_whole_blocks_before_the_last_token_are_imported_and_found(num_tokens: i
 
 def test_a_second_import_has_only_what_is_missing() -> None:
     scheduler, cache = make()
-    first = scheduler.import_prefix(list(range(33)))
-    second = scheduler.import_prefix(list(range(65)))
+    first, _ = scheduler.import_prefix(list(range(33)))
+    second, _ = scheduler.import_prefix(list(range(65)))
     assert (len(first), len(second)) == (2, 2)
-    assert scheduler.cached_prefix(list(range(65))) == first + second
-    assert scheduler.import_prefix(list(range(65))) == []
+    assert scheduler.cached_prefix(list(range(65))) == (first + second, 0)
+    assert scheduler.import_prefix(list(range(65))) == ([], 0)
     cache.check_integrity()
 
 
 def test_a_request_computes_what_follows_the_import() -> None:
     scheduler, cache = make()
     request = make_request("a", 40, max_tokens=2)
-    block_ids = scheduler.import_prefix(request.prompt_token_ids)
+    block_ids, _ = scheduler.import_prefix(request.prompt_token_ids)
     scheduler.add_request(request)
     _, outputs = step(scheduler)
     assert cache.block_table("a")[:2] == block_ids
@@ -54,7 +54,31 @@ def test_without_room_nothing_is_imported_and_nothing_is_taken() -> None:
     scheduler.add_request(make_request("a", 40, max_tokens=2))
     step(scheduler)
     held = cache.block_table("a")
-    assert scheduler.import_prefix(list(range(1000, 1033))) == []
+    assert scheduler.import_prefix(list(range(1000, 1033))) == ([], 0)
     assert cache.block_table("a") == held
-    assert len(scheduler.import_prefix(list(range(1000, 1017)))) == 1  # in the block that is free
+    assert len(scheduler.import_prefix(list(range(1000, 1017)))[0]) == 1  # in the block that is free
     cache.check_integrity()
+
+
+def test_a_prefix_of_a_model_with_states_comes_with_the_state_after_it() -> None:
+    cache = StateKVCacheManager(8, 7, BLOCK_SIZE)
+    scheduler = Scheduler(SchedulerConfig(max_model_len=256, max_num_seqs=4), cache)
+    block_ids, state_id = scheduler.import_prefix(list(range(33)))
+    assert (len(block_ids), state_id > 0) == (2, True)
+    assert scheduler.cached_prefix([*range(32), 99]) == (block_ids, state_id)
+    assert scheduler.cached_prefix([*range(20), 99]) == ([], 0)  # its block is there, and no state after it
+    missing, other_state_id = scheduler.import_prefix([*range(16), 99])
+    assert missing == []
+    assert other_state_id not in (0, state_id)
+    assert scheduler.cached_prefix([*range(20), 99]) == (block_ids[:1], other_state_id)
+    assert scheduler.import_prefix([*range(16), 99]) == ([], 0)
+    assert cache.num_free_state_blocks == cache.num_state_blocks
+    cache.check_integrity()
+
+
+def test_a_prefix_is_not_imported_where_there_is_no_room_for_its_state() -> None:
+    cache = StateKVCacheManager(8, 3, BLOCK_SIZE)
+    scheduler = Scheduler(SchedulerConfig(max_model_len=256, max_num_seqs=4), cache)
+    scheduler.add_request(make_request("a", 20, 9))
+    scheduler.schedule(0.0)
+    assert scheduler.import_prefix(list(range(1000, 1033))) == ([], 0)

@@ -45,7 +45,8 @@ def test_blocks_that_enter_all_ranks_leave_them_unchanged(
     write_family(tmp_path, "llama")
     runner = started(tmp_path, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
     try:
-        num_bytes, form = runner.kv_block_form()
+        num_bytes, state_bytes, form = runner.kv_block_form()
+        assert state_bytes == 0
         assert form == ("parts of 2 ranks, 1 stages" if sizes[0] > 1 else "")
         data = bytearray(random.Random(0).randbytes(3 * num_bytes))
         runner.write_kv_blocks(BLOCKS, memoryview(data))

@@ -17,25 +17,35 @@ class PrefixTransfer:
     def __init__(self, manager: KVCacheManager) -> None:
         self._manager = manager
 
-    def cached(self, token_ids: Sequence[int], salt: str) -> list[int]:
-        """The blocks of the longest cached prefix, at most all but the last token."""
-        return self._manager.get_computed_blocks(_OWNER, token_ids, salt)[0]
+    def cached(self, token_ids: Sequence[int], salt: str) -> tuple[list[int], int]:
+        """The blocks of the longest cached prefix, at most all but the last token, and the block of its state.
 
-    def receive(self, token_ids: Sequence[int], salt: str) -> list[int]:
+        Only as far as that state; it is 0 for a model without states.
+        """
+        block_ids, _ = self._manager.get_computed_blocks(_OWNER, token_ids, salt)
+        num_blocks, state_id = self._manager.known_state(block_ids)
+        return block_ids[: num_blocks * self._manager.num_groups], state_id
+
+    def receive(self, token_ids: Sequence[int], salt: str) -> tuple[list[int], int]:
         """Makes the whole blocks before the last token findable; those that the caller fills before the next step.
 
         They hold the end of the prefix: what comes before is cached already. Empty if nothing is missing, or if there
-        is no room. No request holds the blocks: later allocations may evict them.
+        is no room. No request holds the blocks: later allocations may evict them. The second number is the block that
+        the caller fills with the state after them; 0 for none.
         """
         manager = self._manager
         num_tokens = (len(token_ids) - 1) // manager.block_size * manager.block_size
         # Under another name than blocks are allocated for: the figures count the lookups of requests alone.
         found_block_ids, num_found_tokens = manager.get_computed_blocks("", token_ids, salt)
         if num_tokens <= num_found_tokens:
-            return []
+            return [], 0
         block_ids = manager.allocate_slots(_OWNER, num_tokens, found_block_ids, salt)
         if block_ids is None:
-            return []
+            return [], 0
         manager.cache_blocks(_OWNER, token_ids, num_tokens)
+        state_id = 0
+        if manager.has_states:
+            _, state_id = manager.advance_state(_OWNER, num_tokens)
+            manager.end_step()  # it is written before the next one
         manager.free(_OWNER)
-        return block_ids[len(found_block_ids) :]
+        return block_ids[len(found_block_ids) :], state_id

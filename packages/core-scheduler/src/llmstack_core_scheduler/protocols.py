@@ -129,6 +129,13 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
+        """How many of the blocks of a cached prefix end with a known state, and that state's block; 0 is none.
+
+        Without states these are all of them.
+        """
+        ...
+
     def end_step(self) -> None:
         """Ends a step. Its states can be found from the next one on: they are not read in the step that writes them."""
         ...

@@ -211,12 +211,12 @@ class Scheduler:
             forget_media(self._encoding)
         return is_done
 
-    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
-        """The blocks of the longest cached prefix, at most all but the last token. It decides nothing."""
+    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+        """The blocks of the longest cached prefix, and of its state, as `PrefixTransfer.cached`. It decides nothing."""
         return self._prefixes.cached(token_ids, salt)
 
-    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
-        """Makes the whole blocks before the last token findable; returns those that are to be filled before a step."""
+    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+        """Makes a prefix findable; the blocks to be filled before a step, as `PrefixTransfer.receive`."""
         return self._prefixes.receive(token_ids, salt)
 
     def _accept(self, request: EngineCoreRequest, parent: Request | None) -> Request:

@@ -161,20 +161,25 @@ class TransferRunner(Protocol):
     The form of blocks is the canonical one: for each layer keys, then values, each `[block, kv_head, slot, dim]`.
     """
 
-    def kv_block_form(self) -> tuple[int, str]:
-        """Bytes of a block, and what distinguishes them from the canonical form, such as parts of several ranks."""
+    def kv_block_form(self) -> tuple[int, int, str]:
+        """Bytes of a block, those of a state, and what distinguishes both from the canonical form.
+
+        A state has the tensors of each layer with one; 0 bytes for a model without. Of several ranks, parts follow.
+        """
         ...
 
-    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
-        """Copies blocks into `out`, after all steps that have been started.
+    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview, state_id: int = 0) -> None:
+        """Copies blocks into `out`, and a state block behind them unless it is 0, after all steps that were started.
 
         Raises:
             ValueError: A block does not exist, or `out` has another size.
         """
         ...
 
-    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
+    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0, state_id: int = 0) -> None:
         """Copies the last blocks of `data`, from number `first` on, into the blocks, before all later steps.
+
+        What is behind them goes into the state block `state_id`, unless that is 0.
 
         Raises:
             ValueError: A block does not exist, or `data` has another size; nothing has been copied.

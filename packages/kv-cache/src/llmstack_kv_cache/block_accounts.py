@@ -110,6 +110,10 @@ class BlockAccounts(ABC):
         """The state blocks that a row reads and writes: the empty state, without states."""
         return EMPTY_STATE_ID, EMPTY_STATE_ID
 
+    def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
+        """How many of the blocks of a prefix end with a known state, and that state's block; all, without states."""
+        return len(block_ids) // self.num_groups, EMPTY_STATE_ID
+
     def end_step(self) -> None:  # noqa: B027 - most caches have no states
         """Ends the making of a step: nothing to do without states."""
 

@@ -180,6 +180,11 @@ class StateKVCacheManager(KVCacheManager):
         self._note_boundary(request_id, table)
         return table.previous.block_id, table.current.block_id
 
+    def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
+        """How many of the blocks of a prefix end with a known state, and that state's block."""
+        state = self._found_state(block_ids)
+        return state.num_tokens // self._block_size, state.block_id
+
     def end_step(self) -> None:
         """Ends the making of a step: the next one may read the states that this one writes."""
         self._step += 1

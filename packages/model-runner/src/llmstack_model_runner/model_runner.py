@@ -219,7 +219,7 @@ class ModelRunner:
             storage = allocate_storage(spec, num_device_blocks, self._device)
             states = allocate_states(spec, num_state_blocks, self._device)
         self._kv_caches = self._layer_reports.over(by_layer(storage, spec, states))
-        self._blocks = BlockTransfer(kv_layers(self._kv_caches, spec), self._recovery, self._device)
+        self._blocks = BlockTransfer(kv_layers(self._kv_caches, spec), self._recovery, self._device, states)
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
         size = (config.max_num_seqs, spec.vocab_size, self._device)
         processors = LogitsProcessors([make(*size) for make in self._logits_processor_types])
@@ -301,25 +301,25 @@ class ModelRunner:
         """Drops an adapter that no request uses."""
         self._store.remove(identity)
 
-    def kv_block_form(self) -> tuple[int, str]:
-        """Bytes of a block, which have the canonical form."""
-        return self._blocks.num_block_bytes, ""
+    def kv_block_form(self) -> tuple[int, int, str]:
+        """Bytes of a block, and of a state, which have the canonical form."""
+        return *self._blocks.sizes, ""
 
-    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
-        """Copies blocks into `out`, which it does not keep.
+    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview, state_id: int = 0) -> None:
+        """Copies blocks into `out`, which it does not keep, and a state behind them unless it is 0.
 
         Raises:
             ValueError: A block does not exist, or `out` has another size.
         """
-        self._blocks.read(block_ids, out)
+        self._blocks.read(block_ids, out, state_id)
 
-    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
-        """Copies the last blocks of `data`, from number `first` on, into these blocks.
+    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0, state_id: int = 0) -> None:
+        """Copies the last blocks of `data`, from number `first` on, into these blocks, then a state unless it is 0.
 
         Raises:
             ValueError: A block does not exist, or `data` has another size; nothing has been copied.
         """
-        self._blocks.write(block_ids, data, first)
+        self._blocks.write(block_ids, data, first, state_id)
 
     def report_progress_to(self, report: Callable[[], None]) -> None:
         """Calls `report` at each layer of a step that is no replay; on the thread of the step."""

@@ -77,10 +77,34 @@ def test_layers_may_have_any_number_of_tensors_of_any_shape():
         return BlockTransfer(caches, StepRecovery(lambda: None), torch.device("cpu"))
 
     source, target = make(1), make(2)
-    assert source.num_block_bytes == (24 + 24 + 16) * 4
-    data = memoryview(bytearray(2 * source.num_block_bytes))
+    assert source.sizes == ((24 + 24 + 16) * 4, 0)
+    data = memoryview(bytearray(2 * source.sizes[0]))
     source.read([3, 1], data)
     target.write([0, 2], data)
     for layer, other in zip(source._kv_caches, target._kv_caches, strict=True):
         for mine, theirs in zip(layer, other, strict=True):
             assert torch.equal(mine[[3, 1]], theirs[[0, 2]])
+
+
+def test_a_state_follows_the_blocks_and_counts_as_written():
+    def make(seed):
+        generator = torch.Generator().manual_seed(seed)
+        caches, states = ([(torch.randn(4, *shape, generator=generator),)] for shape in ((2, 4, 3), (5, 2)))
+        return BlockTransfer(caches, StepRecovery(lambda: None), torch.device("cpu"), states)
+
+    source, target = make(1), make(2)
+    block_bytes, state_bytes = source.sizes
+    assert (block_bytes, state_bytes) == (96, 40)
+    data = memoryview(bytearray(2 * block_bytes + state_bytes))
+    source.read([3, 1], data, 2)
+    target._recovery.unwritten.states[1] = 0
+    before = [tensor.clone() for (tensor,) in target._kv_caches + target._states]
+    with pytest.raises(ValueError, match="a KV block does not exist"):
+        target.write([0, 2], data, 0, 4)
+    with pytest.raises(ValueError, match="3 KV blocks have"):
+        target.write([0, 2, 3], data, 0, 1)
+    assert all(torch.equal(old, new) for old, (new,) in zip(before, target._kv_caches + target._states, strict=True))
+    target.write([0], data, 1, 1)  # the last block, and the state
+    assert torch.equal(target._kv_caches[0][0][0], source._kv_caches[0][0][1])
+    assert torch.equal(target._states[0][0][1], source._states[0][0][2])
+    assert target._recovery.unwritten.states == {}

@@ -17,7 +17,7 @@ from llmstack_engine_core.messages.rows import row
 from llmstack_engine_core.messages.steps import STEP
 from llmstack_types import SchedulerOutput, TokenMasks
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_FRAME_BYTES: Final = 256 * 2**20
 MAX_EPOCH: Final = 2**64 - 1
 _ADDRESS: Final = text(256)
@@ -110,12 +110,14 @@ class BlocksMessage:
         first: Number of the first of these among those of the bytes.
         data: A part of the bytes; others have come before it. Empty where blocks are read.
         is_whole: It is the last part.
+        state_id: The state block behind them; 0 for none.
     """
 
     block_ids: Annotated[tuple[int, ...], _COUNTERS]
     first: int = 0
     data: Annotated[bytes, _BYTES] = b""
     is_whole: bool = True
+    state_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from llmstack_parallel.messages import (
     StepMessage,
 )
 from llmstack_parallel.protocols import Channel, Exchange
-from llmstack_parallel.rank_blocks import reads
+from llmstack_parallel.rank_blocks import block_sizes, reads
 from llmstack_types import LLMStackError, ModelRunnerConfig, TokenMasks
 
 logger = logging.getLogger(__name__)
@@ -87,16 +87,17 @@ class RankLoop:
 
     def _handle_blocks(self, message: BlocksMessage) -> None:
         if not message.data:
-            num_bytes = len(message.block_ids) * self._runner.kv_cache_spec().bytes_per_block
-            found = bytearray(num_bytes)
-            self._runner.read_kv_blocks(message.block_ids, memoryview(found))
+            block_bytes, state_bytes = block_sizes(self._runner.kv_cache_spec())
+            found = bytearray(len(message.block_ids) * block_bytes + (state_bytes if message.state_id else 0))
+            if found:
+                self._runner.read_kv_blocks(message.block_ids, memoryview(found), message.state_id)
             for answer in reads(found):
                 self._channel.send(MESSAGES.encode(answer, self._epoch))
             return
         self._blocks += message.data
         if message.is_whole:
             data, self._blocks = self._blocks, bytearray()
-            self._runner.write_kv_blocks(message.block_ids, memoryview(data), message.first)
+            self._runner.write_kv_blocks(message.block_ids, memoryview(data), message.first, message.state_id)
 
     def _handle_adapter(self, message: AdapterMessage) -> None:
         identity = message.identity
@@ -130,8 +131,7 @@ class RankLoop:
     def _load_model(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
         self._exchange.set_timeout(START_TIMEOUT_S)
         self._runner.load_model()
-        spec = self._runner.kv_cache_spec()
-        return spec.bytes_per_block, spec.bytes_per_state
+        return block_sizes(self._runner.kv_cache_spec())
 
     def _available_kv_bytes(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
         return (self._runner.available_kv_bytes(is_size_given=bool(arguments[0])),)

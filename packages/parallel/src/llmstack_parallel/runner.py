@@ -26,7 +26,7 @@ from llmstack_parallel.messages import (
 )
 from llmstack_parallel.peers import start_peers
 from llmstack_parallel.protocols import Peers
-from llmstack_parallel.rank_blocks import RankParts, receive_part, writes
+from llmstack_parallel.rank_blocks import RankParts, block_sizes, receive_part, writes
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_parallel.topology import Topology
 from llmstack_types import (
@@ -87,8 +87,7 @@ class ParallelRunner:
         self._runner = ModelRunner(self._config, sharding=own)
         peers.exchange.set_timeout(START_TIMEOUT_S)
         others = self._call_all(self._runner.load_model, Call.LOAD_MODEL)
-        own_spec = self._runner.kv_cache_spec()
-        sizes = [(own_spec.bytes_per_block, own_spec.bytes_per_state), *others]
+        sizes = [block_sizes(self._runner.kv_cache_spec()), *others]
         self._bytes_per_block, self._bytes_per_state = ([size[i] for size in sizes] for i in range(2))
         logger.info(
             "ranks: tensor_parallel_size %d, pipeline_parallel_size %d; they exchange data by %s",
@@ -196,12 +195,16 @@ class ParallelRunner:
         self._started[1].remove_adapter(identity)
         self._send_adapter(AdapterMessage(AdapterCall.REMOVE, identity))
 
-    def kv_block_form(self) -> tuple[int, str]:
-        """Bytes of a block in all ranks, and what distinguishes them from those of one process."""
-        return RankParts(self._topology, self._bytes_per_block).form()
+    def kv_block_form(self) -> tuple[int, int, str]:
+        """Bytes of a block and of a state in all ranks, and what distinguishes them from those of one process."""
+        return self._parts.form()
 
-    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
-        """Copies the blocks of all ranks into `out`, after all steps that have been started.
+    @property
+    def _parts(self) -> RankParts:
+        return RankParts(self._topology, self._bytes_per_block, self._bytes_per_state)
+
+    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview, state_id: int = 0) -> None:
+        """Copies the blocks of all ranks into `out`, and a state unless it is 0, after all steps that were started.
 
         Raises:
             ValueError: `out` has another size.
@@ -210,15 +213,17 @@ class ParallelRunner:
         peers, runner = self._started
         if self._pending:
             self._compute_until(self._pending[-1])
-        with RankParts(self._topology, self._bytes_per_block).split(out, len(block_ids)) as parts:
-            self._send(peers.channels, MESSAGES.encode(BlocksMessage(tuple(block_ids)), peers.epoch))
-            runner.read_kv_blocks(block_ids, parts[0])
+        with self._parts.split(out, len(block_ids), has_state=state_id > 0) as parts:
+            message = BlocksMessage(tuple(block_ids), state_id=state_id)
+            self._send(peers.channels, MESSAGES.encode(message, peers.epoch))
+            if parts[0].nbytes:
+                runner.read_kv_blocks(block_ids, parts[0], state_id)
             deadline_s = monotonic() + self._config.rank_timeout_s
             for rank in peers.channels:
                 receive_part(parts[rank], lambda rank=rank: self._receive(rank, deadline_s))  # type: ignore[misc]
 
-    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
-        """Copies the last blocks of `data`, from number `first` on, into the blocks of all ranks.
+    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0, state_id: int = 0) -> None:
+        """Copies the last blocks of `data`, from number `first` on, into those of all ranks, then a state unless 0.
 
         Raises:
             ValueError: `data` has another size.
@@ -227,11 +232,12 @@ class ParallelRunner:
         peers, runner = self._started
         if self._pending:
             self._compute_until(self._pending[-1])
-        with RankParts(self._topology, self._bytes_per_block).split(data, first + len(block_ids)) as parts:
+        with self._parts.split(data, first + len(block_ids), has_state=state_id > 0) as parts:
             for rank in peers.channels:
-                for message in writes(block_ids, first, parts[rank]):
+                for message in writes(block_ids, first, parts[rank], state_id):
                     self._send([rank], MESSAGES.encode(message, peers.epoch))
-            runner.write_kv_blocks(block_ids, parts[0], first)
+            if parts[0].nbytes:
+                runner.write_kv_blocks(block_ids, parts[0], first, state_id)
 
     def _send_adapter(self, message: AdapterMessage) -> None:
         peers, _ = self._started

@@ -140,9 +140,9 @@ def pack_reset(is_done: bool) -> bytes:
     return pack([RESET, is_done])
 
 
-def pack_imported(block_ids: list[int]) -> bytes:
-    """Which blocks an import is to fill."""
-    return pack([IMPORTED, block_ids])
+def pack_imported(block_ids: list[int], state_id: int = 0) -> bytes:
+    """Which blocks an import is to fill, and which one with the state after them; 0 for none."""
+    return pack([IMPORTED, [block_ids, state_id] if state_id else block_ids])
 
 
 def unpack_decision(packed: bytes) -> tuple[str, Any]:

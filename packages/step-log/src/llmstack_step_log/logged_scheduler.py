@@ -150,13 +150,13 @@ class LoggedScheduler:
         self._log.decide(pack_reset(is_done))
         return is_done
 
-    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
         """The blocks of the longest cached prefix; not logged, since it decides nothing."""
         return self._scheduler.cached_prefix(token_ids, salt)
 
-    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
         """Makes another engine core's blocks findable."""
         self._log.import_prefix(list(token_ids), salt)
-        block_ids = self._scheduler.import_prefix(token_ids, salt)
-        self._log.decide(pack_imported(block_ids))
-        return block_ids
+        imported = self._scheduler.import_prefix(token_ids, salt)
+        self._log.decide(pack_imported(*imported))
+        return imported

@@ -59,14 +59,17 @@ class Scheduler(Protocol):
         """Forgets cached prefixes; False while requests are running."""
         ...
 
-    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
-        """The blocks of the longest cached prefix, at most all but the last token. It decides nothing."""
+    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+        """The blocks of the longest cached prefix, at most all but the last token, and the block of its state.
+
+        The latter is 0 for a model without states. It decides nothing.
+        """
         ...
 
-    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
         """Makes the whole blocks before the last token findable; those that the caller fills before the next step.
 
         They hold the end of the prefix: what comes before is cached already. Empty if nothing is missing, or if there
-        is no room.
+        is no room. The second number is the block that the caller fills with the state after them; 0 for none.
         """
         ...

@@ -31,7 +31,6 @@ def make_transfer(
         (is_available(), "this system has no sealed memory files"),
         (hasattr(runner, "read_kv_blocks"), "the model runner does not hand out KV blocks"),
         (not spec.table_groups, "layers with sliding windows have block tables of their own"),
-        (spec.state_group is None, "states of layers without attention are not transferred"),
         (spec.is_causal, "the model is not causal, so that no prefix is ever found"),
     ):
         if not is_possible:

@@ -179,9 +179,10 @@ class RequestTransfers(Stage):
         data, num_tokens = blocks.result(), params.num_tokens
         # One token more than the blocks hold, since a lookup leaves the last one to compute.
         token_ids = request.prompt_token_ids[: num_tokens + 1]
-        block_ids = self._scheduler.import_prefix(token_ids, self._salt(request))
-        if block_ids:
-            self._runner.write_kv_blocks(block_ids, data, num_tokens // self._block_size - len(block_ids))
+        block_ids, state_id = self._scheduler.import_prefix(token_ids, self._salt(request))
+        if block_ids or state_id:
+            first = num_tokens // self._block_size - len(block_ids)
+            self._runner.write_kv_blocks(block_ids, data, first, state_id)
             self.num_imported_blocks += len(block_ids)
             self._num_imported[request.request_id] = len(block_ids) * self._block_size
 
@@ -196,14 +197,14 @@ class RequestTransfers(Stage):
         if request is None or output.finish_reason not in _EXPORTING_REASONS:
             return output
         del self._exporting[output.request_id]
-        block_ids = self._scheduler.cached_prefix(request.prompt_token_ids, self._salt(request))
+        block_ids, state_id = self._scheduler.cached_prefix(request.prompt_token_ids, self._salt(request))
         num_tokens = len(block_ids) * self._block_size
         if not num_tokens:
             return output
         transfer_id = self._transfer.export_blocks(
             self._tags.tag(request, num_tokens),
             self._tags.num_bytes(num_tokens),
-            lambda out: self._runner.read_kv_blocks(block_ids, out),
+            lambda out: self._runner.read_kv_blocks(block_ids, out, state_id),
         )
         if transfer_id is None:
             logger.warning("the prompt of request %s is not exported: no room", request.request_id[:64])

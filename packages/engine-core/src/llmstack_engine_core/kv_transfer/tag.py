@@ -11,14 +11,14 @@ import msgpack  # type: ignore[import-untyped]  # it has no annotations
 
 from llmstack_types import EngineCoreRequest, EngineReady, LoRAIdentity
 
-LAYOUT: Final = "layer, key or value, block, kv_head, slot, dim; version 1"
+LAYOUT: Final = "layer, key or value, block, kv_head, slot, dim; then a state; version 2"
 """Form of the bytes; another order needs another text."""
 
 _OWNERS: Final = ("tenant", "cache salt")
 """A difference in these is never named: another client must not learn that there is such an export."""
 _NAMES: Final = (
-    *_OWNERS, "layout", "numeric contract", "block size", "dtype", "KV cache dtype", "bytes per block", "adapter",
-    "token ids",
+    *_OWNERS, "layout", "numeric contract", "block size", "dtype", "KV cache dtype", "bytes per block",
+    "bytes per state", "adapter", "token ids",
 )  # fmt: skip
 
 
@@ -33,11 +33,13 @@ class TagMaker:
     Attributes:
         ready: The description of the engine core.
         bytes_per_block: The size of a block of the KV storage.
+        bytes_per_state: The size of a state block; 0 for a model without states.
         form: The differences between the bytes and the canonical form.
     """
 
     ready: EngineReady
     bytes_per_block: int
+    bytes_per_state: int = 0
     form: str = ""
 
     def tag(self, request: EngineCoreRequest, num_tokens: int) -> bytes:
@@ -48,15 +50,15 @@ class TagMaker:
             adapter = f"{identity.name}@{identity.digest}"  # each engine core counts generations for itself
         values = [
             request.tenant, request.cache_salt, LAYOUT + self.form, ready.numeric_contract_id, ready.block_size,
-            ready.dtype, ready.kv_cache_dtype, self.bytes_per_block, adapter,
+            ready.dtype, ready.kv_cache_dtype, self.bytes_per_block, self.bytes_per_state, adapter,
             pack_tokens(request.prompt_token_ids[:num_tokens]),
         ]  # fmt: skip
         packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
         return packed
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Size of the blocks of so many tokens."""
-        return num_tokens // self.ready.block_size * self.bytes_per_block
+        """Size of the blocks of so many tokens, and of the state after them."""
+        return num_tokens // self.ready.block_size * self.bytes_per_block + self.bytes_per_state
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:

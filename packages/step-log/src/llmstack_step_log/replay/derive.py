@@ -161,7 +161,7 @@ class _Deriver:
             case PrefixCacheReset():
                 return pack_reset(driver.scheduler.reset_prefix_cache())
             case PrefixImported(token_ids, salt):
-                return pack_imported(driver.scheduler.import_prefix(token_ids, salt))
+                return pack_imported(*driver.scheduler.import_prefix(token_ids, salt))
         return None
 
     def _update(self, event: StepUpdated) -> bytes:

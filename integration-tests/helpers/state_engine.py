@@ -1,0 +1,103 @@
+"""Small models with states, engine cores that run them, and requests to these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
+from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
+
+VOCAB_SIZE = 97
+KINDS = ["conv", "conv", "full_attention", "conv", "full_attention", "conv"]  # a whole period, and half of another
+CONFIG: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "block_multiple_of": 8,
+    "num_hidden_layers": len(KINDS), "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": KINDS,
+    "max_position_embeddings": 512, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+QWEN3_5 = {name: value for name, value in CONFIG.items() if name != "block_multiple_of"} | {
+    "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "initializer_range": 0.1,
+    "layer_types": ["full_attention" if kind == "full_attention" else "linear_attention" for kind in KINDS],
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
+}
+STATE_DTYPES = {"lfm2": ["bfloat16"], "qwen3_5": ["bfloat16", "float32"]}
+SHARED = [(7 * i + 3) % VOCAB_SIZE for i in range(150)]
+PROMPTS = [SHARED[: 27 * i] + [(11 * i + j) % VOCAB_SIZE for j in range(2 + 9 * i)] for i in range(6)]
+NUM_OUTPUT_TOKENS = 16
+
+
+def write_checkpoint(folder: Path, family: str = "lfm2") -> Any:
+    """Writes the weights; the model of transformers."""
+    torch.manual_seed(1)
+    config, model_class, values = FAMILIES[family]
+    model = getattr(transformers, model_class)(getattr(transformers, config)(**values)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def build(folder: Path, num_blocks: int | None = 600, **changes: Any) -> EngineCore:
+    tokens = changes.pop("max_num_batched_tokens", 64)
+    limits = {"max_model_len": 256, "max_num_seqs": min(6, tokens), "max_num_batched_tokens": tokens}
+    ranks = {name: changes.pop(name) for name in ("tensor_parallel_size", "pipeline_parallel_size") if name in changes}
+    scheduler = SchedulerConfig(
+        **limits,
+        speculative=changes.pop("speculative", None),
+        state_snapshot_interval=changes.pop("state_snapshot_interval", 0),
+        pipeline_parallel_size=ranks.get("pipeline_parallel_size", 1),
+    )
+    model = ModelRunnerConfig(
+        str(folder), dtype=changes.pop("dtype", "float32"), device="cpu", block_size=changes.pop("block_size", 16),
+        max_num_drafts=scheduler.max_num_drafts, kv_cache_dtype=changes.pop("kv_cache_dtype", "auto"),
+        **limits, **ranks,
+    )  # fmt: skip
+    return build_engine_core(EngineConfig(model, scheduler=scheduler, num_blocks=num_blocks, **changes))
+
+
+def requests() -> Iterator[EngineCoreRequest]:
+    for number, prompt in enumerate(PROMPTS):
+        for index in range(2):  # the second one is a fork of the first
+            params = SamplingParams(
+                temperature=0.8 * index, seed=number, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=1
+            )
+            yield EngineCoreRequest(f"{index}_{number}", prompt, params, fork_of=f"0_{number}" if index else "")
+
+
+def run(core: EngineCore, *arrivals: EngineCoreRequest) -> dict[str, list[Any]]:
+    """Each request's tokens and their log-probabilities."""
+    answers: dict[str, list[Any]] = {}
+    for request in arrivals or requests():
+        core.add_request(request)
+    while core.has_unfinished_requests():
+        for output in core.step().outputs:
+            assert output.error is None
+            sampled = zip(output.new_token_ids, output.logprobs or [], strict=True)
+            answers.setdefault(output.request_id, []).extend(sampled)
+    return answers
+
+
+def run_twice(core: EngineCore) -> list[dict[str, list[Any]]]:
+    """The answers of the requests, and those of the same requests that find what the first have left."""
+    again = [replace(one, request_id=f"again_{one.request_id}", fork_of="") for one in requests()]
+    first, second = run(core), run(core, *again)
+    return [first, {name.removeprefix("again_"): sampled for name, sampled in second.items()}]
+
+
+def uncut_answers(folder: Path) -> dict[str, list[Any]]:
+    """Of an engine that finds no prefixes, and computes each prompt alone, without a cut but that before its end."""
+    core = build(folder, max_num_batched_tokens=256, enable_prefix_caching=False)
+    answers: dict[str, list[Any]] = {}
+    for request in requests():
+        answers |= run(core, replace(request, fork_of=""))
+    core.shutdown()
+    return answers
