@@ -14,6 +14,7 @@ from llmstack_media.memory import SealedMemory
 from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.store import DESCRIPTOR_SHARE, Counted, Entry, MediaStore
 from llmstack_types import ServerOverloadedError
+from llmstack_types.media import memory_name
 
 CACHE_BYTES, HELD_BYTES = 100, 150
 
@@ -148,6 +149,6 @@ def test_sealed_memory_cannot_change_also_for_one_that_has_it_open() -> None:
 
 
 def test_its_name_says_what_it_is() -> None:
-    memory = SealedMemory(10, "ab12")
+    memory = SealedMemory(10, memory_name(b"\xab\x12"))
     assert os.readlink(memory.path) == "/memfd:llmstack-media-ab12 (deleted)"
     memory.close()

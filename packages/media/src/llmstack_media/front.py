@@ -23,7 +23,7 @@ from llmstack_media.processors.layout import ImageLayout, Piece
 from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.store import Counted, Entry, Key, MediaStore
 from llmstack_types import InvalidRequestError, ServerOverloadedError
-from llmstack_types.media import MediaItem
+from llmstack_types.media import MediaItem, memory_name
 
 DETAILS: Final = ("auto", "low", "high")
 _HASH_IN_THREAD_BYTES: Final = 1 << 18
@@ -291,7 +291,7 @@ class MediaFront:
     async def _filled(self, key: Key, asked: AskedPart, layout: ImageLayout, data: bytes) -> SealedMemory:
         source = _sealed(data)
         try:
-            target = _memory(layout.num_bytes, key[1].hex())
+            target = _memory(layout.num_bytes, memory_name(key[1]))
             try:
                 with self._counted_failures():
                     await self._pool.prepare(source, target, layout, asked.part.detail, asked.options)

@@ -21,14 +21,14 @@ class SealedMemory:
     `number`, which no other memory has, or the name, which `os.readlink` of the path shows.
     """
 
-    def __init__(self, num_bytes: int, name: str = "") -> None:
+    def __init__(self, num_bytes: int, name: str = "llmstack-media") -> None:
         """Takes the memory, to be filled.
 
         Raises:
             OSError: There is too little.
         """
         self.num_bytes = num_bytes
-        self._descriptor = os.memfd_create(f"llmstack-media-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             if num_bytes:
                 os.posix_fallocate(self._descriptor, 0, num_bytes)  # or a lack of memory would end the process

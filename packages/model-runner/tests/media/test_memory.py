@@ -9,6 +9,7 @@ import pytest
 
 from llmstack_model_runner.media.memory import MediaUnreadableError, read_memory
 from llmstack_types import MediaItem, MediaMemory
+from llmstack_types.media import memory_name
 
 
 def item(memory: MediaMemory | None) -> MediaItem:
@@ -23,12 +24,20 @@ def test_bytes_of_a_file_and_bytes_in_the_item_are_the_same(tmp_path: Path) -> N
 
 
 def test_sealed_memory_of_a_process_is_read_by_its_descriptor() -> None:
-    file = os.memfd_create("item")
+    file = os.memfd_create(memory_name(bytes(32)))
     os.write(file, b"pixels")
     assert read_memory(item(MediaMemory(6, path=f"/proc/{os.getpid()}/fd/{file}"))) == b"pixels"
     os.close(file)
     with pytest.raises(MediaUnreadableError, match="cannot be opened"):
         read_memory(item(MediaMemory(6, path=f"/proc/{os.getpid()}/fd/{file}")))
+
+
+def test_memory_of_another_item_under_the_same_number_is_refused() -> None:
+    file = os.memfd_create(memory_name(bytes([1] * 32)))
+    os.write(file, b"pixels")
+    with pytest.raises(MediaUnreadableError, match="something else"):
+        read_memory(item(MediaMemory(6, path=f"/proc/{os.getpid()}/fd/{file}")))
+    os.close(file)
 
 
 def test_what_is_not_there_or_has_another_size_is_refused(tmp_path: Path) -> None:

@@ -12,13 +12,19 @@ DIGEST_BYTES: Final = 32
 """Size of the digest of an item."""
 
 
+def memory_name(digest: bytes) -> str:
+    """The name of memory with an item's bytes, by which a reader knows that it has opened this and no other."""
+    return f"llmstack-media-{digest.hex()}"
+
+
 @dataclass(frozen=True, slots=True)
 class MediaMemory:
     """The bytes that an encoder reads: preprocessed pixels or sound, or vectors. Either a file or the bytes themselves.
 
     Attributes:
         num_bytes: Their number.
-        path: A file of this machine that stays as it is while a request with it lives, such as sealed memory.
+        path: A file of this machine that stays as it is while a request with it lives. Memory of a process, by its
+            descriptor, has the name `memory_name`: once it is closed, its number becomes that of other memory.
         data: The bytes, where the reader may be on another machine or they are few.
     """
 

@@ -6,6 +6,7 @@ import os
 import stat
 
 from llmstack_types import MediaItem
+from llmstack_types.media import memory_name
 
 
 class MediaUnreadableError(Exception):
@@ -18,7 +19,7 @@ def read_memory(item: MediaItem) -> bytearray:
     A file is read and not mapped: if it became shorter meanwhile, a mapping would end the process.
 
     Raises:
-        MediaUnreadableError: There is no memory, or it has another size.
+        MediaUnreadableError: There is no memory, it has another size, or is another item's.
     """
     memory = item.memory
     if memory is None:
@@ -33,11 +34,21 @@ def read_memory(item: MediaItem) -> bytearray:
     except (OSError, ValueError) as error:
         raise MediaUnreadableError(f"its file cannot be opened: {error}") from error
     try:
+        _check_name(file, item)
         return _read_file(file, memory.num_bytes)
     except OSError as error:
         raise MediaUnreadableError(f"its file cannot be read: {error}") from error
     finally:
         os.close(file)
+
+
+def _check_name(file: int, item: MediaItem) -> None:
+    """A request that was ended meanwhile has closed its memory, whose number may be that of another picture now."""
+    if item.memory is None or not item.memory.path.startswith("/proc/"):
+        return
+    name = os.readlink(f"/proc/self/fd/{file}").removesuffix(" (deleted)")
+    if name != f"/memfd:{memory_name(item.digest)}":
+        raise MediaUnreadableError("its memory is closed, and its number that of something else")
 
 
 def _read_file(file: int, num_bytes: int) -> bytearray:
