@@ -19,6 +19,7 @@ from llmstack_model_runner.weights import load_weights
 transformers = pytest.importorskip("transformers")
 
 from llmstack_model_runner.models.transformers_backend.model import TransformersModel  # noqa: E402
+from llmstack_model_runner.models.transformers_backend.modules import pack_modules  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # some families' at import
 
@@ -261,3 +262,18 @@ def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str
     capfd.readouterr()
     load(tmp_path)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_packed_weight_has_its_shape_and_gives_its_numbers_to_code_that_reads_them() -> None:
+    for made in (torch.nn.Linear(6, 4, bias=False), torch.nn.Linear(5, 5, bias=False)):
+        holder = torch.nn.Sequential(made)
+        pack_modules(holder)
+        layer: Any = holder[0]
+        assert (layer.weight.shape, layer.weight.dtype) == (made.weight.shape, torch.float32)
+        assert type(layer.weight.float()) is torch.Tensor
+        assert torch.equal(layer.weight.float(), made.weight)
+        x = torch.randn(3, made.in_features)
+        torch.testing.assert_close(torch.nn.functional.linear(x, layer.weight), made(x))
+    biased = torch.nn.Sequential(torch.nn.Linear(6, 4))
+    pack_modules(biased)
+    assert biased[0].weight.isnan().all()

@@ -35,9 +35,10 @@ class OutputLines:
 
 def find_decoder(model: PreTrainedModel) -> nn.Module:
     """The part of a causal language model before its head; the model itself where it has none."""
-    decoder: nn.Module = model.get_decoder()
-    if decoder is model:  # in classes whose prefix is that of a model with more parts
-        decoder = getattr(model, "model", model)
+    found = model.get_decoder()
+    if found is model or not isinstance(found, PreTrainedModel):
+        found = getattr(model, "model", model)  # some classes have another prefix, or a head of that name
+    decoder: nn.Module = found
     return decoder
 
 

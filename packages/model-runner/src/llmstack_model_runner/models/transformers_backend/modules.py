@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from transformers.pytorch_utils import Conv1D
 
 from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, pack_experts, sum_choices
@@ -18,6 +19,11 @@ from llmstack_model_runner.layers.packing import pack, packing
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 """Parameters of a layer of experts, each [num_experts, out_features, in_features]."""
 
+# What code may ask of a weight without its numbers.
+_ATTRIBUTES = frozenset({
+    "device", "dim", "dtype", "element_size", "grad", "is_cuda", "is_floating_point", "is_meta", "is_quantized",
+    "itemsize", "layout", "ndim", "ndimension", "numel", "requires_grad", "shape", "size",
+})  # fmt: skip
 _PACKED_ATTRIBUTE = "llmstack_packed"
 _SHAPES_ATTRIBUTE = "llmstack_expert_shapes"
 
@@ -38,7 +44,7 @@ def pack_modules(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if is_linear(child):
                 layer = LinearLayer(child)
-                layer.fill(_pack_linear(child))
+                layer.fill(_pack_linear(child), child.weight.device)
                 setattr(parent, name, layer)
     for module in model.modules():
         if are_experts(module):
@@ -59,14 +65,14 @@ def _pack_whole_experts(module: Any) -> None:
             chosen = packing()
             matrices = weights.detach().transpose(1, 2) if module.is_transposed else weights.detach()
             packed = pack_experts(matrices.contiguous(), chosen.quantization, chosen.is_batch_invariant)
-            fill_experts(module, name, packed, weights.dtype)
+            fill_experts(module, name, packed, weights.dtype, weights.device)
 
 
 class LinearLayer(nn.Module):
     """A linear layer whose weight only the packed product can read.
 
-    `weight` has the layer's shape and type, for code that reads them, and is filled with NaN, so that the probe detects
-    code that computes with it.
+    `weight` has the layer's shape and type, for code that reads them. For code that computes with its numbers, as some
+    routers do, they are computed once; of a layer with a bias they are NaN, which the probe detects.
     """
 
     def __init__(self, layer: nn.Linear | Conv1D) -> None:
@@ -75,15 +81,19 @@ class LinearLayer(nn.Module):
         self.bias = layer.bias
         self._stored_shape: tuple[int, ...] = tuple(layer.weight.shape)
         self._dtype: torch.dtype = layer.weight.dtype
-        shape = self._stored_shape[::-1] if isinstance(layer, Conv1D) else self._stored_shape
+        self.is_transposed = isinstance(layer, Conv1D)
+        shape = self._stored_shape[::-1] if self.is_transposed else self._stored_shape
         self.out_features, self.in_features = shape
         self._adapted: AdaptedLayers | None = None
         self._number = 0
         self._is_hf_initialized = True  # nothing is missing that transformers could draw at random
 
-    def fill(self, packed: PackedLinear) -> None:
-        """Gives the layer its weight."""
-        self.weight = unreadable(self._stored_shape, self._dtype)
+    def fill(self, packed: PackedLinear, device: torch.device) -> None:
+        """Gives the layer its weight, which is on a device."""
+        self.weight = unreadable(self._stored_shape, self._dtype, device)
+        if self.bias is None:
+            self.weight = self.weight.as_subclass(_PackedWeight)
+            self.weight.unpack = cache(partial(_unpack, self))  # type: ignore[attr-defined]
         self._packed = packed
 
     def adapt(self, name: str, layers: AdaptedLayers) -> None:
@@ -99,9 +109,27 @@ class LinearLayer(nn.Module):
         return self._adapted.compute(self._packed, self._number, rows, "none", None).view(*x.shape[:-1], -1)
 
 
-def unreadable(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+class _PackedWeight(torch.Tensor):
+    """A weight whose numbers are computed when an operation needs them; its shape and type are known."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        if name not in _ATTRIBUTES:
+            args, kwargs = tree_map_only(cls, lambda weight: weight.unpack(), (args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _unpack(layer: LinearLayer) -> torch.Tensor:
+    """The weight as the layer had it: products with ones and zeros have its very numbers."""
+    columns: torch.Tensor = layer(torch.eye(layer.in_features, dtype=layer.weight.dtype, device=layer.weight.device))
+    return columns if layer.is_transposed else columns.t()
+
+
+def unreadable(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor that takes the memory of one number, which is NaN."""
-    return torch.full((), torch.nan, dtype=dtype).expand(*shape)
+    return torch.full((), torch.nan, dtype=dtype, device=device).expand(*shape)
 
 
 def empty_experts(module: Any, name: str) -> None:
@@ -117,11 +145,11 @@ def expert_shape(module: nn.Module, name: str) -> tuple[int, int]:
     return shape
 
 
-def fill_experts(module: nn.Module, name: str, packed: PackedExperts, dtype: torch.dtype) -> None:
+def fill_experts(module: nn.Module, name: str, packed: PackedExperts, dtype: torch.dtype, device: torch.device) -> None:
     """Gives a layer of experts the packed weights of a projection, and llmstack's products."""
     sizes = (packed.num_experts, packed.out_features, packed.in_features)
     module._parameters.pop(name, None)
-    setattr(module, name, unreadable(sizes, dtype))
+    setattr(module, name, unreadable(sizes, dtype, device))
     module.__dict__.setdefault(_PACKED_ATTRIBUTE, {})[name] = packed
     module.__dict__["forward"] = partial(_compute_experts, module)
 

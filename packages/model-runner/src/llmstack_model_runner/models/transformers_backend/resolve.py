@@ -103,7 +103,8 @@ def _names(value: str | tuple[str, ...]) -> tuple[str, ...]:
 def _parse(config: Mapping[str, Any], architecture: str, model_type: str) -> PreTrainedConfig:
     fields = {name: value for name, value in config.items() if not name.startswith("_") and name not in _NOT_THE_MODELS}
     try:
-        return CONFIG_MAPPING[model_type].from_dict(fields)
+        # Infinity and NaN have a form of their own in config.json.
+        return CONFIG_MAPPING[model_type].from_dict(PreTrainedConfig._decode_special_floats(fields))
     except Exception as error:  # each configuration class has its own checks and exceptions
         reason = f"its config.json is refused, {_first_line(error)}"
         raise UnsupportedByTransformersError(architecture, reason) from error

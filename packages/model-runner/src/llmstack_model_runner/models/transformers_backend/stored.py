@@ -83,7 +83,7 @@ class StoredLayers:
             found, wanted = _read(weight), (layer.out_features, layer.in_features)
             if tuple(found.shape) == wanted:
                 bias = None if layer.bias is None else layer.bias.detach().clone()
-                layer.fill(pack_parts([found.to(device)], bias, dtype))
+                layer.fill(pack_parts([found.to(device)], bias, dtype), device)
             else:
                 misshapen.append(f"{name}.weight {_misfit(list(found.shape), wanted)}")
         for (name, projection), parts in self.experts.items():
@@ -93,7 +93,8 @@ class StoredLayers:
                 misshapen.append(f"{name}.{projection} of {counts[0]} experts instead of {module.num_experts}")
                 continue
             try:
-                fill_experts(module, projection, _pack(parts, expert_shape(module, projection), dtype, device), dtype)
+                packed = _pack(parts, expert_shape(module, projection), dtype, device)
+                fill_experts(module, projection, packed, dtype, device)
             except _MisfitError as error:
                 misshapen.append(f"{name}.{projection} of an expert {error}")
         return misshapen
