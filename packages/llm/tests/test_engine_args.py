@@ -13,10 +13,11 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.kv_transfer.config import TransferNetwork
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
+from llmstack_llm.media_door import MediaDoor
 from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError
 from llmstack_llm.testing import write_model_folder
-from llmstack_types import ModelRunnerConfig
+from llmstack_types import EngineReady, ModelRunnerConfig
 
 
 def test_who_starts_the_engine_decides_the_token_budget(tmp_path: Path):
@@ -316,6 +317,9 @@ def test_a_model_with_vision_serves_its_text_and_warns_unless_that_is_meant(
     args = EngineArgs(str(write_model_folder(tmp_path, config=config)), **options)
     model_config, _ = args.create_engine_config()
     assert (model_config.architecture, model_config.max_model_len) == ("LlamaForCausalLM", 128)
+    door = MediaDoor(model_config.path, args.media_options(model_config))
+    door.set_ready(EngineReady(64, 16, 128, 257, "float32", "cpu"))
+    assert door.processor is None
     assert caplog.text.count("LlavaForConditionalGeneration: only its text is served") == num_warnings
 
 

@@ -13,12 +13,15 @@ from llmstack_llm.admission.limits import check_fan_out
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
-from llmstack_llm.chat.renderers import ChatFacts, ChatRenderers, chat_facts, load_chat_template, rendering_work
+from llmstack_llm.chat.renderers import ChatFacts, ChatRenderers, chat_facts, load_chat_template
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
 from llmstack_llm.engine_clients import make_engine_client, note_engine_death, note_engine_end, trace_observers
 from llmstack_llm.engine_front_end import EngineFrontEnd
 from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.media.parts import has_media
+from llmstack_llm.media.served import MediaOptions
+from llmstack_llm.media_door import decode_media
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs
 from llmstack_llm.output_processor import OutputProcessor
@@ -28,15 +31,15 @@ from llmstack_llm.outputs.stats import StatLogger
 from llmstack_llm.outputs.stream import GenerationStream
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
+from llmstack_llm.registration import register
 from llmstack_llm.reloading import reload_engine, reloadable_client
-from llmstack_llm.requests import Adapter, AdmittedRequest, ChatPrompt, GenerationRequest, PromptInput, RenderedPrompt
+from llmstack_llm.requests import Adapter, ChatPrompt, GenerationRequest, PromptInput, RenderedPrompt
 from llmstack_llm.shared_reloading import SharedReload
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
-from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
+from llmstack_types import EngineReady, PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
     from llmstack_engine_client.hosts.relay import RelayedMembers
-    from llmstack_llm.outputs.collector import RequestOutputCollector
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
 
@@ -68,11 +71,13 @@ class AsyncLLM(EngineFrontEnd):
         observers: Sequence[RequestObserver] = (),
         structured_outputs: StructuredOutputsConfig | None = None,
         adapters: AdapterRegistry | None = None,
+        media: MediaOptions | None = None,
     ) -> None:
+        constraints = structured_outputs or StructuredOutputsConfig()
         super().__init__(
             model_config,
             client,
-            InputProcessor(model_config, tokenizer, structured_outputs=structured_outputs or StructuredOutputsConfig()),
+            InputProcessor(model_config, tokenizer, structured_outputs=constraints, media=media),
             OutputProcessor(tokenizer, observers),
             stat_loggers,
             max_num_queued_reqs,
@@ -136,6 +141,7 @@ class AsyncLLM(EngineFrontEnd):
             observers=trace_observers(args.trace),
             structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
             adapters=AdapterRegistry(is_enabled=args.enable_lora, max_bytes=args.max_lora_bytes),
+            media=args.media_options(model_config),
         )
         engine.load_tokenizer_s = load_tokenizer_s
         return engine
@@ -209,8 +215,10 @@ class AsyncLLM(EngineFrontEnd):
             raise request_errors.unsupported_value("messages", "this server has no tokenizer")
         if checked.values.get("truncate_prompt_tokens") is not None:
             chat = dataclasses.replace(chat, is_cut=True)
-        prompt = await self.input_processor.gate.run(rendering_work(chat), self._renderers.render, chat)
-        return RenderedPrompt(prompt.text, prompt.token_ids, checked)
+        if self.ready is None and has_media(chat.messages):
+            await self.wait_until_ready()  # the engine core knows what the model takes
+        prompt = await self.input_processor.media.render(self._renderers, chat, self.input_processor.gate)
+        return dataclasses.replace(prompt, sampling=checked)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """The tokens of a text.
@@ -254,8 +262,10 @@ class AsyncLLM(EngineFrontEnd):
         on_first = None
         if requests[0].on_admitted is not None:
             on_first = requests[0].on_admitted(admitted, num_generated)
+        if any(one.placed for one in admitted):
+            admitted = await decode_media(admitted)
         # Registered first: an output can never arrive for a request that is not known here.
-        collector, engine_requests = self._register(requests, admitted)
+        collector, engine_requests = register(self.input_processor, self.output_processor, requests, admitted)
         if on_first is not None:
             self.output_processor.request_id_to_state[requests[0].request_id].on_first_token = on_first
         request_ids = [request.request_id for request in requests]
@@ -371,29 +381,3 @@ class AsyncLLM(EngineFrontEnd):
     def label_names(self) -> Mapping[int, str]:
         """The names of a classifier's labels, if it has names."""
         return self.model_config.label_names
-
-    def _register(
-        self, requests: Sequence[GenerationRequest], admitted: Sequence[AdmittedRequest]
-    ) -> tuple[RequestOutputCollector, list[EngineCoreRequest]]:
-        """Registers prompts that were submitted together; returns their collector and their engine requests."""
-        collector = self.output_processor.new_collector(admitted[0].sampling_params.output_kind)
-        engine_requests: list[EngineCoreRequest] = []
-        for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
-            adapter_fields = {} if one.adapter is None else one.adapter.fields()
-            try:
-                completions = self.input_processor.process_inputs(
-                    request.request_id,
-                    one,
-                    priority=request.priority,
-                    cache_salt=request.cache_salt,
-                    tenant=request.tenant,
-                    deadline_s=request.deadline_s,
-                    kv_transfer=request.kv_transfer,
-                    **adapter_fields,
-                )
-                self.output_processor.add_request(request.request_id, one, completions, collector, index)
-            except InvalidRequestError:
-                self.output_processor.abort_requests([one.request_id for one in requests[:index]], is_silent=True)
-                raise
-            engine_requests += completions
-        return collector, engine_requests

@@ -16,6 +16,7 @@ from llmstack_llm.engine_options.execution import (
     KVCacheOptions,
     SamplingOptions,
 )
+from llmstack_llm.engine_options.media import MediaInputOptions
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
 from llmstack_llm.engine_options.scheduling import SchedulingOptions
@@ -25,6 +26,7 @@ from llmstack_llm.options.problem import OptionsError, Problem
 
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
+    from llmstack_llm.media.served import MediaOptions
     from llmstack_llm.model.config import ModelConfig
 
 
@@ -52,6 +54,7 @@ class EngineArgs(
     ModelOptions,
     RepositoryOptions,
     UseOptions,
+    MediaInputOptions,
     SchedulingOptions,
     ComputationOptions,
     KVCacheOptions,
@@ -101,7 +104,6 @@ class EngineArgs(
         )
         if self.trust_remote_code:
             self._check_repository_code(model_config)
-        self._warn_of_other_parts(model_config)
         if self.stream_interval != 1:
             defaults = {**model_config.default_sampling, "stream_interval": self.stream_interval}
             model_config = dataclasses.replace(model_config, default_sampling=defaults)
@@ -115,17 +117,12 @@ class EngineArgs(
             raise ModelConfigError(problem)
         warn_about_code(model_config.hf_config)
 
-    def _warn_of_other_parts(self, model_config: ModelConfig) -> None:
-        """Logs once that a model's parts for images or sound are not served, unless it was asked for text only."""
-        import logging  # late: the parse of a command line needs none
-
+    def media_options(self, model_config: ModelConfig) -> MediaOptions:
+        """How the front end takes pictures of requests."""
         from llmstack_model_files import TEXT_PART_OF
 
-        whole = model_config.hf_config.get(TEXT_PART_OF)
-        if whole and not self.is_text_only:
-            logging.getLogger(__name__).warning(
-                "%s: only its text is served; --language-model-only says that this is meant", whole
-            )
+        whole = "" if self.is_text_only else str(model_config.hf_config.get(TEXT_PART_OF) or "")
+        return self.media_input_options(self.max_media_items, whole)
 
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig

@@ -307,7 +307,7 @@ class EngineFrontEnd:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.input_processor.constraints.shutdown()
+        await self.input_processor.shutdown()
         await self._client.shutdown()
 
     async def __aenter__(self) -> Self:

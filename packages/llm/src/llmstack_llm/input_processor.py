@@ -22,8 +22,12 @@ from llmstack_llm.admission.sampling import (
     given_fields,
     resolve_max_tokens,
 )
-from llmstack_llm.admission.seeds import completion_seed, draw_seed
+from llmstack_llm.admission.seeds import draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
+from llmstack_llm.fan_out import fan_out
+from llmstack_llm.media.placeholders import PlacedMedia
+from llmstack_llm.media.served import MediaOptions
+from llmstack_llm.media_door import MediaDoor
 from llmstack_llm.model.boundary_ids import eos_token_ids, start_token_id
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
@@ -61,10 +65,14 @@ class _Draft:
     token_ids: list[int]
     values: dict[str, Any]
     media: tuple[MediaItem, ...] = ()
+    placed: tuple[PlacedMedia, ...] = ()
 
     def finish(self) -> AdmittedRequest:
         """The request with its parameters."""
-        return AdmittedRequest(self.prompt, self.token_ids, SamplingParams(**self.values), self.param, media=self.media)
+        return AdmittedRequest(
+            self.prompt, self.token_ids, SamplingParams(**self.values), self.param,
+            media=self.media, placed=self.placed,
+        )  # fmt: skip
 
 
 class InputProcessor:
@@ -75,6 +83,7 @@ class InputProcessor:
         eos_token_ids: The model's and the tokenizer's end-of-sequence ids.
         constraints: The compiler of constraints on output.
         gate: Where long texts wait for a thread.
+        media: Where pictures and the like come in.
     """
 
     def __init__(
@@ -85,9 +94,11 @@ class InputProcessor:
         draw: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
         structured_outputs: StructuredOutputsConfig = _PLAIN_OUTPUTS,
+        media: MediaOptions | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.gate = TextGate()
+        self.media = MediaDoor(model_config.path, media)
         self.limits = limits_of(model_config)
         self.eos_token_ids = eos_token_ids(model_config, tokenizer)
         self.constraints = ConstraintAdmission(model_config.tokenizer_path, self.eos_token_ids, structured_outputs)
@@ -104,10 +115,16 @@ class InputProcessor:
         """Applies the limits and defaults of another model with the same tokenizer and use."""
         self.limits = limits_of(model_config)
         self._default_sampling = model_config.default_sampling
+        self.media.set_model(model_config.path)
         self.set_ready(ready)
 
     def set_ready(self, ready: EngineReady) -> None:
-        """Applies the engine core's limits."""
+        """Applies the engine core's limits.
+
+        Raises:
+            EngineStartError: The model takes pictures, and they cannot be prepared.
+        """
+        self.media.set_ready(ready)
         self.limits = limits_with(self.limits, ready)
         self._check_defaults()
 
@@ -233,6 +250,11 @@ class InputProcessor:
             lambda: self._tokenizer_for(text, param).encode(text, add_special_tokens=add_special_tokens),
         )
 
+    async def shutdown(self) -> None:
+        """Ends the children that check constraints and decode pictures. Idempotent."""
+        await self.constraints.shutdown()
+        await self.media.shutdown()
+
     def check_length(self, num_chars: int, param: str, *, is_cut: bool = False) -> None:
         """Refuses a text that is too long to be tokenized; see `limits.max_prompt_chars`.
 
@@ -272,7 +294,7 @@ class InputProcessor:
         )
         if params.n == 1 and params.best_of in (None, 1) and params.max_tokens:
             return [first]
-        return _fanned_out(first)
+        return fan_out(first)
 
     def _tokenized(
         self,
@@ -306,7 +328,8 @@ class InputProcessor:
         )
         seed = values.get("seed")
         media = () if embeds is None else embeds.media
-        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens}, media)
+        placed = prompt.media if isinstance(prompt, RenderedPrompt) else ()
+        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens}, media, placed)
         draft.values["seed"] = self._draw() if seed is None else seed
         draft.values.pop("truncate_prompt_tokens", None)  # done, and nothing that the engine core reads
         draft.values.pop("truncation_side", None)
@@ -366,28 +389,3 @@ class InputProcessor:
             check_text(param, part)
         self.check_length(num_chars_of(text), param, is_cut=is_cut)
         return self.tokenizer
-
-
-def _fanned_out(first: EngineCoreRequest) -> list[EngineCoreRequest]:
-    """The engine requests of a request with several completions, or with none."""
-    params = first.sampling_params
-    # Choosing the best takes the log-probabilities of all.
-    logprobs = params.logprobs or 0 if params.num_generated > params.n else params.logprobs
-    return [
-        dataclasses.replace(
-            first,
-            request_id=first.request_id if params.num_generated == 1 else f"{index}_{first.request_id}",
-            prompt_token_ids=list(first.prompt_token_ids),
-            sampling_params=dataclasses.replace(
-                params,
-                n=params.n if params.use_beam_search else 1,
-                best_of=None,
-                logprobs=logprobs,
-                seed=completion_seed(params.seed or 0, index),
-                max_tokens=params.max_tokens or 1,  # nothing to generate still takes a step that computes the prompt
-                prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-            ),
-            fork_of=f"0_{first.request_id}" if index else "",
-        )
-        for index in range(params.num_generated)
-    ]

@@ -324,6 +324,8 @@ class OutputProcessor:
         completion.parent.num_unfinished -= 1
         if completion.parent.num_unfinished == 0:
             del self.request_id_to_state[completion.parent.request_id]
+            if completion.parent.on_end is not None:
+                completion.parent.on_end()
 
 
 def _take_transfer(parent: RequestState, params: KVTransferParams, stats: IterationStats) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
+from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_types import KVTransferParams, MediaItem, SamplingParams
 
 
@@ -21,6 +22,8 @@ class ChatPrompt:
         chat_template: Text of a template that replaces the model's.
         template_kwargs: Further variables of the template.
         is_cut: Whether the prompt's tokens are cut afterwards, so that it may be longer than the context.
+        tenant: Opaque id of the client, whose pictures no other client finds.
+        media_options: Options of the model's processor of media.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -31,6 +34,8 @@ class ChatPrompt:
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
     is_cut: bool = False
+    tenant: str = ""
+    media_options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,13 @@ class RenderedPrompt:
 
     Attributes:
         sampling: The checked fields that were given with the conversation.
+        media: What the prompt has besides tokens, counted and not decoded.
     """
 
     text: str
     token_ids: list[int]
     sampling: CheckedSampling = NO_SAMPLING
+    media: tuple[PlacedMedia, ...] = ()
 
 
 class TextPrompt(TypedDict):
@@ -96,7 +103,9 @@ class AdmittedRequest:
         sampling_params: With `max_tokens` and `seed`; `max_tokens` 0 means that nothing is generated.
         param: The request's name of the prompt.
         adapter: The LoRA adapter to use, if any.
-        media: What the prompt has besides tokens.
+        media: What the prompt has besides tokens, as the engine core gets it.
+        placed: Pictures and the like that are counted and not decoded; they become items of `media`.
+        release: Called once when the request has ended; None for no call.
     """
 
     prompt: str | None
@@ -105,6 +114,8 @@ class AdmittedRequest:
     param: str = field(default="prompt", compare=False)
     adapter: Adapter | None = None
     media: tuple[MediaItem, ...] = ()
+    placed: tuple[PlacedMedia, ...] = ()
+    release: Callable[[], None] | None = field(default=None, compare=False)
 
 
 OnAdmitted = Callable[[Sequence[AdmittedRequest], int], Callable[[float], None] | None]

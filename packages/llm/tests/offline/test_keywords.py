@@ -15,7 +15,7 @@ from llmstack_llm.offline.keywords import own_options, served_name
 def test_what_only_tunes_is_left_out_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture):
     given = {
         "dtype": "float32", "compilation_config": {"mode": 3}, "disable_custom_all_reduce": True, "max_num_seqs": None,
-        "max_seq_len_to_capture": 8192, "mm_processor_cache_gb": 1, "attention_backend": "FLASH_ATTN",
+        "max_seq_len_to_capture": 8192, "mm_tensor_ipc": "direct_rpc", "attention_backend": "FLASH_ATTN",
     }  # fmt: skip
     with caplog.at_level(logging.WARNING):
         assert own_options(given) == {"dtype": "float32"}
@@ -50,8 +50,10 @@ def test_a_keyword_has_every_name_of_its_option():
     assert own_options({"num_gpu_blocks_override": 9}) == {"num_kv_blocks": 9}
 
 
-def test_media_that_may_come_from_nowhere_ask_for_nothing():
-    assert own_options({"allowed_local_media_path": "", "allowed_media_domains": []}) == {}
+def test_places_of_media_are_options():
+    given = {"allowed_local_media_path": "", "allowed_media_domains": ["a.example"]}
+    assert own_options(given) == given
+    assert list(EngineArgs("m", **own_options(given)).allowed_media_domains) == ["a.example"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_the_first_served_name_is_taken_out(names: Any, rest: dict[str, Any], fi
     [
         ({"max_modl_len": 1}, r"unknown options: max_modl_len \(did you mean max_model_len\?\)"),
         ({"pooler_config": {}, "override_pooler_config": {"normalize": True}}, "another name of pooler_config"),
-        ({"allowed_local_media_path": "/data"}, "allowed_local_media_path: images, audio and video are not"),
+        ({"enable_mm_embeds": True}, "enable_mm_embeds: this use of images, audio and video is not"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb: weights are not offloaded"),
         ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by the repository's tokenizer"),
         ({"attention_config": {"use_non_causal": True}}, "attention_config: use_non_causal would change"),

@@ -118,6 +118,7 @@ def _chat_prompt(state: ServerState, conversation: Conversation, tool_use: ToolU
         documents=conversation.documents,
         chat_template=conversation.chat_template,
         template_kwargs=_template_kwargs(state, conversation) if has_kwargs else None,
+        tenant=current_client.get().tenant,
     )
 
 

@@ -9,14 +9,15 @@ from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.chat.template_traits import ContentFormat
 from llmstack_llm.chat.tool_calls import normal_tool_calls
+from llmstack_llm.media.parts import MEDIA_TYPES, MediaMark
 from llmstack_types import InvalidRequestError
-from llmstack_types.vocabulary import TextPartType, words_of
+from llmstack_types.vocabulary import MediaKind, TextPartType, words_of
 
 PARTS_JOINT = "\n"
 MAX_TEMPLATE_KWARGS = 32
 MAX_DOCUMENTS = 1024
 _TEXT_ONLY = ContentFormat()
-_MEDIA_PARTS = ("image_url", "input_image", "image", "input_audio", "audio_url", "audio", "video_url", "video", "file")
+_NO_TEXTS: Mapping[MediaKind, str] = {}
 _REASONING_NAMES = ("reasoning", "reasoning_content")
 _RESERVED_KWARGS = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
@@ -25,10 +26,16 @@ _RESERVED_KWARGS = (
 )  # fmt: skip
 
 
-def normal_messages(messages: object, content_format: ContentFormat = _TEXT_ONLY) -> list[dict[str, Any]]:
+def normal_messages(
+    messages: object,
+    content_format: ContentFormat = _TEXT_ONLY,
+    media_texts: Mapping[MediaKind, str] = _NO_TEXTS,
+) -> list[dict[str, Any]]:
     """Copies in the form that templates read; keys without a value are left out.
 
-    Content is text, its parts joined, or a list of text parts where the template wants them.
+    Content is text, its parts joined, or a list of parts where the template wants them.
+
+    `media_texts`: What stands for a `MediaMark` in a joined text; these come before the texts, as vLLM puts them.
 
     Raises:
         InvalidRequestError: Names the message and the field.
@@ -37,7 +44,10 @@ def normal_messages(messages: object, content_format: ContentFormat = _TEXT_ONLY
         raise request_errors.invalid_type("messages", "an array of messages", messages)
     if not messages:
         raise request_errors.empty_array("messages")
-    return [_normal_message(f"messages[{index}]", message, content_format) for index, message in enumerate(messages)]
+    return [
+        _normal_message(f"messages[{index}]", message, content_format, media_texts)
+        for index, message in enumerate(messages)
+    ]
 
 
 def normal_documents(documents: object) -> list[dict[str, Any]] | None:
@@ -83,7 +93,9 @@ def _is_identifier(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and name.isidentifier()
 
 
-def _normal_message(param: str, message: object, content_format: ContentFormat) -> dict[str, Any]:
+def _normal_message(
+    param: str, message: object, content_format: ContentFormat, media_texts: Mapping[MediaKind, str]
+) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise request_errors.invalid_type(param, "an object", message)
     role = message.get("role")
@@ -97,7 +109,7 @@ def _normal_message(param: str, message: object, content_format: ContentFormat) 
         raise _missing(f"{param}.content")
     normal = {key: value for key, value in message.items() if value is not None}
     if content is not None:
-        normal["content"] = _content(f"{param}.content", content, content_format)
+        normal["content"] = _content(f"{param}.content", content, content_format, media_texts)
     if role == "assistant":
         _normalize_assistant(param, normal)
     return normal
@@ -137,14 +149,24 @@ def _missing(param: str) -> InvalidRequestError:
     return InvalidRequestError(message, param=param, code="missing_required_parameter")
 
 
-def _content(param: str, content: object, content_format: ContentFormat) -> str | list[dict[str, str]]:
+def _content(
+    param: str, content: object, content_format: ContentFormat, media_texts: Mapping[MediaKind, str]
+) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         check_text(param, content)
         return [_part(content)] if content_format.wraps_texts else content
     if not isinstance(content, list | tuple):
         raise request_errors.invalid_type(param, "a string or an array of content parts", content)
-    texts = [_part_text(f"{param}[{index}]", part) for index, part in enumerate(content)]
-    return [_part(text) for text in texts] if content_format.keeps_parts else PARTS_JOINT.join(texts)
+    if content_format.keeps_parts:
+        return [
+            {"type": part.kind} if isinstance(part, MediaMark) else _part(_part_text(f"{param}[{index}]", part))
+            for index, part in enumerate(content)
+        ]
+    media = [media_texts[part.kind] for part in content if isinstance(part, MediaMark)]
+    texts = [
+        _part_text(f"{param}[{index}]", part) for index, part in enumerate(content) if not isinstance(part, MediaMark)
+    ]
+    return PARTS_JOINT.join([*media, *texts])
 
 
 def _part(text: str) -> dict[str, str]:
@@ -158,7 +180,7 @@ def _part_text(param: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise request_errors.invalid_type(param, "an object", part)
     kind = part.get("type")
-    if kind in _MEDIA_PARTS:
+    if kind in MEDIA_TYPES:
         raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
     if kind not in words_of(TextPartType):
         raise request_errors.invalid_value(f"{param}.type", "expected 'text'")

@@ -6,19 +6,22 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.chat.instructions import ROLES, InstructionPlaces
 from llmstack_llm.chat.messages import check_template_kwargs, normal_documents, normal_messages
 from llmstack_llm.chat.template import ChatTemplate, on_one_line
+from llmstack_llm.media.processor import MediaSymbols
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import InvalidRequestError
+from llmstack_types.vocabulary import MediaKind
 
 logger = logging.getLogger(__name__)
 
+NO_SYMBOLS: Mapping[MediaKind, MediaSymbols] = {}
 _OPEN, _CLOSE = "\ue000", "\ue001"
 
 
@@ -69,9 +72,14 @@ class ChatRenderer:
         Raises:
             InvalidRequestError: The messages are malformed, the template does not accept them, or the text is too long.
         """
+        return self.encode(self.lay_out(chat))
+
+    def lay_out(self, chat: ChatPrompt, symbols: Mapping[MediaKind, MediaSymbols] = NO_SYMBOLS) -> LaidOutChat:
+        """The prompt as text, `symbols` in place of each `MediaMark` in the messages; raises as `render`."""
         kwargs = check_template_kwargs(chat.template_kwargs) if chat.template_kwargs else {}
         guard = _Guard(self._special)
-        messages = normal_messages(chat.messages, self.content_format)
+        marks = {kind: guard.mark(kind) for kind in symbols}
+        messages = normal_messages(chat.messages, self.content_format, marks)
         for message in messages:
             if message["role"] in ROLES:
                 messages = self._instructions.fit(messages)
@@ -90,13 +98,20 @@ class ChatRenderer:
             if error.__cause__ is not None:
                 logger.warning("the chat template fails on a conversation: %s", on_one_line(str(error.__cause__)))
             raise
+        for kind, mark in marks.items():
+            text = text.replace(mark, symbols[kind].prompt)
         check_text("messages", text)  # tools and names have not been looked at
         shown = guard.show(text) if guard.hidden else text
         self._check_length(len(shown), "messages", is_cut=chat.is_cut)
+        return LaidOutChat(text, guard)
+
+    def encode(self, chat: LaidOutChat) -> RenderedPrompt:
+        """The text with its token ids; raises as `render`."""
+        text, guard = chat
         add_special_tokens = self.template.source is None
         if not guard.hidden:
             return RenderedPrompt(text, self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        return RenderedPrompt(shown, self._encode_guarded(text, guard, add_special_tokens))
+        return RenderedPrompt(guard.show(text), self._encode_guarded(text, guard, add_special_tokens))
 
     def _encode_guarded(self, text: str, guard: _Guard, add_special_tokens: bool) -> list[int]:
         token_ids = self.tokenizer.encode("", add_special_tokens=True) if add_special_tokens else []
@@ -122,6 +137,13 @@ class ChatRenderer:
         return token_ids
 
 
+class LaidOutChat(NamedTuple):
+    """The text of a prompt, with placeholders for special tokens that users' strings spell, and what they stand for."""
+
+    text: str
+    guard: _Guard
+
+
 class _Guard:
     """Placeholders for the special tokens that users' strings spell; their number cannot be guessed."""
 
@@ -139,6 +161,10 @@ class _Guard:
         if isinstance(value, list | tuple):
             return [self.hide(entry) for entry in value]
         return value
+
+    def mark(self, name: str) -> str:
+        """A text that no user's string holds."""
+        return f"{self._head}{name}{_CLOSE}"
 
     def holds(self, text: str) -> bool:
         """True if a placeholder is in the text."""

@@ -212,25 +212,29 @@ class UseOptions(OptionGroup):
     language_model_only: bool = option(
         False,
         flag="--language-model-only",
-        help="serve the text model of a model with parts for images or sound; so it is without the flag too, with a "
-        "warning",
+        help="serve the text model alone of a model with parts for images or sound",
     )
     limit_mm_per_prompt: Mapping[str, Any] | None = option(
         None,
         flag="--limit-mm-per-prompt",
         read=read_media_limits,
         metavar="JSON",
-        help="only zeros have an effect, that of --language-model-only: requests with images, audio or video are "
-        "refused",
-        example='{"image": 0}',
+        help="maximum items of each kind in one prompt; zeros alone are --language-model-only (default: 64 images)",
+        example='{"image": 4}',
     )
     device: Device = option("auto", flag="--device", help="'auto' is a GPU where there is one, else the CPU")
 
     @property
+    def max_media_items(self) -> Mapping[str, int]:
+        """Items of each kind in one prompt at most, where they are limited."""
+        limits = (self.limit_mm_per_prompt or {}).items()
+        counts = {kind: limit.get("count") if isinstance(limit, Mapping) else limit for kind, limit in limits}
+        return {kind: count for kind, count in counts.items() if count is not None}
+
+    @property
     def is_text_only(self) -> bool:
         """Whether a model with parts for images or sound is asked for its text alone."""
-        limits = (self.limit_mm_per_prompt or {}).values()
-        counts = [limit.get("count") if isinstance(limit, Mapping) else limit for limit in limits]
+        counts = self.max_media_items.values()
         return self.language_model_only or (bool(counts) and not any(counts))
 
     def conflicts(self) -> Iterator[Problem]:

@@ -77,11 +77,11 @@ _REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
     "no metrics are hidden": ("--show-hidden-metrics-for-version",),
     "late interaction is not offered": ("--enable-flash-late-interaction",),
     "/docs needs no network in any case": ("--enable-offline-docs",),
-    "requests with images, audio or video are refused until this server reads them, so there is nothing to process": (
+    "pictures are decoded once, kept by their content, and read by the engine core where they are": (
         "--disable-chunked-mm-input", "--disable-mm-preprocessor-cache", "--ec-manager-config",
         "--enable-multimodal-encoder-data-parallel", "--mm-cache-preprocessor",
         "--mm-encoder-attn-backend", "--mm-encoder-tp-mode", "--mm-hasher-algorithm", "--mm-ipc-gpu-memory-gb",
-        "--mm-processor-cache-gb", "--mm-processor-cache-type", "--mm-processor-device",
+        "--mm-processor-cache-type", "--mm-processor-device",
         "--mm-shm-cache-max-object-size-mb", "--mm-tensor-ipc", "--skip-mm-profiling",
     ),
 }  # fmt: skip

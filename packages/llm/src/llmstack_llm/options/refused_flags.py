@@ -12,8 +12,7 @@ _BARE = ("", "true")
 _ADAPTERS = ForeignFlag("adapters of this kind are not supported", _OFF)
 _ADAPTER_TYPE = ForeignFlag("factors of adapters are stored in the type that the model computes in", ("auto", *_OFF))
 _ADAPTER_KERNELS = ForeignFlag("rows of all adapters are computed together; nothing is to be chosen", (*_BARE, *_OFF))
-_MEDIA = ForeignFlag("images, audio and video are not supported yet", _OFF)
-_NO_MEDIA_FROM = ForeignFlag(_MEDIA.reason, (*_OFF, "", "[]"))  # nothing may be read from anywhere
+_MEDIA = ForeignFlag("this use of images, audio and video is not supported yet", _OFF)
 _FIXED_RANKS = ForeignFlag("the number of ranks is fixed at the start, by --tensor-parallel-size", _OFF)
 _ONE_MACHINE = ForeignFlag("--data-parallel-size-local N runs engine cores on several machines behind one endpoint")
 _EXPERTS = ForeignFlag("--enable-expert-parallel spreads experts evenly and in order; nothing else is offered", _OFF)
@@ -37,8 +36,6 @@ _SLEEP = ForeignFlag("--enable-sleep-mode releases the weights and the KV cache 
 REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--additional-config": _PLUGINS,
     "--allow-deprecated-quantization": ForeignFlag("no format of --quantization is deprecated", _OFF),
-    "--allowed-local-media-path": _NO_MEDIA_FROM,
-    "--allowed-media-domains": _NO_MEDIA_FROM,
     "--anthropic-disabled-thinking-effort": ForeignFlag(
         "use --default-chat-template-kwargs, which reach the chat template", ("auto",)
     ),
@@ -127,14 +124,12 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--max-prompt-adapters": _ADAPTERS,
     "--max-num-active-seqs": ForeignFlag("use --max-num-seqs, which bounds the requests of a step"),
     "--max-num-scheduled-tokens": ForeignFlag("use --max-num-batched-tokens, which bounds the tokens of a step"),
-    "--media-io-kwargs": _MEDIA,
     "--mm-device-do-normalize": _MEDIA,
     "--mm-encoder-attn-dtype": _ROUNDING,
     "--mm-encoder-fp8-scale-path": _ROUNDING,
     "--mm-encoder-fp8-scale-save-margin": _ROUNDING,
     "--mm-encoder-fp8-scale-save-path": _ROUNDING,
     "--mm-encoder-only": _MEDIA,
-    "--mm-processor-kwargs": _MEDIA,
     "--model-class-overrides": _OWN_CLASSES,
     "--numa-bind": _PLACEMENT,
     "--numa-bind-cpus": _PLACEMENT,

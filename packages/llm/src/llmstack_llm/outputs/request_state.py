@@ -72,6 +72,7 @@ class RequestState:
 
     Attributes:
         on_first_token: Called with the seconds from the submission to the first token; None for no call.
+        on_end: Called when its last completion has ended; None for no call.
         completion_ids: Engine request ids of its completions, by index.
         max_num_generation_tokens: Tokens of the longest of its completions that have ended.
         engines: The engine cores that its outputs came from, in order; empty where none can be exchanged.
@@ -101,6 +102,7 @@ class RequestState:
         self.metrics = RequestMetrics(requests[0].arrival_time_s)
         self.num_unfinished = len(requests)
         self.on_first_token: Callable[[float], None] | None = None
+        self.on_end = admitted.release
         self.num_cached_tokens: int | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.has_new_prompt_logprobs = False

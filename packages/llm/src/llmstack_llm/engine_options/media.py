@@ -1,0 +1,118 @@
+"""Options of pictures in prompts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmstack_llm.media.served import MediaOptions
+from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.problem import Problem
+
+_IO_KEYS = {"image": ("rgba_background_color",)}
+
+
+def check_network(networks: tuple[str, ...]) -> tuple[str, ...]:
+    """Networks in CIDR form."""
+    for text in networks:
+        ipaddress.ip_network(text)
+    return networks
+
+
+@option_group
+class MediaInputOptions(OptionGroup):
+    """Where pictures come from, how they are prepared, and how many are kept."""
+
+    title = "Pictures"
+
+    mm_processor_kwargs: Mapping[str, Any] | None = option(
+        None,
+        flag="--mm-processor-kwargs",
+        metavar="JSON",
+        help="options of the model's image processor for all requests; they may make a picture cheaper, not larger",
+        example='{"max_pixels": 602112}',
+    )
+    media_io_kwargs: Mapping[str, Any] | None = option(
+        None,
+        flag="--media-io-kwargs",
+        metavar="JSON",
+        help="how files are decoded: the colour that shows through transparent parts of a picture (default: white)",
+        example='{"image": {"rgba_background_color": [0, 0, 0]}}',
+    )
+    mm_processor_cache_gb: float = option(
+        4.0,
+        flag="--mm-processor-cache-gb",
+        at_least=0,
+        at_most=4096,
+        metavar="GIB",
+        help="memory of decoded pictures that are kept for later requests",
+    )
+    max_image_pixels: int = option(
+        50_000_000,
+        flag="--max-image-pixels",
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="maximum width times height of a picture, from its header; larger ones are refused undecoded",
+    )
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        flag="--allowed-media-domains",
+        metavar="HOST",
+        help="hosts whose http and https URLs are fetched: by name, all below with *.name, or * for every public host "
+        "(default: none; data: URLs always are)",
+    )
+    allowed_media_networks: tuple[str, ...] = option(
+        (),
+        flag="--allowed-media-networks",
+        check=check_network,
+        metavar="CIDR",
+        help="networks of private addresses that may be dialled for these hosts (default: public addresses alone)",
+    )
+    allowed_local_media_path: str = option(
+        "",
+        flag="--allowed-local-media-path",
+        metavar="FOLDER",
+        help="folder of which file: URLs may be read (default: none)",
+    )
+    media_redirects: bool = option(
+        True, flag="--media-redirects", help="follow redirects of media URLs, at most three, each checked as the first"
+    )
+
+    def media_input_options(self, max_items: Mapping[str, int], whole: str) -> MediaOptions:
+        """What the front end gets; `max_items` are those of `--limit-mm-per-prompt`, `whole` as in `MediaOptions`."""
+        colour = (self.media_io_kwargs or {}).get("image", {}).get("rgba_background_color")
+        return MediaOptions(
+            whole=whole,
+            max_items=max_items,
+            cache_bytes=int(self.mm_processor_cache_gb * (1 << 30)),
+            max_image_pixels=self.max_image_pixels,
+            allowed_domains=self.allowed_media_domains,
+            allowed_networks=self.allowed_media_networks,
+            local_path=Path(self.allowed_local_media_path).resolve() if self.allowed_local_media_path else None,
+            has_redirects=self.media_redirects,
+            processor_options=self.mm_processor_kwargs or {},
+            background=None if colour is None else tuple(colour),
+        )
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds a folder that is not there, and keys that name nothing."""
+        yield from super().conflicts()
+        if self.allowed_local_media_path and not os.path.isdir(self.allowed_local_media_path):
+            yield Problem("{allowed_local_media_path} is no folder")
+        for kind, values in (self.media_io_kwargs or {}).items():
+            known = _IO_KEYS.get(kind, ())
+            if not isinstance(values, Mapping) or any(key not in known for key in values):
+                yield Problem("{media_io_kwargs} takes image.rgba_background_color alone")
+            elif not _is_colour(values.get("rgba_background_color", (0, 0, 0))):
+                yield Problem("{media_io_kwargs}: rgba_background_color is three numbers from 0 to 255")
+
+
+def _is_colour(value: object) -> bool:
+    return (
+        isinstance(value, list | tuple) and len(value) == 3
+        and all(type(one) is int and 0 <= one <= 255 for one in value)
+    )  # fmt: skip

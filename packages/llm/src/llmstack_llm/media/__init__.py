@@ -1,0 +1,1 @@
+"""Media in prompts: parts of messages, places among tokens, processors."""

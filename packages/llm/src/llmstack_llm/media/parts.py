@@ -1,0 +1,126 @@
+"""Media parts of messages, checked and taken out of the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.rules import check_text
+from llmstack_types import InvalidRequestError
+from llmstack_types.vocabulary import MediaKind
+
+# Type of a part to its kind, and to the key that has the content.
+_TYPES: Final[Mapping[str, tuple[MediaKind, str]]] = {
+    "image_url": ("image", "image_url"), "input_image": ("image", "image_url"), "image": ("image", "image"),
+    "video_url": ("video", "video_url"), "video": ("video", "video"),
+    "audio_url": ("audio", "audio_url"), "audio": ("audio", "audio"), "input_audio": ("audio", "input_audio"),
+}  # fmt: skip
+MEDIA_TYPES: Final = (*_TYPES, "file")
+_KEYS_WITHOUT_TYPE: Final = ("image_url", "video_url", "audio_url", "input_audio")
+_DETAILS: Final = ("auto", "low", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An item as a request names it.
+
+    Attributes:
+        url: `data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before.
+        uuid: The client's own name for it; empty for none.
+        detail: `auto`, `low` or `high`.
+        param: The field of the request, for errors.
+    """
+
+    kind: MediaKind
+    url: str
+    uuid: str = ""
+    detail: str = "auto"
+    param: str = "messages"
+
+
+class MediaMark(NamedTuple):
+    """What stands in a message in place of a media part. No request can hold one."""
+
+    kind: MediaKind
+
+
+def has_media(messages: object) -> bool:
+    """Whether a message has a media part."""
+    if not isinstance(messages, list | tuple):
+        return False
+    contents = [one.get("content") for one in messages if isinstance(one, Mapping)]
+    return any(any(map(_type_of, content)) for content in contents if isinstance(content, list | tuple))
+
+
+def take_media(messages: Sequence[Any], kinds: Mapping[MediaKind, int]) -> tuple[Sequence[Any], list[MediaPart]]:
+    """The messages with a mark in place of each media part, and the parts in order; other faults are left in place.
+
+    `kinds`: The kinds that the model takes, and how many of each a prompt may have.
+
+    Raises:
+        InvalidRequestError: A part is malformed, of another kind, or one too many; `param` names it.
+    """
+    if not isinstance(messages, list | tuple):
+        return messages, []
+    taken: list[MediaPart] = []
+    return [_without_media(f"messages[{index}]", one, kinds, taken) for index, one in enumerate(messages)], taken
+
+
+def _without_media(param: str, message: Any, kinds: Mapping[MediaKind, int], taken: list[MediaPart]) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    content = message.get("content")
+    if not isinstance(content, list | tuple) or not any(map(_type_of, content)):
+        return message
+    parts: list[Any] = []
+    for index, part in enumerate(content):
+        if _type_of(part) is None:
+            parts.append(part)
+            continue
+        read = _read_part(f"{param}.content[{index}]", part, kinds)
+        taken.append(read)
+        if sum(one.kind == read.kind for one in taken) > kinds[read.kind]:
+            raise InvalidRequestError(
+                f"A prompt has at most {kinds[read.kind]} items of the kind {read.kind}.",
+                param=read.param, code="too_many_images",
+            )  # fmt: skip
+        parts.append(MediaMark(read.kind))
+    return {**message, "content": parts}
+
+
+def _type_of(part: object) -> str | None:
+    """The type of a media part; None of every other value."""
+    if not isinstance(part, Mapping):
+        return None
+    given = part.get("type")
+    if given is None:
+        return next((key for key in _KEYS_WITHOUT_TYPE if part.get(key) is not None), None)
+    return given if given in MEDIA_TYPES else None
+
+
+def _read_part(param: str, part: Mapping[str, Any], kinds: Mapping[MediaKind, int]) -> MediaPart:
+    name = _type_of(part) or ""
+    if name not in _TYPES or _TYPES[name][0] not in kinds:
+        taken = ", ".join(["text", *kinds])
+        raise request_errors.unsupported_parameter(f"{param}.type", f"this model takes {taken} only")
+    kind, key = _TYPES[name]
+    content: Any = part.get(key)
+    detail = part.get("detail")
+    if isinstance(content, Mapping):
+        content, detail = content.get("url"), content.get("detail", detail)
+        key = f"{key}.url"
+    uuid = part.get("uuid")
+    if uuid is not None and not isinstance(uuid, str):
+        raise request_errors.invalid_type(f"{param}.uuid", "a string", uuid)
+    if content is None and not uuid:
+        message = f"Missing required parameter: '{param}.{key}'."
+        raise InvalidRequestError(message, param=f"{param}.{key}", code="missing_required_parameter")
+    if content is not None and not isinstance(content, str):
+        raise request_errors.invalid_type(f"{param}.{key}", "a URL", content)
+    if content is not None:
+        check_text(f"{param}.{key}", content)
+    if detail is not None and detail not in _DETAILS:
+        raise request_errors.invalid_value(f"{param}.detail", f"expected one of {', '.join(_DETAILS)}")
+    return MediaPart(kind, content or "", uuid or "", detail or "auto", param)

@@ -1,0 +1,79 @@
+"""What a front end asks of the code that fetches, counts and decodes media."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from llmstack_llm.media.parts import MediaPart
+from llmstack_types import MediaItem
+from llmstack_types.vocabulary import MediaKind
+
+
+class PreparedMedia(Protocol):
+    """A decoded item, which an engine core can read until `release`."""
+
+    def item(self, offset: int, num_tokens: int, embed_runs: tuple[tuple[int, int], ...] = ()) -> MediaItem:
+        """The item at its place in the prompt."""
+        ...
+
+    def release(self) -> None:
+        """Ends its use by one request. Idempotent."""
+        ...
+
+
+class OpenedMedia(Protocol):
+    """An item that is fetched and counted, and not decoded."""
+
+    @property
+    def pieces(self) -> Sequence[tuple[str, int]]:
+        """What stands in the prompt: texts, and how many vectors replace each, which then is one special token."""
+        ...
+
+    async def prepare(self) -> PreparedMedia:
+        """Decodes it.
+
+        Raises:
+            InvalidRequestError: It is damaged.
+            ServerOverloadedError: There is no memory or no time for it.
+        """
+        ...
+
+
+class MediaSymbols(NamedTuple):
+    """How one kind of media is written in prompts.
+
+    Attributes:
+        token: What a chat template prints where an item stands; it is replaced by the item's pieces.
+        prompt: What is put into the text of a message where the template takes texts alone; it holds `token` once.
+    """
+
+    token: str
+    prompt: str
+
+
+class MediaProcessor(Protocol):
+    """The media of one model's requests; used by one event loop."""
+
+    @property
+    def symbols(self) -> Mapping[MediaKind, MediaSymbols]:
+        """Of each kind that the model takes."""
+        ...
+
+    @property
+    def max_items(self) -> Mapping[MediaKind, int]:
+        """Items of each kind in one prompt at most."""
+        ...
+
+    async def open(self, part: MediaPart, tenant: str, options: Mapping[str, object] | None = None) -> OpenedMedia:
+        """Fetches an item and counts it. `tenant`: An opaque id of the API key. `options`: Of the model's processor.
+
+        Raises:
+            InvalidRequestError: It cannot be had, is none, or exceeds a limit; `param` names the part.
+            ServerOverloadedError: Too much is waiting.
+        """
+        ...
+
+    async def shutdown(self) -> None:
+        """Ends what it has started. Idempotent."""
+        ...

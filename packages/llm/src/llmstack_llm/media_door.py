@@ -1,0 +1,89 @@
+"""Media of requests on their way through a front end."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmstack_llm.chat.media_chat import render_with_media
+from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
+from llmstack_llm.media.prepared import prepare_all
+from llmstack_llm.media.processor import MediaProcessor
+from llmstack_llm.media.served import MediaOptions, make_served_media
+from llmstack_llm.requests import AdmittedRequest, ChatPrompt, RenderedPrompt
+from llmstack_llm.text.gate import TextGate
+from llmstack_types import EngineReady
+
+logger = logging.getLogger(__name__)
+
+
+class MediaDoor:
+    """Where media come in. A model for text alone costs nothing here.
+
+    Attributes:
+        processor: That of the model; None where the engine core takes text alone.
+    """
+
+    def __init__(self, folder: Path, options: MediaOptions | None = None) -> None:
+        """`folder`: That of the model."""
+        self.processor: MediaProcessor | None = None
+        self._options = options or MediaOptions()
+        self._folder = folder
+
+    def set_model(self, folder: Path) -> None:
+        """Another model is served from the next `set_ready` on."""
+        if folder != self._folder:
+            self._folder, self.processor = folder, None
+
+    def set_ready(self, ready: EngineReady) -> None:
+        """Makes the processor of the model that the engine core runs, unless it is there.
+
+        Raises:
+            EngineStartError: The checkpoint's processor is not supported.
+        """
+        takes_images = ready.media is not None and "image" in ready.media.num_layers
+        if takes_images and self.processor is None and self._options.max_items.get("image") != 0:
+            self.processor = make_served_media(self._folder, self._options)
+        elif not takes_images and self._options.whole:
+            logger.warning(
+                "%s: only its text is served; --language-model-only says that this is meant", self._options.whole
+            )
+
+    async def render(self, renderers: ChatRenderers, chat: ChatPrompt, gate: TextGate) -> RenderedPrompt:
+        """The conversation as text and token ids, its media counted and not decoded; see `render_with_media`."""
+        if self.processor is None:
+            return await gate.run(rendering_work(chat), renderers.render, chat)
+        return await render_with_media(renderers, chat, self.processor, gate)
+
+    async def shutdown(self) -> None:
+        """Ends the children that decode. Idempotent."""
+        if self.processor is not None:
+            await self.processor.shutdown()
+
+
+async def decode_media(admitted: Sequence[AdmittedRequest]) -> list[AdmittedRequest]:
+    """The requests with their media decoded; each releases them when it ends.
+
+    Raises:
+        InvalidRequestError, ServerOverloadedError: As `OpenedMedia.prepare`; nothing is held.
+    """
+    decoded: list[AdmittedRequest] = []
+    try:
+        for one in admitted:
+            if one.placed:
+                prepared = await prepare_all(one.placed)
+                one = dataclasses.replace(one, media=prepared.items, release=prepared.release)
+            decoded.append(one)
+    except BaseException:
+        release_media(decoded)
+        raise
+    return decoded
+
+
+def release_media(admitted: Sequence[AdmittedRequest]) -> None:
+    """Releases the media of requests that do not begin."""
+    for one in admitted:
+        if one.release is not None:
+            one.release()

@@ -1,0 +1,43 @@
+"""Registration of prompts in a front end, before an engine core gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.media_door import release_media
+from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.outputs.collector import RequestOutputCollector
+from llmstack_llm.requests import AdmittedRequest, GenerationRequest
+from llmstack_types import EngineCoreRequest, InvalidRequestError
+
+
+def register(
+    input_processor: InputProcessor,
+    output_processor: OutputProcessor,
+    requests: Sequence[GenerationRequest],
+    admitted: Sequence[AdmittedRequest],
+) -> tuple[RequestOutputCollector, list[EngineCoreRequest]]:
+    """Registers prompts that were submitted together; returns their collector and their engine requests."""
+    collector = output_processor.new_collector(admitted[0].sampling_params.output_kind)
+    engine_requests: list[EngineCoreRequest] = []
+    for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
+        adapter_fields = {} if one.adapter is None else one.adapter.fields()
+        try:
+            completions = input_processor.process_inputs(
+                request.request_id,
+                one,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                tenant=request.tenant,
+                deadline_s=request.deadline_s,
+                kv_transfer=request.kv_transfer,
+                **adapter_fields,
+            )
+            output_processor.add_request(request.request_id, one, completions, collector, index)
+        except InvalidRequestError:
+            output_processor.abort_requests([one.request_id for one in requests[:index]], is_silent=True)
+            release_media(admitted)
+            raise
+        engine_requests += completions
+    return collector, engine_requests

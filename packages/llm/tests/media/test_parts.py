@@ -1,0 +1,84 @@
+"""Media parts of messages: every form that clients send, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmstack_llm.media.parts import MediaMark, MediaPart, has_media, take_media
+from llmstack_types import InvalidRequestError
+
+URL = "data:image/png;base64,AAAA"
+PARAM = "messages[0].content[1]"
+TEXT = {"type": "text", "text": "look"}
+
+
+def taken(part: Any) -> MediaPart:
+    messages, parts = take_media([{"role": "user", "content": [TEXT, part]}], {"image": 2})
+    assert messages[0]["content"] == [TEXT, MediaMark("image")]
+    (one,) = parts
+    return one
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"type": "image_url", "image_url": {"url": URL}}, MediaPart("image", URL, param=PARAM)),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": "low"}}, MediaPart("image", URL, "", "low", PARAM)),
+        ({"type": "image_url", "image_url": URL}, MediaPart("image", URL, param=PARAM)),
+        ({"image_url": URL}, MediaPart("image", URL, param=PARAM)),
+        ({"image_url": {"url": URL}}, MediaPart("image", URL, param=PARAM)),
+        ({"type": "image", "image": URL}, MediaPart("image", URL, param=PARAM)),
+        ({"type": "input_image", "image_url": URL, "detail": "high"}, MediaPart("image", URL, "", "high", PARAM)),
+        ({"type": "image_url", "image_url": {"url": URL}, "uuid": "a"}, MediaPart("image", URL, "a", "auto", PARAM)),
+        ({"type": "image_url", "image_url": None, "uuid": "a"}, MediaPart("image", "", "a", "auto", PARAM)),
+        ({"type": "image_url", "uuid": "a"}, MediaPart("image", "", "a", "auto", PARAM)),
+    ],
+)
+def test_each_form_of_a_picture_is_read(part: dict[str, Any], expected: MediaPart) -> None:
+    assert taken(part) == expected
+
+
+@pytest.mark.parametrize(
+    ("part", "param", "code"),
+    [
+        ({"type": "image_url"}, f"{PARAM}.image_url", "missing_required_parameter"),
+        ({"type": "image_url", "image_url": {}}, f"{PARAM}.image_url.url", "missing_required_parameter"),
+        ({"type": "image_url", "image_url": 3}, f"{PARAM}.image_url", "invalid_type"),
+        ({"type": "image_url", "image_url": {"url": [URL]}}, f"{PARAM}.image_url.url", "invalid_type"),
+        ({"type": "image_url", "image_url": "\ud800"}, f"{PARAM}.image_url", "invalid_value"),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": "x"}}, f"{PARAM}.detail", "invalid_value"),
+        ({"type": "image_url", "image_url": URL, "uuid": 3}, f"{PARAM}.uuid", "invalid_type"),
+        ({"type": "input_audio", "input_audio": {"data": "A"}}, f"{PARAM}.type", "unsupported_parameter"),
+        ({"type": "video_url", "video_url": URL}, f"{PARAM}.type", "unsupported_parameter"),
+        ({"type": "file", "file": {}}, f"{PARAM}.type", "unsupported_parameter"),
+    ],
+)
+def test_what_is_no_picture_is_named(part: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        taken(part)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_one_picture_too_many_is_named() -> None:
+    picture = {"type": "image_url", "image_url": URL}
+    messages = [{"role": "user", "content": [picture, picture]}, {"role": "user", "content": [TEXT, picture]}]
+    with pytest.raises(InvalidRequestError) as caught:
+        take_media(messages, {"image": 2})
+    assert (caught.value.param, caught.value.code) == ("messages[1].content[1]", "too_many_images")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], ["x"], [{"role": "user"}], [{"role": "user", "content": "look"}], [{"role": "user", "content": [TEXT, 3]}]],
+)
+def test_messages_without_media_stay_as_they_are(messages: list[Any]) -> None:
+    assert take_media(messages, {"image": 2}) == (messages, [])
+    assert not has_media(messages)
+
+
+def test_a_request_cannot_hold_a_mark() -> None:
+    messages, parts = take_media([{"role": "user", "content": [["image"], {"kind": "image"}]}], {"image": 2})
+    assert not parts
+    assert not any(isinstance(one, MediaMark) for one in messages[0]["content"])
