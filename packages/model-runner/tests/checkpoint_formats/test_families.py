@@ -23,6 +23,12 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
 GPT_SIZES: dict[str, Any] = {"vocab_size": 97, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64}
+DELTA_NETS = SIZES | {
+    "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+    "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomForCausalLM", {"vocab_size": 97, "hidden_size": 64, "n_layer": 1, "n_head": 4}),
     "falcon with groups": ("FalconForCausalLM", SIZES | {"new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -40,20 +46,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         SIZES | {"head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
     "stablelm": ("StableLmForCausalLM", SIZES),
+    "qwen 3.5": ("Qwen3_5ForCausalLM", DELTA_NETS),
+    "qwen 3.5 with experts": ("Qwen3_5MoeForCausalLM", DELTA_NETS),
+    "qwen3 next": ("Qwen3NextForCausalLM", DELTA_NETS),
 }
+# What published checkpoints of these families leave in full precision.
+IN_FULL_PRECISION = (".in_proj_a.weight", ".in_proj_b.weight", ".in_proj_ba.weight", "lm_head.weight")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_with_the_weights_that_a_quantized_checkpoint_means(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [(family, CASE) for family in FAMILIES]
+    + [(family, case) for family in ("qwen 3.5", "qwen3 next") for case in ("fp8 by block, dynamic", "awq", "gptq 4")],
+)
+def test_a_family_computes_with_the_weights_that_a_quantized_checkpoint_means(family: str, case: str) -> None:
     architecture, config = FAMILIES[family]
     model_class = load_model_class(architecture)
     quantized, plain = (model_class(config, torch.float32, CPU) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
-    fields, make = CASES[CASE]
+    fields, make = CASES[case]
     given: dict[str, torch.Tensor] = {}
     meant: dict[str, torch.Tensor] = {}
     for seed, (name, slot) in enumerate(quantized.slots().items()):
-        if slot.load_stored is None:
+        if slot.load_stored is None or (
+            family.startswith(("qwen 3.5", "qwen3 n")) and name.endswith(IN_FULL_PRECISION)
+        ):
             tensor = torch.randn(slot.shape, generator=generator) * 0.1
             given[name] = meant[name] = tensor + 1 if slot.kind is WeightKind.SCALE else tensor
             continue
