@@ -12,6 +12,8 @@ import transformers
 from model_runner_helpers.merged import write_merged
 from safetensors.torch import load_file, save_file
 
+from llmstack_kernels.native.capture import CapturedCalls
+from llmstack_kernels.testing import runs_native_kernels
 from llmstack_llm import LLM, LoRARequest, SamplingParams
 from llmstack_model_runner.testing import write_random_adapter
 
@@ -104,3 +106,29 @@ def test_an_adapter_writes_the_tokens_of_its_merged_weights(checkpoint: tuple[Pa
     assert wanted != tokens_of(checkpoint[0])
     for options in ({"max_num_batched_tokens": 23}, {"tensor_parallel_size": 2}):
         assert tokens_of(checkpoint[0], LoRARequest("a", 1, str(adapter)), enable_lora=True, **options) == wanted
+
+
+@pytest.mark.skipif(not runs_native_kernels(), reason="only native steps are captured")
+def test_captured_decodes_have_the_bits_of_eager_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the dense model, in waves, so that rows come, go and take other states."""
+    replays = []
+    replay = CapturedCalls.replay
+    monkeypatch.setattr(CapturedCalls, "replay", lambda calls: replays.append(len(calls)) or replay(calls))
+    torch.manual_seed(4)
+    sizes = {name: value for name, value in SIZES.items() if "expert" not in name and "moe" not in name}
+    made = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**sizes, intermediate_size=96))
+    made.save_pretrained(tmp_path)
+    params = [SamplingParams(temperature=0.0, max_tokens=3 + 5 * n, ignore_eos=True, logprobs=1) for n in range(6)]
+    answers = []
+    for is_eager in (True, False):
+        with LLM(
+            str(tmp_path), skip_tokenizer_init=True, dtype="float32", num_kv_blocks=200, max_model_len=200,
+            max_num_seqs=3, enforce_eager=is_eager,
+        ) as llm:  # fmt: skip
+            found = []
+            for _ in range(2):
+                outputs = llm.generate([{"prompt_token_ids": one} for one in PROMPTS], params, use_tqdm=False)
+                found.append([output.outputs[0].logprobs for output in outputs])
+            answers.append(found)
+            assert (len(replays) > 20) == (not is_eager)
+    assert answers[0] == answers[1]

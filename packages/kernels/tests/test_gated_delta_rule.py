@@ -42,7 +42,9 @@ def make_rows(counts: list[int], known: list[int] | None = None, first_block: in
 
 def make_matrices(num_blocks: int, shape: tuple[int, int, int, int]) -> torch.Tensor:
     _, num_heads, key_dim, value_dim = shape
-    return torch.randn((num_blocks, num_heads, key_dim, value_dim), generator=torch.Generator().manual_seed(1))
+    size = num_heads * key_dim * value_dim
+    storage = torch.randn((num_blocks, size + 3), generator=torch.Generator().manual_seed(1))  # of other layers too
+    return storage[:, 3:].unflatten(1, (num_heads, key_dim, value_dim))
 
 
 def tokens(inputs: DeltaRuleInputs, start: int, end: int) -> DeltaRuleInputs:

@@ -391,5 +391,5 @@ class ModelRunner:
         return make_steps(
             self._model, batch, self._kv_caches, self._sampler, self._config, self.timing, self._media.find_vectors,
             device=self._device, runtime=self._runtime, label_head=self._label_head, sharding=self._sharding,
-            adapters=self._adapters, has_states=spec.state_group is not None,
+            adapters=self._adapters,
         )  # fmt: skip

@@ -17,7 +17,7 @@ def causal_convolution(
     inputs: torch.Tensor,  # [num_tokens, num_channels]; the tokens of each row follow one another
     taps: torch.Tensor,  # [length, num_channels] float32
     bias: torch.Tensor | None,  # [num_channels] float32
-    tails: torch.Tensor,  # [num_blocks, length - 1, num_channels], of the inputs' type
+    tails: torch.Tensor,  # [num_blocks, length - 1, num_channels], of the inputs' type; blocks may be apart
     rows: StateRows,
     activation: str = "none",
 ) -> torch.Tensor:  # [num_tokens, num_channels]
@@ -33,6 +33,8 @@ def causal_convolution(
         raise ValueError("taps and bias must be float32, one number per channel.")
     if tails.dtype != inputs.dtype:
         raise ValueError(f"tails of {tails.dtype} do not fit inputs of {inputs.dtype}.")
+    if not tails[0].is_contiguous():
+        raise ValueError("each block of the tails must be contiguous.")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation[:64]!r} is unknown; {', '.join(ACTIVATIONS)} are known.")
     rows.check(len(inputs))

@@ -36,7 +36,7 @@ class DeltaRuleInputs:
 
 def gated_delta_rule(
     inputs: DeltaRuleInputs,
-    matrices: torch.Tensor,  # [num_blocks, num_value_heads, key_dim, value_dim] float32
+    matrices: torch.Tensor,  # [num_blocks, num_value_heads, key_dim, value_dim] float32; blocks may be apart
     rows: StateRows,
 ) -> torch.Tensor:  # [num_tokens, num_value_heads * value_dim], of the type of `inputs.mixed`
     """The queries' answers of the matrices, which change token by token.
@@ -63,6 +63,8 @@ def gated_delta_rule(
         raise ValueError(f"log_decay and decay_bias must be float32 [{num_heads}].")
     if matrices.dtype != torch.float32:
         raise ValueError(f"matrices must be float32, got {matrices.dtype}.")
+    if not matrices[0].is_contiguous():
+        raise ValueError("each block of the matrices must be contiguous.")
     rows.check(num_tokens)
     backend = implementation("gated_delta_rule", matrices.device.type)
     out: torch.Tensor = backend.gated_delta_rule(inputs, matrices, rows)

@@ -156,14 +156,14 @@ void run_strip(const Heads<T>& heads, const float* factors, const float* source,
 }  // namespace
 }  // namespace llmstack
 
-// Rows of `mixed`, `decays` and `rates` are `*_stride` apart. `factors` is memory for [num_tokens, num_heads, 2].
+// Rows of `mixed`, `decays` and `rates`, and blocks of `matrices`, are `*_stride` apart. `factors` is memory for [num_tokens, num_heads, 2].
 #define LLMSTACK_GATED_DELTA_RULE(suffix, T)                                                                         \
   extern "C" void llmstack_gated_delta_rule_##suffix(                                                                \
       const llmstack::T* mixed, int64_t mixed_stride, const llmstack::T* decays, int64_t decays_stride,              \
       const llmstack::T* rates, int64_t rates_stride, const float* log_decay, const float* decay_bias,               \
-      float* factors, float* matrices, const int32_t* starts, const int64_t* sources, const int64_t* targets,        \
-      const int64_t* known, llmstack::T* out, int64_t num_rows, int64_t num_tokens, int64_t num_key_heads,           \
-      int64_t num_heads, int64_t key_dim, int64_t value_dim) {                                                       \
+      float* factors, float* matrices, int64_t matrices_stride, const int32_t* starts, const int64_t* sources,       \
+      const int64_t* targets, const int64_t* known, llmstack::T* out, int64_t num_rows, int64_t num_tokens,          \
+      int64_t num_key_heads, int64_t num_heads, int64_t key_dim, int64_t value_dim) {                                \
     using namespace llmstack;                                                                                        \
     compute_factors(decays, decays_stride, rates, rates_stride, log_decay, decay_bias, factors, num_tokens,          \
                     num_heads);                                                                                      \
@@ -171,8 +171,8 @@ void run_strip(const Heads<T>& heads, const float* factors, const float* source,
     const int64_t strips = (value_dim + kStrip - 1) / kStrip, size = key_dim * value_dim;                            \
     for_each_chunk(num_rows * num_heads * strips, [=](int64_t item) {                                                \
       const int64_t strip = item % strips, head = item / strips % num_heads, row = item / strips / num_heads;        \
-      run_strip(heads, factors, matrices + (sources[row] * num_heads + head) * size,                                 \
-                matrices + (targets[row] * num_heads + head) * size, out, head, strip * kStrip, starts[row],         \
+      run_strip(heads, factors, matrices + sources[row] * matrices_stride + head * size,                             \
+                matrices + targets[row] * matrices_stride + head * size, out, head, strip * kStrip, starts[row],     \
                 starts[row + 1], known[row]);                                                                        \
     });                                                                                                              \
   }                                                                                                                  \

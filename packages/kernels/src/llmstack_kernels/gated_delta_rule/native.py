@@ -9,24 +9,27 @@ from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, library, requ
 from llmstack_kernels.state_rows import StateRows
 
 MAX_KEY_DIM = 256
-_ARGUMENTS = (Pointer, Int, *(Pointer, Int) * 2, *(Pointer,) * 9, Int, Int, Int, Int, Int, Int)
+_ARGUMENTS = (Pointer, Int, *(Pointer, Int) * 2, *(Pointer,) * 4, Int, *(Pointer,) * 5, *(Int,) * 6)
 
 
 def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: StateRows) -> torch.Tensor:
     """Heads and columns of their matrices are shared among threads; a part of a matrix stays in the first cache."""
     mixed, decays, rates = inputs.mixed, inputs.decays, inputs.rates
     _, num_heads, key_dim, value_dim = matrices.shape
-    if mixed.dtype not in DTYPE_TO_SUFFIX or key_dim > MAX_KEY_DIM or not matrices.is_contiguous():
+    if mixed.dtype not in DTYPE_TO_SUFFIX or key_dim > MAX_KEY_DIM:
         return reference.gated_delta_rule(inputs, matrices, rows)
     mixed, decays, rates = (x if x.stride(1) == 1 else x.contiguous() for x in (mixed, decays, rates))
     out = mixed.new_empty((len(mixed), num_heads * value_dim))
     factors = mixed.new_empty((len(mixed), num_heads, 2), dtype=torch.float32)
     function = require_library().function(f"gated_delta_rule_{DTYPE_TO_SUFFIX[mixed.dtype]}", *_ARGUMENTS)
     states = (rows.query_start_loc, rows.sources, rows.targets, rows.num_known_tokens)
-    pointers = (inputs.log_decay, inputs.decay_bias, factors, matrices, *states, out)
+    blocks = (inputs.log_decay, inputs.decay_bias, factors, matrices)
     strided = (part for x in (mixed, decays, rates) for part in (x.data_ptr(), x.stride(0)))
     sizes = (len(rows), len(mixed), inputs.num_key_heads, num_heads, key_dim, value_dim)
-    function(*strided, *(tensor.data_ptr() for tensor in pointers), *sizes)
+    function(
+        *strided, *(tensor.data_ptr() for tensor in blocks), matrices.stride(0),
+        *(tensor.data_ptr() for tensor in (*states, out)), *sizes,
+    )  # fmt: skip
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs
@@ -28,6 +29,7 @@ class DecodeBuffers:
             GroupTables(torch.zeros(num_rows, max_num_blocks, dtype=torch.int32), ones.clone())
             for _ in batch.block_tables
         ]
+        sources, targets = torch.zeros_like(ones), torch.zeros_like(ones)
         metadata = AttentionMetadata(
             query_start_loc=query_start_loc,
             seq_lens=ones.int(),
@@ -37,6 +39,7 @@ class DecodeBuffers:
             seq_lens_list=ones.tolist(),
             max_query_len=1,
             max_seq_len=1,
+            states=StateRows(query_start_loc, sources, targets, ones) if batch.has_states else None,
         )
         self.inputs = ModelInputs(
             token_ids=ones.clone(),
@@ -50,14 +53,21 @@ class DecodeBuffers:
         self._token_ids = self.inputs.token_ids.numpy()
         self._positions = self.inputs.positions.numpy()
         self._seq_lens = metadata.seq_lens.numpy()
+        self._states = sources.numpy(), targets.numpy()
         self._tables = [(own.block_tables.numpy(), own.slot_mapping.numpy()) for own in tables]
 
     def fill(self, batch: InputBatch, step: StepRows) -> None:
-        """Writes the tokens, positions and block tables of a step's rows; block ids beyond a context are arbitrary."""
+        """Writes the tokens, positions, block tables and states of a step's rows.
+
+        Block ids beyond a context are arbitrary.
+        """
         rows, positions = step.rows, step.num_computed_tokens
         self._token_ids[:] = batch.token_ids[rows, positions]
         self._positions[:] = positions
         np.add(positions, 1, out=self._seq_lens, casting="same_kind")
+        if step.states is not None:
+            for own, column in zip(self._states, step.states.T, strict=True):
+                own[:] = column
         block_indices, offsets = np.divmod(positions, batch.block_size)
         num_blocks = int(block_indices.max()) + 1
         for tables, (own_tables, slot_mapping) in zip(batch.block_tables, self._tables, strict=True):

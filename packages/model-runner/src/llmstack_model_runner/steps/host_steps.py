@@ -132,6 +132,11 @@ class HostSteps:
             return None
         if step.num_left.any():
             return None  # a chunk of a prefill
+        if batch.has_states:
+            # Rows of drafts would each need the state of the one before; and a replay writes the KV of all tokens.
+            is_held = step.num_computed_tokens < batch.num_held_tokens[step.rows]
+            if step.num_tokens > len(step.rows) or is_held.any():
+                return None
         decodes = step if step.num_tokens == len(step.rows) else step.split_drafts()
         return None if decodes is None else graphs.run(batch, decodes, num_adapted)
 

@@ -38,14 +38,12 @@ def make_steps(
     label_head: LabelHead | None,
     sharding: Sharding,
     adapters: AdapterStore | None,
-    has_states: bool,
 ) -> HostSteps | DeviceSteps:
-    """Steps over a batch and a KV storage; see the classes. `has_states`: Layers of the model keep a state."""
+    """Steps over a batch and a KV storage; see the classes."""
     if isinstance(model, CausalLM) and has_device_rows(model, device, runtime):
         runtime = runtime or CudaRuntime(device)
         return DeviceSteps(model, batch, kv_caches, sampler, runtime, config, timing, find_vectors, adapters)
-    # Captured steps read the states of one step only.
-    is_capturing = device.type == "cpu" and not config.enforce_eager and not has_states
+    is_capturing = device.type == "cpu" and not config.enforce_eager
     return HostSteps(
         model, batch, kv_caches, sampler, device, timing, find_vectors, label_head=label_head,
         max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
