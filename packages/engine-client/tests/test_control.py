@@ -8,7 +8,7 @@ import pytest
 
 from llmstack_engine_client.clients.inproc import InprocClient
 from llmstack_engine_client.clients.mailbox import Mailbox
-from llmstack_engine_client.replicas.balanced import COMBINE
+from llmstack_engine_client.replicas.balanced import MERGES
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.build import build_engine_core
 from llmstack_engine_core.messages.control import SIGNATURES, ControlResult
@@ -46,15 +46,15 @@ def test_an_engine_core_answers_every_operation_with_a_value_of_its_type(operati
 
 
 def test_the_results_of_several_engine_cores_are_combined_for_every_operation() -> None:
-    assert set(COMBINE) == set(SIGNATURES)
-    load = COMBINE[Control.LOAD_ADAPTER]
+    assert {operation.merged for operation in SIGNATURES} == set(MERGES)
+    load = MERGES[Control.LOAD_ADAPTER.merged]
     assert [load(["loaded", other, "loaded"]) for other in ("loaded", "loading", "It is damaged.")] == [
         "loaded",
         "loading",
         "It is damaged.",
     ]
-    assert COMBINE[Control.START_PROFILE](["", "No."]) == "No."
-    assert COMBINE[Control.STOP_PROFILE](["a", "", "b\nc"]) == "a\nb\nc"
+    assert MERGES[Control.START_PROFILE.merged](["", "No."]) == "No."
+    assert MERGES[Control.STOP_PROFILE.merged](["a", "", "b\nc"]) == "a\nb\nc"
 
 
 def test_an_operation_that_fails_ends_an_engine_core_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.chat.renderers import ChatFacts
 from llmstack_llm.requests import Adapter
-from llmstack_types import EngineReady, PoolingParams, SamplingParams, StepRecording
+from llmstack_types import EngineReady, Operation, PoolingParams, SamplingParams, StepRecording
+from llmstack_types.control import ArgumentTs, ResultT
 
 
 class TokenLogprob(Protocol):
@@ -340,16 +341,8 @@ class EngineClient(Protocol):
         """Allocates again what `sleep` has freed."""
         ...
 
-    async def start_profile(self) -> str:
-        """Begins to record what the engine computes; empty, or a sentence on why not."""
-        ...
-
-    async def stop_profile(self) -> list[str]:
-        """Ends that; the traces written since the last call."""
-        ...
-
-    async def reset_prefix_cache(self) -> bool:
-        """Empties the prefix cache; False while requests are running."""
+    async def control(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
+        """Does an operation of the engine cores that needs nothing else."""
         ...
 
     async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:

@@ -25,9 +25,11 @@ from llmstack_types import (
     EngineCoreRequest,
     EngineDeadError,
     EngineReady,
+    Operation,
     ServerOverloadedError,
     StepRecording,
 )
+from llmstack_types.control import ArgumentTs, ResultT
 
 if TYPE_CHECKING:
     from llmstack_llm.protocols import AsyncEngineCoreClient
@@ -182,13 +184,9 @@ class EngineFrontEnd:
         """
         await self._client.call(Control.WAKE_UP)
 
-    async def start_profile(self) -> str:
-        """Begins to record what the model runner computes; empty, or a sentence on why not."""
-        return await self._client.call(Control.START_PROFILE)
-
-    async def stop_profile(self) -> list[str]:
-        """Ends that; the traces written since the last call."""
-        return (await self._client.call(Control.STOP_PROFILE)).splitlines()
+    async def control(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
+        """Does an operation that needs nothing else from the front end, in all engine cores."""
+        return await self._client.call(operation, *arguments)
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""

@@ -16,6 +16,7 @@ from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_server.web.openapi_bodies import FixedBody
 from llmstack_server.web.routes import Needs, Router, RouteSpec
+from llmstack_types import Control
 
 PAUSE_TOPIC = "pause"
 ABORT_TOPIC = "abort"
@@ -51,7 +52,7 @@ def add_pause_routes(router: Router, state: ServerState) -> None:
         await state.ask_peers(f"{PAUSE_TOPIC} on")
         await _wait_until_idle(state, aborts=mode == "abort")
         if clears_cache:
-            await state.engine.reset_prefix_cache()
+            await state.engine.control(Control.RESET_PREFIX_CACHE)
         return JSONResponse({"status": "paused"})
 
     @router.declare(RouteSpec("POST", "/resume", Status, needs=Needs.AWAKE, is_for_operators=True))

@@ -34,7 +34,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_server.web.middleware import health_body
 from llmstack_server.web.routes import Content, Key, Needs, Router, RouteSpec
-from llmstack_types import EngineDeadError
+from llmstack_types import Control, EngineDeadError
 
 
 def build_router(state: ServerState) -> Router:
@@ -152,6 +152,6 @@ def _add_control_routes(router: Router, state: ServerState) -> None:
     ))  # fmt: skip
     async def reset_prefix_cache() -> Response:
         """Empties the prefix cache; refused while requests are running."""
-        if await state.engine.reset_prefix_cache():
+        if await state.engine.control(Control.RESET_PREFIX_CACHE):
             return Response(status_code=200)
         raise HTTPError(engine_unavailable("The prefix cache is in use: requests are running."))

@@ -36,6 +36,7 @@ from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing.adapters import FakeAdapters
 from llmstack_server.testing.byte_tokenizer import ByteTokenizer
+from llmstack_server.testing.operations import FakeOperations
 from llmstack_server.testing.pooling import admit_bytes, pool_bytes
 from llmstack_server.web.streams import close, merge
 from llmstack_types import EngineDeadError, EngineReady, PoolingParams, RequestOutputKind, SamplingParams, StepRecording
@@ -86,7 +87,7 @@ class FakeStream:
         await self.aclose()
 
 
-class FakeEngineClient(FakeAdapters):
+class FakeEngineClient(FakeAdapters, FakeOperations):
     """An `EngineClient` that repeats the prompt, one byte per token.
 
     Attributes:
@@ -95,8 +96,6 @@ class FakeEngineClient(FakeAdapters):
         step_delay_s: Seconds per token.
         script: Text to generate in place of the prompt.
         rendered: The conversations that were rendered.
-        sleep_level: The level set by `sleep`.
-        is_profiling: Whether a profile is being recorded.
         is_recovering: Value for `/ready`.
         num_restarts: Value for `/server_info`.
         last_steps: The result of `recent_steps`.
@@ -105,7 +104,8 @@ class FakeEngineClient(FakeAdapters):
 
     def __init__(self, *, step_delay_s: float = 0.0, num_labels: int = 0) -> None:
         """`num_labels` above 0 makes it a classifier with labels named `a`, `b` and so on."""
-        super().__init__()
+        FakeAdapters.__init__(self)
+        FakeOperations.__init__(self)
         self.ready = dataclasses.replace(READY, num_labels=num_labels)
         self.limits = dataclasses.replace(LIMITS, num_labels=num_labels)
         self.prompt_prefixes = {"query": "q: "}
@@ -121,8 +121,8 @@ class FakeEngineClient(FakeAdapters):
         self.num_tokens_before_error = 0
         self.num_running = self.max_num_running = 0
         self.is_dead = False
-        self.is_shut_down = self.is_profiling = self.is_recovering = False
-        self.sleep_level = self.num_restarts = self.num_unmoved_requests = 0
+        self.is_shut_down = self.is_recovering = False
+        self.num_restarts = self.num_unmoved_requests = 0
         self.engines = [READY]
         self.chat_facts: ChatFacts | None = ChatFacts(True, True, None)
         self.last_steps = StepRecording(0.0, (), ())
@@ -333,32 +333,6 @@ class FakeEngineClient(FakeAdapters):
 
     async def get_tokenizer(self, param: str = "prompt") -> ByteTokenizer:
         return ByteTokenizer()
-
-    async def current_sleep_level(self) -> int:
-        return self.sleep_level
-
-    async def sleep(self, level: int) -> bool:
-        """Sets the level; False while requests are running."""
-        if self.num_running:
-            return False
-        self.sleep_level = max(level, self.sleep_level)
-        return True
-
-    async def wake_up(self) -> None:
-        self.sleep_level = 0
-
-    async def start_profile(self) -> str:
-        """Notes that a profile runs; why not, if one does."""
-        was_profiling, self.is_profiling = self.is_profiling, True
-        return "A profile is being recorded already." if was_profiling else ""
-
-    async def stop_profile(self) -> list[str]:
-        """A trace, if a profile ran."""
-        traces, self.is_profiling = ["fake.pt.trace.json"] * self.is_profiling, False
-        return traces
-
-    async def reset_prefix_cache(self) -> bool:
-        return self.num_running == 0
 
     async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
         """The step log after that step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -24,7 +24,7 @@ from llmstack_types import (
     InvalidRequestError,
     Operation,
 )
-from llmstack_types.control import ArgumentTs, ResultT
+from llmstack_types.control import ArgumentTs, Merged, ResultT
 
 # More requests than any engine core has.
 UNAVAILABLE: Final = 2**32
@@ -51,20 +51,10 @@ def _lines(texts: Sequence[str]) -> str:
     return "\n".join(filter(None, texts))
 
 
-COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], Any]]] = {
-    Control.RESET_PREFIX_CACHE: all,
-    Control.STATS: _first,
-    Control.SHUTDOWN: all,
-    Control.RECENT_STEPS: _first,
-    Control.STEP_LOG: _first,
-    Control.SLEEP: all,
-    Control.WAKE_UP: all,
-    Control.SLEEP_LEVEL: max,
-    Control.LOAD_ADAPTER: _least_loaded,
-    Control.UNLOAD_ADAPTER: any,
-    Control.START_PROFILE: _first_given,
-    Control.STOP_PROFILE: _lines,
-}
+MERGES: Final[Mapping[Merged, Callable[[Sequence[Any]], Any]]] = {
+    "all": all, "any": any, "max": max, "first": _first, "first text": _first_given, "lines": _lines,
+    "slowest": _least_loaded,
+}  # fmt: skip
 """Functions that merge the results of several engine cores."""
 
 
@@ -288,7 +278,7 @@ class BalancedClient:
     async def call(
         self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
     ) -> ResultT:
-        """Asks one engine core, or all at once; of their results `COMBINE` makes one.
+        """Asks one engine core, or all at once; of their results `MERGES` makes one.
 
         All are sent to sleep or none: those that did are woken where another has running requests.
         """
@@ -299,7 +289,7 @@ class BalancedClient:
         results = await asyncio.gather(*(client.call(operation, *arguments) for client in asked))
         if operation == Control.SLEEP and not all(results):
             await self.call(Control.WAKE_UP)
-        combined: ResultT = COMBINE[operation](results)
+        combined: ResultT = MERGES[operation.merged](results)
         return combined
 
     async def shutdown(self) -> None:
