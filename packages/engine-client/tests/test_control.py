@@ -20,6 +20,7 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     Control.SLEEP: (1,),
     Control.LOAD_ADAPTER: ("a@d.1", "folder"),
     Control.UNLOAD_ADAPTER: ("a@d.1",),
+    Control.SET_LOG_LEVEL: ("warning",),
 }
 RESULT_TYPES = {
     Control.LOAD_ADAPTER: str,

@@ -75,6 +75,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages/count_tokens", {**CHAT, "model": "fake"}),
     ("/invocations", CHAT),
     ("/pause", {}), ("/resume", {}), ("/abort_requests", {}), ("/start_profile", {}), ("/stop_profile", {}),
+    ("/log_level?level=info", {}),
 ]  # fmt: skip
 GETS = ["/health", "/ready", "/version", "/load", "/server_info", "/v1/models", "/is_paused", "/is_sleeping",
         "/tokenizer_info", "/steps", "/steps?after=40&engine=0&core=x", "/v1/files?limit=3&order=asc",

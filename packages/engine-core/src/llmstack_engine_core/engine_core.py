@@ -23,6 +23,7 @@ from llmstack_types import (
     StepRecording,
 )
 from llmstack_types.control import ArgumentTs, ResultT
+from llmstack_types.log_lines import set_log_level
 
 # How long a step waits for a stage when there is nothing else to do; messages are read between two steps.
 IDLE_WAIT_S = 0.005
@@ -81,6 +82,7 @@ class EngineCore:
             Control.SLEEP: self.sleep,
             Control.WAKE_UP: self.wake_up,
             Control.SLEEP_LEVEL: lambda: self.sleep_level,
+            Control.SET_LOG_LEVEL: set_log_level,
             **observers.operations(),
             **stages.operations(),
         }

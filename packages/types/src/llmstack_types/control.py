@@ -67,5 +67,8 @@ class Control:
     STOP_PROFILE: Final[Operation[str]] = Operation("stop_profile", 11, "lines")
     """Ends that; the files written since the last answer, one a line."""
 
+    SET_LOG_LEVEL: Final[Operation[bool, str]] = Operation("set_log_level", 13)
+    """Sets the level of llmstack's log lines in the engine core's process, by one of `LOG_LEVELS`."""
+
     SLEEP_LEVEL: Final[Operation[int]] = Operation("sleep_level", 7, "max")
     """0 while the engine core is awake, else the level of `SLEEP`."""

@@ -7,9 +7,20 @@ import logging
 import time
 from collections.abc import Callable
 
+from llmstack_types.vocabulary import LoggingLevel, words_of
+
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(process_name)s%(name)s: %(message)s"
+LOG_LEVELS = words_of(LoggingLevel)
 _LEVEL_COLORS = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 _PLAIN = "\x1b[0m"
+
+
+def set_log_level(level: str) -> bool:
+    """Sets the level of the loggers of llmstack's packages in this process, by one of `LOG_LEVELS`; True."""
+    names = [name.partition(".")[0] for name in logging.root.manager.loggerDict if name.startswith("llmstack_")]
+    for name in dict.fromkeys(names):
+        logging.getLogger(name).setLevel(level.upper())
+    return True
 
 
 class LogFormatter(logging.Formatter):

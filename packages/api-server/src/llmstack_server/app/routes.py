@@ -17,6 +17,7 @@ from llmstack_server.app.docs_page import add_docs_routes
 from llmstack_server.app.explain_routes import add_explanation_route
 from llmstack_server.app.invocations import add_invocations_route
 from llmstack_server.app.live_page import add_live_page
+from llmstack_server.app.log_routes import add_log_routes
 from llmstack_server.app.pause_routes import add_pause_routes
 from llmstack_server.app.profile_routes import add_profile_routes
 from llmstack_server.app.reload_routes import add_reload_routes
@@ -71,6 +72,7 @@ def build_router(state: ServerState) -> Router:
     if state.config.http.enable_control_routes:
         _add_control_routes(router, state)
         add_pause_routes(router, state)
+        add_log_routes(router, state)
         if state.config.processes.has_sleep_mode:
             add_sleep_routes(router, state)
         if state.config.engine.profiler_config is not None:

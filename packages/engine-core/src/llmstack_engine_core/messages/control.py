@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from llmstack_engine_core.messages.kinds import BOOLEAN, COUNT, CodecError, Kind, blob, integer, list_of, text
+from llmstack_engine_core.messages.kinds import BOOLEAN, COUNT, CodecError, Kind, blob, integer, list_of, text, word
 from llmstack_engine_core.messages.outputs import STATS
 from llmstack_engine_core.messages.recent_steps import RECENT_STEPS
 from llmstack_engine_core.messages.requests import MAX_LORA_NAME_LENGTH
 from llmstack_engine_core.messages.rows import Row, tuple_of
 from llmstack_types import Control, Operation
+from llmstack_types.log_lines import LOG_LEVELS
 
 AnyOperation = Operation[Any, *tuple[Any, ...]]
 
@@ -64,6 +65,7 @@ SIGNATURES: Final[dict[AnyOperation, Signature]] = {
     Control.UNLOAD_ADAPTER: _signature(BOOLEAN, _ADAPTER),
     Control.START_PROFILE: _signature(text()),
     Control.STOP_PROFILE: _signature(text()),
+    Control.SET_LOG_LEVEL: _signature(BOOLEAN, word(LOG_LEVELS)),
 }
 _NUMBER_TO_OPERATION: Final = {operation.number: operation for operation in SIGNATURES}
 
