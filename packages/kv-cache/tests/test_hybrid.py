@@ -276,3 +276,18 @@ def test_misuse_is_a_typed_error_and_changes_nothing():
     with pytest.raises(DuplicateRequestError):
         manager.allocate_slots("a", 2)
     manager.check_integrity()
+
+
+def test_blocks_that_were_found_are_checked_again_once_blocks_were_taken():
+    """What a lookup gives may be evicted by the next request that is given blocks."""
+    manager = HybridKVCacheManager([KVCacheGroup("full"), KVCacheGroup("window", 8)], 9, 4)
+    tokens = list(range(13))
+    manager.allocate_slots("a", 13)
+    manager.cache_blocks("a", tokens, 12)
+    manager.free("a")
+    found, num_tokens = manager.get_computed_blocks("b", tokens)
+    assert num_tokens == 12
+    assert manager.allocate_slots("other", 16) is not None
+    with pytest.raises(ValueError, match="get_computed_blocks"):
+        manager.allocate_slots("b", 13, found)
+    manager.check_integrity()

@@ -8,6 +8,7 @@ from itertools import compress
 from operator import not_
 
 from llmstack_kv_cache.block import BlockTable, check_integer, num_blocks_for
+from llmstack_kv_cache.block_pool import BlockPool
 
 NEVER = 2**62
 """More tokens than any request has."""
@@ -134,8 +135,12 @@ def longest_common(
     ]
 
 
-def check_shape(groups: Sequence[KVCacheGroup], computed: Sequence[Sequence[int]], block_size: int) -> int:
-    """How many blocks each group begins with, if null blocks are where a window has passed, and nowhere else.
+def check_computed(
+    groups: Sequence[KVCacheGroup], leader: int, computed: Sequence[Sequence[int]], block_size: int, pool: BlockPool
+) -> None:
+    """Refuses what is no cached prefix: blocks of each group, with null blocks where a window has passed alone.
+
+    `leader`: The group whose blocks tell the prefix.
 
     Raises:
         ValueError: They are not what a lookup gives.
@@ -146,7 +151,11 @@ def check_shape(groups: Sequence[KVCacheGroup], computed: Sequence[Sequence[int]
     for block_ids, first in zip(computed, first_needed_blocks(groups, num_blocks, block_size), strict=True):
         if any((block_id == NULL_BLOCK_ID) != (i < first) for i, block_id in enumerate(block_ids)):
             raise ValueError("computed_block_ids must be null blocks where the window has passed, and nowhere else")
-    return num_blocks
+    block_ids = [block_id for group in computed for block_id in group if block_id != NULL_BLOCK_ID]
+    leading = [block_id for block_id in computed[leader] if block_id != NULL_BLOCK_ID]
+    is_chain = pool.prefix_index.is_chain(leading, is_whole=len(leading) == num_blocks)
+    if not (is_chain and pool.are_findable(block_ids)):
+        raise ValueError("computed_block_ids must be the blocks of a prefix, from get_computed_blocks")
 
 
 def useful_blocks(

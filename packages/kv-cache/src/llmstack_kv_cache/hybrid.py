@@ -11,13 +11,14 @@ from llmstack_kv_cache.groups import (
     NULL_BLOCK_ID,
     GroupTable,
     KVCacheGroup,
+    check_computed,
     check_groups,
-    check_shape,
     interleave,
     longest_common,
     separate,
     useful_blocks,
 )
+from llmstack_kv_cache.prefix_index import ROOT
 
 
 class HybridKVCacheManager(BlockAccounts):
@@ -107,7 +108,9 @@ class HybridKVCacheManager(BlockAccounts):
         found = longest_common(self._groups, known, self._block_size)
         self._note_lookup(request_id, len(token_ids))
         self._last_ends = request_id, (len(leading), max_blocks)
-        return interleave(found), len(found[0]) * self._block_size
+        block_ids = interleave(found)
+        self._found = block_ids.copy(), ROOT
+        return block_ids, len(found[0]) * self._block_size
 
     def allocate_slots(
         self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
@@ -121,7 +124,8 @@ class HybridKVCacheManager(BlockAccounts):
                 `get_computed_blocks`, or the request has tables.
             DuplicateRequestError: The request is swapped out.
         """
-        check_integer("num_tokens", num_tokens, 1)
+        if type(num_tokens) is not int or num_tokens < 1:
+            check_integer("num_tokens", num_tokens, 1)
         tables = self._tables.get(request_id)
         if tables is None:
             return self._begin_tables(request_id, num_tokens, computed_block_ids, salt)
@@ -146,6 +150,7 @@ class HybridKVCacheManager(BlockAccounts):
         check_integer("num_computed_tokens", num_computed_tokens, 0)
         if not 0 <= num_computed_tokens <= min(len(token_ids), leader.num_blocks * self._block_size):
             raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
+        self._found = [], ROOT
         first, end = leader.num_cached_blocks, num_computed_tokens // self._block_size
         start = first - leader.num_passed_blocks
         if not self._enable_prefix_caching or end <= first or start < 0:
@@ -311,7 +316,9 @@ class HybridKVCacheManager(BlockAccounts):
         if self._host_pool.holds(request_id):
             raise DuplicateRequestError(request_id)
         computed = separate(computed_block_ids, len(self._groups))
-        num_computed_blocks = self._check_computed(computed)
+        num_computed_blocks = len(computed[0])
+        if list(computed_block_ids) != self._found[0]:  # what the last lookup has found needs no further check
+            check_computed(self._groups, self._leader, computed, self._block_size, self._pool)
         useful = self._useful_blocks(
             num_computed_blocks, self._last_ends[1] if self._last_ends[0] == request_id else ()
         )
@@ -335,20 +342,11 @@ class HybridKVCacheManager(BlockAccounts):
         self._count_lookup(request_id, num_computed_blocks * self._block_size)
         return interleave([table.full_table() for table in tables])
 
-    def _check_computed(self, computed: list[list[int]]) -> int:
-        """How many blocks each group begins with."""
-        num_blocks = check_shape(self._groups, computed, self._block_size)
-        block_ids = [block_id for group in computed for block_id in group if block_id != NULL_BLOCK_ID]
-        leading = [block_id for block_id in computed[self._leader] if block_id != NULL_BLOCK_ID]
-        is_chain = self._prefix_index.is_chain(leading, is_whole=len(leading) == num_blocks)
-        if not (is_chain and self._pool.are_findable(block_ids)):
-            raise ValueError("computed_block_ids must be the blocks of a prefix, from get_computed_blocks")
-        return num_blocks
-
     def _useful_blocks(self, num_found_blocks: int, ends: Sequence[int]) -> list[list[range]]:
         return useful_blocks(self._groups, self._leader, num_found_blocks, ends, self._block_size)
 
     def _append(self, table: GroupTable, num_blocks: int) -> list[int]:
+        self._found = [], ROOT
         block_ids = self._pool.take(num_blocks, table)
         table.block_ids += block_ids
         return block_ids
