@@ -44,6 +44,8 @@ PICTURE_ENCODERS: Mapping[str, str] = {
     "Idefics3ForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
     "LlavaForConditionalGeneration": "llmstack_model_runner.models.llava:LlavaEncoder",
     "LlavaNextForConditionalGeneration": "llmstack_model_runner.models.llava:LlavaNextEncoder",
+    "Qwen2VLForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:QwenVLEncoder",
+    "Qwen2_5_VLForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:Qwen2_5VLEncoder",
     "SmolVLMForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
 }
 

@@ -52,6 +52,10 @@ class ToyEncoder:
     def _load(self, name: str, tensor: torch.Tensor) -> None:
         self._weights[name] = tensor.to(self._dtype, copy=True)
 
+    def positions(self, item: MediaItem) -> torch.Tensor | None:
+        """None: places are positions."""
+        return None
+
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
         """The patches as vectors: [num_units, hidden_size]."""
         if len(data) != item.num_units * PATCH:

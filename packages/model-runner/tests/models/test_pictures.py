@@ -121,9 +121,24 @@ def chunks_of(model: Any, items: Sequence[MediaItem], num_tokens: int, size: int
         start = end
 
 
+def positions_of(model: Any, items: Sequence[MediaItem], num_tokens: int) -> torch.Tensor:
+    """Positions of all tokens of a prompt on three axes, one token after the other."""
+    columns: list[list[int]] = []
+    behind = 0
+    while len(columns) < num_tokens:
+        item = next((item for item in items if item.offset == len(columns)), None)
+        axes = None if item is None else model.media_encoder().positions(item)
+        own = [[0, 0, 0]] if axes is None else axes.T.tolist()
+        columns += [[behind + axis for axis in column] for column in own]
+        behind = 1 + max(max(column) for column in columns)
+    return torch.tensor(columns).T
+
+
 def logits_in_chunks(model: CausalLM, tokens: Sequence[int], items: Sequence[MediaItem], size: int) -> torch.Tensor:
     places = torch.tensor(places_of(items), dtype=torch.long)
     vectors = torch.cat([vectors_of(model, item) for item in items])
+    on_axes = positions_of(model, items, len(tokens))
+    shift = (on_axes[0] - torch.arange(len(tokens))).tolist()
     harness, found = PagedHarness(model, torch.float32, num_blocks=NUM_BLOCKS), []
     for start, end in chunks_of(model, items, len(tokens), size):
         own = (places >= start) & (places < end)
@@ -133,8 +148,9 @@ def logits_in_chunks(model: CausalLM, tokens: Sequence[int], items: Sequence[Med
             for first, length in item.embed_runs or ((0, item.num_tokens),)
             if model.media_encoder().is_atomic and start <= item.offset < end
         )
-        given = StepVectors(places[own] - start, vectors[own], blocks) if own.any() else None
-        found.append(harness.step([("a", tokens[start:end])], given))
+        axes = on_axes[:, places[own]] if model.moves_positions else None
+        given = StepVectors(places[own] - start, vectors[own], blocks, axes) if own.any() else None
+        found.append(harness.step([("a", tokens[start:end])], given, shift=shift[start:end]))
     return torch.cat(found)
 
 

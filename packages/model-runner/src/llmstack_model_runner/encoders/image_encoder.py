@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -35,6 +35,8 @@ class ImageEncoder(ABC):
     ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors that nothing here needs."""
     is_atomic: bool = False
+    text_class: ClassVar[type[Any] | None] = None
+    """A class between the text model's and the one with pictures, which changes how text is computed."""
     _parts: Sequence[HasSlots]
 
     def __init__(
@@ -76,6 +78,10 @@ class ImageEncoder(ABC):
         """The slot's name of a tensor in a checkpoint; None if it belongs to the language model."""
         found = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
         return found if found.startswith(self.prefixes) else None
+
+    def positions(self, item: MediaItem) -> torch.Tensor | None:
+        """Positions on three axes; None where places are positions."""
+        return None
 
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
         """The patches as vectors, with their positions."""

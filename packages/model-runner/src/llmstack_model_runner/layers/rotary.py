@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +49,7 @@ class RotaryEmbedding:
         self._parameters = parameters
         self._device = device
         self._cos_sin_cache: torch.Tensor | None = None
+        self._of_step: torch.Tensor | None = None
 
     def limit_positions(self, max_positions: int) -> None:
         """Sets the longest context that is served."""
@@ -61,8 +63,24 @@ class RotaryEmbedding:
             self._cos_sin_cache = self._compute(num_rows)
 
     @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self._parameters.rotary_dim
+
+    @contextmanager
+    def table_of_step(self, table: torch.Tensor) -> Iterator[None]:
+        """Within the block, positions are rows of this table: for tokens whose pairs turn by different positions."""
+        self._of_step = table
+        try:
+            yield
+        finally:
+            self._of_step = None
+
+    @property
     def table(self) -> torch.Tensor:
         """Cosines and sines, float32 [num_positions, rotary_dim]; of the longest context if none were asked for."""
+        if self._of_step is not None:
+            return self._of_step
         if self._cos_sin_cache is None:
             self._cos_sin_cache = self._compute(self._parameters.max_positions)
         return self._cos_sin_cache

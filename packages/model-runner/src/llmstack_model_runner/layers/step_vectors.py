@@ -32,3 +32,4 @@ class StepVectors(NamedTuple):
     places: torch.Tensor  # [num_places] int64, flat tokens of the step
     vectors: torch.Tensor  # [num_places, size]
     blocks: tuple[Block, ...] = ()
+    axes: torch.Tensor | None = None  # [3, num_places] int64: positions, where those of a token are not all equal

@@ -41,6 +41,13 @@ class MediaEncoder(Protocol):
         """Upper estimate of what the largest item needs while it is encoded, besides weights and vectors."""
         ...
 
+    def positions(self, item: MediaItem) -> torch.Tensor | None:  # [3, item.num_tokens] int64
+        """Positions of the item's tokens on three axes, from that of its first one on.
+
+        What follows the item goes on behind the largest of them. None where its places are its positions.
+        """
+        ...
+
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
         """What the first layer reads. `data` is the item's memory; its content is not checked yet.
 

@@ -68,6 +68,10 @@ class MediaStore:
         """Whether tokens of one item attend to each other."""
         return self._encoder is not None and self._encoder.is_atomic
 
+    def positions(self, item: MediaItem) -> torch.Tensor | None:
+        """Positions of an item's tokens on three axes; see `MediaEncoder`."""
+        return None if self._encoder is None or item.kind == "embeds" else self._encoder.positions(item)
+
     def __len__(self) -> int:
         return len(self._vectors) + len(self._begun)
 

@@ -29,6 +29,7 @@ class Model(ABC):
         keeps_numeric_contract: False if the model uses foreign operations, so that a token's result may depend on how
             tokens are batched and cut into steps.
         can_be_sharded: Whether several ranks can each compute a part of the model.
+        moves_positions: Whether tokens behind a picture have other positions than places. Host steps alone know them.
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
         kv_spec: Shape of the KV storage; set by the constructor.
     """
@@ -36,6 +37,7 @@ class Model(ABC):
     implementation: ClassVar[str] = "llmstack"
     keeps_numeric_contract: ClassVar[bool] = True
     can_be_sharded: ClassVar[bool] = False
+    moves_positions: ClassVar[bool] = False
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
 

@@ -62,5 +62,7 @@ def make_picture_model(model_class: type[Model], architecture: str) -> type[Mode
     """The class of a whole architecture that takes pictures, with this text model."""
     module, _, name = PICTURE_ENCODERS[architecture].partition(":")
     make_encoder = getattr(importlib.import_module(module), name)
+    between = getattr(make_encoder, "text_class", None)
+    bases = (PictureModel, *([between] if between is not None else []), model_class)
     fields = {"make_encoder": staticmethod(make_encoder)}
-    return type(f"{model_class.__name__}WithPictures", (PictureModel, model_class), fields)
+    return type(f"{model_class.__name__}WithPictures", bases, fields)

@@ -63,7 +63,7 @@ class DecodeBuffers:
         """
         rows, positions = step.rows, step.num_computed_tokens
         self._token_ids[:] = batch.token_ids[rows, positions]
-        self._positions[:] = positions
+        self._positions[:] = batch.moved.of_tokens(rows, positions)
         np.add(positions, 1, out=self._seq_lens, casting="same_kind")
         if step.states is not None:
             for own, column in zip(self._states, step.states.T, strict=True):

@@ -10,6 +10,7 @@ import numpy as np
 from llmstack_model_runner.adapters.store import NO_ADAPTER, AdapterStore
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
+from llmstack_model_runner.steps.moved_positions import MovedPositions
 from llmstack_model_runner.steps.pooling_rows import PoolingRows
 from llmstack_types import KVCacheGroupSpec, MediaItem, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
 
@@ -92,6 +93,7 @@ class InputBatch:
         adapter_numbers: Number of each row's adapter, or `NO_ADAPTER`.
         generations: Incremented when a row gets another request.
         media: Row to the items of its prompt, ascending, each with its number.
+        moved: Rows whose positions are not their places, once a step needed them.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class InputBatch:
         self.row_to_params: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}  # with end-of-sequence tokens
         self.num_prompt_logprobs: dict[int, int] = {}
         self.media: dict[int, tuple[tuple[int, MediaItem], ...]] = {}
+        self.moved = MovedPositions(max_num_rows)
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self.pooling = PoolingRows(max_num_rows)
         self._adapters = adapters
@@ -201,6 +204,7 @@ class InputBatch:
         del self.row_to_params[row]
         self.num_prompt_logprobs.pop(row, None)
         self.media.pop(row, None)
+        self.moved.clear_row(row)
         self._free_rows.append(row)
 
     def append_tokens(self, rows: IntArray, token_ids: IntArray, num_appended: IntArray | None = None) -> None:

@@ -21,7 +21,7 @@ from llmstack_types import ModelRunnerConfig
 
 def has_device_rows(model: Model | None, device: torch.device, runtime: DeviceRuntime | None) -> bool:
     """Whether the rows of a step are on the device, which computes steps asynchronously."""
-    return isinstance(model, CausalLM) and (runtime is not None or device.type == "cuda")
+    return isinstance(model, CausalLM) and not model.moves_positions and (runtime is not None or device.type == "cuda")
 
 
 def make_steps(

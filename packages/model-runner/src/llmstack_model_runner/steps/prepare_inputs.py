@@ -69,7 +69,7 @@ def lay_out(batch: InputBatch, step: StepRows) -> StepLayout:
     last_known = query_start_loc[1:][sampling_indices] - num_logits
     return StepLayout(
         token_ids=batch.token_ids[token_rows, positions].astype(np.int64),
-        positions=positions,
+        positions=batch.moved.of_tokens(token_rows, positions),
         slot_mappings=_slot_mappings(batch, token_rows, positions),
         query_start_loc=query_start_loc,
         seq_lens=step.num_computed_tokens + num_scheduled,

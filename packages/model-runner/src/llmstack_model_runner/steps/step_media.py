@@ -39,7 +39,9 @@ class StepMedia:
         Raises:
             MediaWorkError: An item is not encoded yet.
         """
+        self._move_positions(step)
         places: list[torch.Tensor] = []
+        axes: list[torch.Tensor] = []
         vectors: list[torch.Tensor] = []
         blocks: list[Block] = []
         first_tokens = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens
@@ -50,12 +52,35 @@ class StepMedia:
             for run_start, run_end, first in _overlaps(item, start, end):
                 places.append(torch.arange(run_start + shift, run_end + shift))
                 vectors.append(self._store.vectors(media_id, first, run_end - run_start))
+                if self._batch.moved:
+                    axes.append(self._axes_of(int(step.rows[index]), item, run_start, run_end))
                 if self._store.is_atomic and item.kind != "embeds":
                     blocks.append(Block(index, run_start + shift, run_start, run_end))
         if not places:
             return None
         joined = torch.cat(vectors)
-        return StepVectors(torch.cat(places).to(joined.device), joined, tuple(blocks))
+        on_axes = torch.cat(axes, dim=1).to(joined.device) if axes else None
+        return StepVectors(torch.cat(places).to(joined.device), joined, tuple(blocks), on_axes)
+
+    def _move_positions(self, step: StepRows) -> None:
+        """Notes where rows' positions are not their places, once for each row."""
+        moved = self._batch.moved
+        for row in step.rows.tolist():
+            items = self._batch.media.get(row)
+            if items is None or row in moved:
+                continue
+            found = [(item, self._store.positions(item)) for _, item in items]
+            spans = [(item.end, int(axes.max()) + 1 - item.num_tokens) for item, axes in found if axes is not None]
+            if spans:
+                moved.set_row(row, spans)
+
+    def _axes_of(self, row: int, item: MediaItem, start: int, end: int) -> torch.Tensor:
+        """Positions on three axes of places [start, end), which are of the item: [3, end - start]."""
+        first = int(self._batch.moved.of_tokens(np.array([row]), np.array([item.offset]))[0])
+        axes = self._store.positions(item)
+        if axes is None:
+            return torch.arange(start - item.offset + first, end - item.offset + first).expand(3, -1)
+        return axes[:, start - item.offset : end - item.offset] + first
 
     def find_failures(self, step: StepRows) -> dict[int, str]:
         """Indices of rows that need an item without vectors, to the text of their error."""

@@ -46,10 +46,16 @@ class PagedHarness:
         self._has_states = True
         return tuple(tensors)
 
-    def step(self, rows: Sequence[tuple[str, Sequence[int]]], vectors: StepVectors | None = None) -> torch.Tensor:
-        """Compute the next tokens of each named request; logits of every token, float32 [num_tokens, vocab_size]."""
+    def step(
+        self, rows: Sequence[tuple[str, Sequence[int]]], vectors: StepVectors | None = None, shift: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """Compute the next tokens of each named request; logits of every token, float32 [num_tokens, vocab_size].
+
+        `shift`: How far each token's position is from its place.
+        """
         token_ids = [token_id for _, tokens in rows for token_id in tokens]
         positions = [self._num_computed.get(name, 0) + i for name, tokens in rows for i in range(len(tokens))]
+        positions = [sum(both) for both in zip(positions, shift or [0] * len(positions), strict=True)]
         metadata = replace(self._metadata(rows), vectors=vectors)
         hidden = self._model.forward(torch.tensor(token_ids), torch.tensor(positions), metadata, self._kv_caches)
         return self._model.compute_logits(hidden)

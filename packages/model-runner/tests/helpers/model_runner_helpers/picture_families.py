@@ -143,6 +143,16 @@ def _next(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[st
     return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor([layout[1:] for layout in layouts])}
 
 
+def _patches(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    flat = [one.repeat_interleave(2, dim=2).flatten(1) for one in values]
+    return {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor(layouts)}
+
+
+def of_qwen_2_vl(name: str) -> str:
+    """`model.layers.0…` and `visual.…`."""
+    return name.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)
+
+
 def is_placeholder(tokens: list[int]) -> torch.Tensor:
     return torch.tensor([[int(token == PLACEHOLDER) for token in tokens]])
 
@@ -156,6 +166,8 @@ def before_language_model(name: str) -> str:
     return name.replace("language_model.", "language_model.model.", 1)
 
 
+M_ROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
+_QWEN_FILES = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 30}
 _CLIP = {"model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4,
          "num_attention_heads": 3, "image_size": 42, "patch_size": 14, "projection_dim": 32}  # fmt: skip
 _CLIP_FILES = {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}}
@@ -190,6 +202,23 @@ FAMILIES: dict[str, PictureFamily] = {
         "Llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": _CLIP, "image_token_id": PLACEHOLDER,
                   "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
         {"image_processor_type": "CLIPImageProcessor", **_CLIP_FILES}, _one_each, _LLAVA_FILES, before_language_model,
+    ),
+    "qwen 2 vl": PictureFamily(
+        "Qwen2VL",
+        TEXT | {"rope_theta": 1e4, "rope_scaling": M_ROPE, "use_sliding_window": False, "tie_word_embeddings": False,
+                "vision_config": {"depth": 3, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14,
+                                  "mlp_ratio": 2}, "image_token_id": PLACEHOLDER},
+        _QWEN_FILES, _patches, hub_name=of_qwen_2_vl,
+        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+    ),
+    "qwen 2.5 vl": PictureFamily(
+        "Qwen2_5_VL",
+        TEXT | {"rope_theta": 1e4, "rope_scaling": M_ROPE, "use_sliding_window": False, "tie_word_embeddings": False,
+                "vision_config": {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2,
+                                  "out_hidden_size": 32, "patch_size": 14, "window_size": 56,
+                                  "fullatt_block_indexes": [1]}, "image_token_id": PLACEHOLDER},
+        _QWEN_FILES, _patches, hub_name=of_qwen_2_vl, sizes=((170, 90), (60, 195), (90, 90)),
+        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
     ),
     "llava next": PictureFamily(
         "LlavaNext",
