@@ -8,6 +8,7 @@ import pytest
 from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_parallel.messages import (
     MESSAGES,
+    VERSION,
     AdapterCall,
     AdapterMessage,
     Answer,
@@ -96,12 +97,12 @@ def test_a_step_arrives_with_all_its_fields() -> None:
         (MESSAGES.encode(Answer(), 6), "another epoch"),
         (b"\xc1", "not a message"),
         (msgpack.packb([1, 16, 5, []]), "version"),
-        (msgpack.packb([3, 99, 5]), "unknown tag"),
-        (msgpack.packb([3, 16, 5]), "list of 1 items"),
-        (msgpack.packb([3, 16, 5, ["x"]]), "integers"),
-        (msgpack.packb([3, 1, 5, 77, []]), "call must be one of"),
-        (msgpack.packb([3, 2, 5, 0, [1], False, []]), "scheduled must be a list of 11"),
-        (msgpack.packb([3, 3, 5, 0, [["a"], "x"]]), "bits"),
+        (msgpack.packb([VERSION, 99, 5]), "unknown tag"),
+        (msgpack.packb([VERSION, 16, 5]), "list of 1 items"),
+        (msgpack.packb([VERSION, 16, 5, ["x"]]), "integers"),
+        (msgpack.packb([VERSION, 1, 5, 77, []]), "call must be one of"),
+        (msgpack.packb([VERSION, 2, 5, 0, [1], False, []]), "scheduled must be a list of 11"),
+        (msgpack.packb([VERSION, 3, 5, 0, [["a"], "x"]]), "bits"),
     ],
 )
 def test_a_frame_that_is_no_message_of_this_start_is_refused(frame: bytes, words: str) -> None:
