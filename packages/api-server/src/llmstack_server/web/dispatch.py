@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmstack_server.state.server_state import ServerState
@@ -9,8 +11,10 @@ from llmstack_server.web.clients import check_operator
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, engine_unavailable, server_shutting_down
 from llmstack_server.web.origins import OriginGuard
 from llmstack_server.web.queue_gate import QueueGateMiddleware
-from llmstack_server.web.resumable import ResumableMiddleware, asks_to_resume
+from llmstack_server.web.resumable import RESUMING_HEADERS, ResumableMiddleware
 from llmstack_server.web.routes import Needs, RouteSpec, RouteTable, direct_app
+
+_name_of = itemgetter(0)
 
 
 class EngineGate:
@@ -75,6 +79,6 @@ class RouteMiddleware:
         if spec.is_for_operators:
             check_operator()
         app = self._apps[spec]
-        if spec.is_resumable and asks_to_resume(scope):
+        if spec.is_resumable and not RESUMING_HEADERS.isdisjoint(map(_name_of, scope["headers"])):
             app = self._resumable[spec]
         await app(scope, receive, send)

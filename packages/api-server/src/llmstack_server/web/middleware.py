@@ -59,7 +59,8 @@ class RequestContextMiddleware:
         if self._state.config.http.root_path:
             scope["root_path"] = self._state.config.http.root_path
         current_request_id.set(request_id)
-        form = scope["state"][ERROR_FORM] = self._table.errors_of(route_path(scope))
+        path = route_path(scope)
+        form = scope["state"][ERROR_FORM] = self._table.path_to_form.get(path) or self._table.errors_of(path)
         sender = MarkingSender(send, form, request_id, scope["state"].get(PART_WRITER))
         try:
             try:

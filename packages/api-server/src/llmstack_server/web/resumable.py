@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import operator
 import re
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ MAX_KEY_CHARS = 255
 MAX_KEEP_S = 60
 
 RESUMING_HEADERS = frozenset({KEY_HEADER.lower().encode(), RESUME_HEADER.encode(), LAST_EVENT_HEADER.encode()})
-_name_of = operator.itemgetter(0)
 _EVENT_ID = re.compile(r"([0-9a-f]{32})\.([0-9]{1,9})")
 
 
@@ -53,7 +51,7 @@ class Asked:
 
 
 class ResumableMiddleware:
-    """Generates the answers of requests that `asks_to_resume`, in tasks. Outside of what may refuse new work."""
+    """Generates the answers of requests with one of `RESUMING_HEADERS` in tasks, around what may refuse new work."""
 
     def __init__(self, app: ASGIApp, state: ServerState, *, stores_answers: bool) -> None:
         """`stores_answers`: Whether the route has a store of its own, which outlives the server."""
@@ -126,11 +124,6 @@ class ResumableMiddleware:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def asks_to_resume(scope: Scope) -> bool:
-    """Whether a request has one of the headers; each to a resumable route is looked at."""
-    return not RESUMING_HEADERS.isdisjoint(map(_name_of, scope["headers"]))
 
 
 def read_headers(headers: Mapping[str, str]) -> Asked:

@@ -145,6 +145,7 @@ class RouteTable:
 
     Attributes:
         routes: The routes with their declarations, in order.
+        path_to_form: The form of errors of each path as it is declared.
     """
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
@@ -159,7 +160,7 @@ class RouteTable:
                     self._exact.setdefault((method, route.path), spec)
             else:
                 self._others.append((route, spec))
-        self._path_to_form = {spec.path: spec.errors for _, spec in self.routes}
+        self.path_to_form = {spec.path: spec.errors for _, spec in self.routes}
         self._path_to_key = {spec.path: spec.key for _, spec in self.routes}
 
     def find(self, scope: Scope) -> RouteSpec | None:
@@ -175,10 +176,10 @@ class RouteTable:
 
     def errors_of(self, path: str) -> ErrorForm:
         """The form of errors at a path, and below it, whatever the method."""
-        form = self._path_to_form.get(path)
+        form = self.path_to_form.get(path)
         if form is None:  # the path of no route, or one with an id
-            folders = (folder for folder in self._path_to_form if path.startswith(f"{folder}/"))
-            form = self._path_to_form.get(max(folders, key=len, default=""), OPENAI_ERRORS)
+            folders = (folder for folder in self.path_to_form if path.startswith(f"{folder}/"))
+            form = self.path_to_form.get(max(folders, key=len, default=""), OPENAI_ERRORS)
         return form
 
 
