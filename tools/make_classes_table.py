@@ -1,8 +1,12 @@
-"""Writes the table of all causal classes of transformers in docs/models.md; takes some minutes."""
+"""Writes the table of all causal classes of transformers in docs/models.md; takes some minutes.
+
+Names on the command line are tried again alone; the results of the others stay.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 from generated_page import DOCS, write_page
@@ -17,15 +21,24 @@ def page() -> str:
     """The page with the table between its marks replaced."""
     sys.path.insert(0, str(HELPERS))
     every_class = importlib.import_module("model_runner_helpers.every_class")
-    verdicts = {}
-    for architecture in every_class.architectures():
-        verdicts[architecture] = every_class.verdict(architecture)
-        print(f"{architecture}: {verdicts[architecture]}", file=sys.stderr)
     before, mark, rest = (DOCS / PAGE).read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    listed, end, after = rest.partition(END)
     if not mark or not end:
         raise ValueError(f"{PAGE} has no marks for the table")
+    again = [name for name in sys.argv[1:] if not name.startswith("-")]
+    known = _results(listed) if again else {}
+    verdicts = {}
+    for architecture in every_class.architectures():
+        is_known = architecture in known and architecture not in again
+        verdicts[architecture] = known[architecture] if is_known else every_class.verdict(architecture)
+        print(f"{architecture}: {verdicts[architecture]}", file=sys.stderr)
     return f"{before}{BEGIN}{every_class.table(verdicts)}{END}{after}"
+
+
+def _results(listed: str) -> dict[str, str]:
+    """Class to its result, of a table."""
+    rows = [re.fullmatch(r"\| (.*) \| \d+ \| (.*) \|", line) for line in listed.splitlines()]
+    return {name: row[1] for row in rows if row for name in re.findall(r"`(\w+)`", row[2])}
 
 
 if __name__ == "__main__":

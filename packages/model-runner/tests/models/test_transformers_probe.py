@@ -79,19 +79,22 @@ def test_fields_that_would_choose_code_or_files_are_not_passed_on() -> None:
         ("BertLMHeadModel", {}, "looks ahead"),
         ("DogeForCausalLM", {}, "neither causal nor a sliding window"),
         ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}, "a state of their own"),
-        (
-            "DeepseekV32ForCausalLM",
-            {
-                "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
-                "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2,
-            },
-            "needs indices",
-        ),
     ],
 )  # fmt: skip
 def test_what_only_running_shows_is_refused_at_load(architecture: str, values: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedByTransformersError, match=reason):
         load(architecture, **(SMALL | values))
+
+
+def test_what_an_indexer_would_select_of_a_longer_context_limits_the_context() -> None:
+    values = {
+        "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+        "v_head_dim": 8, "first_k_dense_replace": 2, "index_topk": 32,
+    }  # fmt: skip
+    model = load("DeepseekV32ForCausalLM", **(SMALL | values))
+    model.limit_context(32)
+    with pytest.raises(UnsupportedByTransformersError, match="selects 32 tokens of a context, so max_model_len"):
+        model.limit_context(33)
 
 
 def test_longrope_is_refused_beyond_the_context_it_was_trained_for() -> None:

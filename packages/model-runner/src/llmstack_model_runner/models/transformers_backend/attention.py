@@ -62,6 +62,7 @@ class AttentionLayer:
     Attributes:
         value_dim: Width of a value, which differs from that of a key in some models.
         source: The earlier call with the same keys and values, which are kept once; None where they are its own.
+        num_selected: Tokens that the layer selects of a context, if it does: no more than those attend to all.
     """
 
     module: nn.Module
@@ -70,6 +71,7 @@ class AttentionLayer:
     value_dim: int
     sliding_window: int | None
     source: int | None = None
+    num_selected: int | None = None
 
 
 class PagedAttention:
@@ -123,7 +125,7 @@ class PagedAttention:
         layer, place = self._layers[self._next], self._places[self._next]
         if layer.module is not call.module:
             raise RuntimeError("the model calls its attention in another order than before")
-        if call.mask is not None:
+        if call.mask is not None and mask_rule(call.mask) is None:
             raise RuntimeError("the model's attention has a mask of its own")
         self._next += 1
         key_cache, value_cache = self._kv_caches[place]

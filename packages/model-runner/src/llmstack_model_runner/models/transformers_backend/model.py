@@ -149,7 +149,10 @@ class TransformersModel(CausalLM):
             for layer in find_linears_of_tokens(decoder, decoder.get_input_embeddings(), self._run):
                 layer.adapt(names[layer], self._adapted)
         self._attention = PagedAttention(layers, self._dtype, self._device)
-        self._model.set_attn_implementation(IMPLEMENTATION)
+        if all(
+            layer.num_selected is None for layer in layers
+        ):  # an indexer needs masks, though its choice has no effect
+            self._model.set_attn_implementation(IMPLEMENTATION)
         install(decoder, self._attention)
         check_rows_are_independent(decoder, decoder.get_input_embeddings(), self._run, self._attention)
         install(decoder, self._attention)

@@ -20,7 +20,7 @@ from llmstack_model_runner.models.transformers_backend.attention import (
     mask_rule,
 )
 from llmstack_model_runner.models.transformers_backend.modules import LinearLayer
-from llmstack_model_runner.models.transformers_backend.resolve import max_model_len
+from llmstack_model_runner.models.transformers_backend.resolve import max_model_len, num_selected
 
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps (token ids, positions), both [num_tokens], to hidden states [num_tokens, hidden_size]."""
@@ -52,7 +52,7 @@ def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrain
         raise ProbeError("it calls no attention that can be replaced")
     for call in calls:
         _check_shape(call, dtype)
-        _check_options(call)
+        _check_options(call, _selected_by(call, config))
     return _layers_of(calls, config)
 
 
@@ -161,7 +161,8 @@ def _layers_of(calls: Sequence[AttentionCall], config: PreTrainedConfig) -> list
         memory = (*(place for x in (call.key, call.value) for place in (x.data_ptr(), x.shape, x.stride())), window)
         source = known.setdefault(memory, index)
         shared = None if source == index else source
-        layers.append(AttentionLayer(call.module, num_kv_heads, head_dim, value_dim, window, shared))
+        selected = _selected_by(call, config)
+        layers.append(AttentionLayer(call.module, num_kv_heads, head_dim, value_dim, window, shared, selected))
     return layers
 
 
@@ -174,9 +175,14 @@ def _check_shape(call: AttentionCall, dtype: torch.dtype) -> None:
         raise ProbeError("its keys and values are of another type than its weights")
 
 
-def _check_options(call: AttentionCall) -> None:
-    used = [name for name, value in call.options.items() if value is not None and value is not False]
-    unknown = sorted(set(used) - _HARMLESS_OPTIONS)
+def _selected_by(call: AttentionCall, config: PreTrainedConfig) -> int | None:
+    """Tokens that an indexer selects for the call; None without one."""
+    return num_selected(config) if call.options.get("indices") is not None else None
+
+
+def _check_options(call: AttentionCall, selected: int | None) -> None:
+    used = {name for name, value in call.options.items() if value is not None and value is not False}
+    unknown = sorted(used - _HARMLESS_OPTIONS - ({"indices"} if selected else set()))
     if unknown:
         raise ProbeError(f"its attention needs {', '.join(unknown)[:128]}")
     sinks = call.options.get("s_aux")

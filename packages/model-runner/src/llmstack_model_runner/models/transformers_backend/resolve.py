@@ -64,11 +64,23 @@ def max_model_len(config: PreTrainedConfig) -> int:
     return extended_positions({"rope_parameters": getattr(config, "rope_parameters", None)}, found)
 
 
+def num_selected(config: PreTrainedConfig) -> int | None:
+    """Tokens of a context that an indexer selects, which are all of one that is no longer; None without an indexer."""
+    found = getattr(config, "index_topk", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
 def check_context(config: PreTrainedConfig, architecture: str, num_positions: int) -> None:
-    """Raises if a request's angles would depend on the longest request of its batch, as they do with LongRoPE.
+    """Raises if an indexer would select some of a request's tokens, or if its angles would depend on another request's.
+
+    With LongRoPE they depend on the longest request of its batch.
 
     Dynamic NTK depends on it too, but only beyond `max_position_embeddings`, which no request exceeds.
     """
+    selected = num_selected(config)
+    if selected is not None and num_positions > selected:
+        reason = f"its attention selects {selected} tokens of a context, so max_model_len must not exceed {selected}"
+        raise UnsupportedByTransformersError(architecture, reason)
     rope = getattr(config, "rope_parameters", None)
     if not isinstance(rope, dict) or rope.get("rope_type") != "longrope":
         return
