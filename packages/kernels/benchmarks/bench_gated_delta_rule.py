@@ -1,4 +1,7 @@
-"""The gated delta rule, as a ratio to what limits it: a copy of the matrices in decodes, products of floats in prompts."""
+"""The gated delta rule, as a ratio to what limits it.
+
+That is a copy of the matrices in decodes, and products of floats in prompts.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "causal_convolution": {"cpu": ("native",)},
     "decode_inputs": {"cuda": (TRITON,)},
     "draw_tokens": {"cpu": ("native",)},
-    "gated_delta_rule": {"cpu": ("native",)},
+    "gated_delta_rule": {"cpu": ("native",), "cuda": (TRITON,)},
     "grouped_linear": {"cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},

@@ -1,4 +1,4 @@
-"""Compile cases of activations, embeddings and norms."""
+"""Compile cases of activations, embeddings, norms and the delta rule."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 from llmstack_kernels.activation import triton as activation
 from llmstack_kernels.ahead_of_time.case import CompileCase, meta_tensor
 from llmstack_kernels.embedding import triton as embedding
+from llmstack_kernels.gated_delta_rule import DeltaRuleInputs
+from llmstack_kernels.gated_delta_rule import triton as delta_rule
 from llmstack_kernels.layer_norm import triton as layer_norm
 from llmstack_kernels.rms_norm import triton as rms_norm
+from llmstack_kernels.state_rows import StateRows
 
 
 def _activation_cases() -> Iterator[CompileCase]:
@@ -37,6 +40,16 @@ def _embedding_cases() -> Iterator[CompileCase]:
     )
 
 
+def _gated_delta_rule_cases() -> Iterator[CompileCase]:
+    """The heads of a layer of Qwen3-Next."""
+    gate, head = meta_tensor(64, 32), torch.empty(32, device="meta")
+    inputs = DeltaRuleInputs(meta_tensor(64, 8192), gate, gate, head, head, 16)
+    number = torch.empty(8, dtype=torch.int64, device="meta")
+    rows = StateRows(torch.empty(9, dtype=torch.int32, device="meta"), number, number, number)
+    matrices = torch.empty((16, 32, 128, 128), device="meta")
+    yield CompileCase("next_bf16", partial(delta_rule.gated_delta_rule, inputs, matrices, rows), is_sample=True)
+
+
 def _layer_norm_cases() -> Iterator[CompileCase]:
     """Hidden sizes of GPT-2 and of Falcon 7B, whose norms lack power-of-two rows."""
     for name, size in (("gpt2", 768), ("falcon_7b", 4544)):
@@ -60,6 +73,7 @@ def _rms_norm_cases() -> Iterator[CompileCase]:
 CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
     "activation": _activation_cases,
     "embedding": _embedding_cases,
+    "gated_delta_rule": _gated_delta_rule_cases,
     "layer_norm": _layer_norm_cases,
     "rms_norm": _rms_norm_cases,
 }
