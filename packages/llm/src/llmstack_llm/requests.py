@@ -117,6 +117,11 @@ class AdmittedRequest:
     placed: tuple[PlacedMedia, ...] = ()
     release: Callable[[], None] | None = field(default=None, compare=False)
 
+    @property
+    def num_image_tokens(self) -> int:
+        """Tokens of the prompt that pictures replace."""
+        return sum(one.num_vectors for one in self.placed if one.kind == "image")
+
 
 OnAdmitted = Callable[[Sequence[AdmittedRequest], int], Callable[[float], None] | None]
 

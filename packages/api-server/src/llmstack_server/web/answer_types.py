@@ -6,9 +6,10 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class TokenDetails(TypedDict):
-    """Tokens of a prompt that the prefix cache had."""
+    """Tokens of a prompt that the prefix cache had, and those that pictures replace, where there are any."""
 
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class ReasoningDetails(TypedDict):

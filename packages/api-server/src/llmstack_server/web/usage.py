@@ -19,6 +19,7 @@ class UsageCounter:
     def __init__(self, prompts: Sequence[AdmittedPrompt]) -> None:
         self.timings: Timings | None = None
         self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+        self._num_image_tokens = sum(prompt.num_image_tokens for prompt in prompts)
         self.num_completion_tokens = 0
         self.num_reasoning_tokens: int | None = None
         self._prompt_index_to_num_cached = [0] * len(prompts)
@@ -52,6 +53,8 @@ class UsageCounter:
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._prompt_index_to_num_cached)},
         }
+        if self._num_image_tokens:
+            usage["prompt_tokens_details"]["image_tokens"] = self._num_image_tokens
         if self.num_reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
         return usage

@@ -1,0 +1,120 @@
+"""Pictures over HTTP: the tokens of transformers, hits, refusals that cost no decode, and engines that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import picture_model
+import pytest
+from picture_model import data_url, parts, picture, reference_answer
+
+NUM_TOKENS = 12
+ASKED: list[tuple[int, ...]] = [(0,), (1,), (0, 1), (1, 0), ()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "model"
+    picture_model.save_picture_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> dict[tuple[int, ...], list[int]]:
+    return {seeds: reference_answer(folder, seeds, NUM_TOKENS) for seeds in ASKED if seeds}
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
+    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m", "--max-num-batched-tokens", "48") as one:
+        yield one
+
+
+def ask(server: Any, content: Any, **fields: Any) -> Any:
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    return server.client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": content}], temperature=0, max_tokens=NUM_TOKENS,
+        extra_body=extra, **fields,
+    )  # fmt: skip
+
+
+def tokens(answer: Any, index: int = 0) -> list[int]:
+    return list(answer.choices[index].token_ids)
+
+
+def test_answers_are_those_of_transformers_alone_together_and_again(server: Any, reference: Any) -> None:
+    assert {seeds: tokens(ask(server, parts(seeds))) for seeds in reference} == reference
+    found = ask(server, parts((0, 1)))
+    assert tokens(found) == reference[0, 1]
+    assert found.usage.prompt_tokens_details.cached_tokens > 0
+    assert found.usage.prompt_tokens_details.image_tokens == 2 * 5 * 4  # four crops and the whole picture, 4 each
+    with ThreadPoolExecutor(8) as pool:
+        many = list(pool.map(lambda seeds: tokens(ask(server, parts(seeds))), [*reference] * 4))
+    assert many == [*reference.values()] * 4
+    several = ask(server, parts((1,)), n=3)
+    assert [tokens(several, index) for index in range(3)] == [reference[(1,)]] * 3
+
+
+def test_the_second_request_with_a_picture_encodes_nothing(server: Any) -> None:
+    ask(server, parts((7,)))
+    encoded = server.metric("llmstack:encoder_units_total")
+    answer = ask(server, parts((7,), "another question about it?"))
+    assert answer.usage.prompt_tokens_details.cached_tokens > 0
+    assert server.metric("llmstack:encoder_units_total") == encoded
+    ask(server, parts((8,)))
+    assert server.metric("llmstack:encoder_units_total") > encoded
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "code"),
+    [
+        ([{"type": "image_url", "image_url": "http://127.0.0.1/a.png"}], "content[0]", "media_url_not_allowed"),
+        ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "content[0]", "media_url_not_allowed"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "content[0]",
+         "unsupported_media_format"),
+        ([{"type": "image_url", "image_url": None, "uuid": "unknown"}], "content[0]", "media_not_found"),
+        ([{"type": "input_audio", "input_audio": {"data": "AAAA"}}], "content[0].type", "unsupported_parameter"),
+        (parts((0,) * 65), "content[64]", "too_many_images"),
+    ],
+)  # fmt: skip
+def test_what_is_no_picture_is_refused_by_name(server: Any, content: Any, param: str, code: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, content)
+    assert (caught.value.param, caught.value.code) == (f"messages[0].{param}", code)
+
+
+def test_a_bomb_is_refused_from_its_header(server: Any) -> None:
+    url = data_url(picture(0).convert("1").resize((9000, 9000)))
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, [{"type": "image_url", "image_url": {"url": url}}])
+    assert caught.value.code == "image_too_large"
+
+
+def test_a_text_that_spells_the_symbol_is_text(server: Any) -> None:
+    answer = ask(server, "what is <image>?")
+    assert len(tokens(answer)) == NUM_TOKENS
+
+
+@pytest.mark.full
+def test_a_killed_engine_core_costs_no_token(folder: Path, serve: Callable[..., Any], reference: Any) -> None:
+    arguments = ("--dtype", "float32", "--served-model-name", "m", "--max-num-batched-tokens", "16")
+    with serve(str(folder), *arguments) as server, ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(ask, server, parts(seeds)) for seeds in [*reference] * 4]
+        server.wait_for(lambda: server.metric("vllm:generation_tokens_total") > 0, "the first tokens")
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        assert [tokens(one.result()) for one in waiting] == [*reference.values()] * 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [("-tp", "2"), ("-pp", "2")])
+def test_two_ranks_give_the_same_tokens(
+    ranks: tuple[str, ...], folder: Path, serve: Callable[..., Any], reference: Any
+) -> None:
+    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m", *ranks) as server:
+        assert {seeds: tokens(ask(server, parts(seeds))) for seeds in reference} == reference
