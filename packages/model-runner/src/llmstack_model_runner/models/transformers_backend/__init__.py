@@ -5,6 +5,8 @@ it is imported only when such a model is loaded.
 
 - `resolve`: from config.json to a class of transformers, or an error of one sentence
 - `load`: loading of weights without a second copy
+- `stored`: which weights of a quantized checkpoint are kept as they are stored
+- `modules`: linear layers and experts whose weights are packed
 - `attention`: the attention function for transformers' layers
 - `probe`: a run on a few tokens, which finds out what attention the model needs and rejects what is not supported
 - `head`: hidden states to logits, by the model's own code
