@@ -42,8 +42,10 @@ ARCHITECTURES: Mapping[str, str] = {
 PICTURE_ENCODERS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma3_pictures:Gemma3Encoder",
     "Idefics3ForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
+    "InternVLForConditionalGeneration": "llmstack_model_runner.models.internvl:InternVLEncoder",
     "LlavaForConditionalGeneration": "llmstack_model_runner.models.llava:LlavaEncoder",
     "LlavaNextForConditionalGeneration": "llmstack_model_runner.models.llava:LlavaNextEncoder",
+    "Mistral3ForConditionalGeneration": "llmstack_model_runner.models.mistral3:Mistral3Encoder",
     "Qwen2VLForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:QwenVLEncoder",
     "Qwen2_5_VLForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:Qwen2_5VLEncoder",
     "SmolVLMForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
@@ -53,6 +55,7 @@ PICTURE_ENCODERS: Mapping[str, str] = {
 TOWERS_OF: Mapping[str, tuple[str, ...]] = {
     "LlavaForConditionalGeneration": ("clip_vision_model",),
     "LlavaNextForConditionalGeneration": ("clip_vision_model",),
+    "Mistral3ForConditionalGeneration": ("pixtral",),
 }
 
 # The head of a masked language model is not loaded.

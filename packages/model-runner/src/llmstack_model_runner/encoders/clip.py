@@ -45,7 +45,7 @@ class ClipTower:
         if not 1 <= self.num_layers <= total:
             raise ValueError(f"config.json: vision_feature_layer {last_state} is not among {total} layers.")
         window = (vision_int(config, "num_channels", _CLIP), self.patch_size, self.patch_size)
-        self._class = Vector(f"{prefix}embeddings.class_embedding", self.size, dtype, device)
+        self._class = Vector(f"{prefix}embeddings.class_embedding", (self.size,), dtype, device)
         self._patches = PatchEmbedding(
             f"{prefix}embeddings.patch_embedding", window, self.size, has_bias=False, dtype=dtype, device=device
         )

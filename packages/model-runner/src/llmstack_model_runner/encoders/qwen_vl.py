@@ -11,6 +11,7 @@ import torch
 
 from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_model_runner.encoders.patches import PatchEmbedding
+from llmstack_model_runner.encoders.rotation import rotate_heads
 from llmstack_model_runner.encoders.vision_config import vision_int
 from llmstack_model_runner.layers import LayerNorm, Linear, RMSNorm, WeightSlot, collect_slots
 from llmstack_model_runner.layers.linear import gated_activation, linear_activation
@@ -144,20 +145,13 @@ class _Layer:
 
     def __call__(self, hidden: torch.Tensor, angles: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
         query, key, value = self._qkv(self._norms[0](hidden)).unflatten(-1, (3, self._num_heads, -1)).unbind(1)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+        query, key = rotate_heads(query, angles), rotate_heads(key, angles)
         attended = bidirectional_attention(query, key, value, starts, self._scale).flatten(1)
         hidden = self._out(attended, residual=hidden)
         inner = self._mlp_in(self._norms[1](hidden), self._activation)
         if self._is_quick:
             inner = inner * torch.sigmoid(1.702 * inner)
         return self._mlp_out(inner, residual=hidden)
-
-
-def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Heads [patches, num_heads, head_dim], whose halves are the two numbers of each pair; in float32."""
-    first, second = heads.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
 
 
 def _reorder(patches: torch.Tensor, order: torch.Tensor, merge_size: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A single learned vector, such as that of a class token."""
+"""Learned vectors that are added or scaled by, such as that of a class token."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
 class Vector:
-    """A vector of the checkpoint.
+    """One or several vectors of the checkpoint.
 
     Attributes:
-        value: The vector [size].
+        value: Them, in the shape of the checkpoint.
     """
 
-    def __init__(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._name = name
-        self.value = torch.empty(size, dtype=dtype, device=device)
+        self.value = torch.empty(shape, dtype=dtype, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
         return {self._name: WeightSlot(tuple(self.value.shape), self._load, WeightKind.BIAS)}

@@ -92,7 +92,7 @@ class LlavaNextEncoder(LlavaEncoder):
         if not isinstance(processor, LlavaNextImageProcessor) or self._has_class:
             raise ValueError("LLaVA-NeXT needs its own image processor, and leaves out the class token.")
         self._processor = processor
-        self._newline = Vector("image_newline", text_size, dtype, device)
+        self._newline = Vector("image_newline", (text_size,), dtype, device)
         self._parts = [*self._parts, self._newline]
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:

@@ -148,6 +148,17 @@ def _patches(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict
     return {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor(layouts)}
 
 
+def _of_any_size(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    height, width = (max(one.shape[side] for one in values) for side in (2, 3))
+    padded = [torch.nn.functional.pad(one, (0, width - one.shape[3], 0, height - one.shape[2])) for one in values]
+    return {"pixel_values": torch.cat(padded), "image_sizes": torch.tensor([one.shape[2:] for one in values])}
+
+
+def before_language_model_alone(name: str) -> str:
+    """The same for a tower whose names have no `vision_model`."""
+    return before_language_model(name).replace("vision_tower.vision_model.", "vision_tower.", 1)
+
+
 def of_qwen_2_vl(name: str) -> str:
     """`model.layers.0…` and `visual.…`."""
     return name.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)
@@ -202,6 +213,28 @@ FAMILIES: dict[str, PictureFamily] = {
         "Llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": _CLIP, "image_token_id": PLACEHOLDER,
                   "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
         {"image_processor_type": "CLIPImageProcessor", **_CLIP_FILES}, _one_each, _LLAVA_FILES, before_language_model,
+    ),
+    "internvl": PictureFamily(
+        "InternVL",
+        {"text_config": TEXT | {"model_type": "qwen2", "rope_theta": 1e6},
+         "vision_config": {"model_type": "internvl_vision", "hidden_size": 24, "intermediate_size": 40,
+                           "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": [56, 56],
+                           "patch_size": [14, 14], "attention_bias": True, "use_qk_norm": True},
+         "image_token_id": PLACEHOLDER, "image_seq_length": 4, "downsample_ratio": 0.5, "vision_feature_layer": -1,
+         "tie_word_embeddings": False},
+        {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 56, "width": 56},
+         "crop_to_patches": True, "min_patches": 1, "max_patches": 4},
+        _one_each, {"image_seq_length": 4}, before_language_model_alone,
+    ),
+    "mistral 3": PictureFamily(
+        "Mistral3",
+        {"text_config": TEXT | {"model_type": "mistral", "head_dim": 8, "sliding_window": None, "rope_theta": 1e6},
+         "vision_config": {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
+                           "num_attention_heads": 2, "image_size": 112, "patch_size": 14, "hidden_act": "silu"},
+         "image_token_index": PLACEHOLDER, "spatial_merge_size": 2, "vision_feature_layer": -1,
+         "tie_word_embeddings": False},
+        {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 112}, "patch_size": 28},
+        _of_any_size, {"patch_size": 14, "spatial_merge_size": 2}, before_language_model_alone,
     ),
     "qwen 2 vl": PictureFamily(
         "Qwen2VL",
