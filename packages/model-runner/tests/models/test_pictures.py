@@ -316,3 +316,5 @@ def test_an_item_of_another_size_is_refused(case: Case, runner: ModelRunner) -> 
     ):  # fmt: skip
         with pytest.raises(ValueError, match="bytes are not a picture"):
             encoder.begin(broken, bytearray(data))
+        if broken is not item:
+            assert encoder.positions(broken) is None

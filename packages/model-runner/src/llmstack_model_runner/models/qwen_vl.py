@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -90,16 +91,20 @@ class QwenVLEncoder(ImageEncoder):
         self._parts = (tower, self._norm, self._first, self._second)
 
     def positions(self, item: MediaItem) -> torch.Tensor | None:
-        """Frame, row and column of each vector."""
-        _, rows, columns = item.layout
+        """Frame, row and column of each vector; None where the layout is not the item's, which `begin` refuses."""
         merge = self._tower.merge_size
-        lengths = (1, rows // merge, columns // merge)
-        return torch.stack(torch.meshgrid(*map(torch.arange, lengths), indexing="ij")).flatten(1)
+        sides = [side // merge for side in item.layout[1:]] if self._is_grid(item) else [0]
+        if math.prod(sides) != item.num_tokens:
+            return None
+        return torch.stack(torch.meshgrid(*map(torch.arange, (1, *sides)), indexing="ij")).flatten(1)
+
+    def _is_grid(self, item: MediaItem) -> bool:
+        layout, merge = item.layout, self._tower.merge_size
+        return len(layout) == 3 and layout[0] == 1 and not any(side % merge for side in layout[1:])
 
     def _shape(self, item: MediaItem) -> tuple[int, ...]:
-        layout = item.layout
-        is_grid = len(layout) == 3 and layout[0] == 1 and not any(side % self._tower.merge_size for side in layout[1:])
-        return (layout[1] * layout[2] if is_grid else 0, *self._patch_shape)
+        num_patches = math.prod(item.layout) if self._is_grid(item) else 0
+        return (num_patches, *self._patch_shape)
 
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
         return self._tower.enter(values, *item.layout[1:])
