@@ -89,6 +89,78 @@ def test_what_is_no_picture_is_refused_by_name(server: Any, content: Any, param:
     assert (caught.value.param, caught.value.code) == (f"messages[0].{param}", code)
 
 
+def claude_image(seed: int) -> dict[str, Any]:
+    media_type, data = data_url(picture(seed))[len("data:") :].split(";base64,")
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def message(server: Any, *blocks: Any) -> tuple[int, Any]:
+    body = {"model": "m", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    status, answer, _ = server.post("/v1/messages", {**body, "messages": [{"role": "user", "content": [*blocks]}]})
+    return status, answer
+
+
+def test_other_apis_answer_about_pictures_as_the_chat_does(server: Any) -> None:
+    chat = ask(server, parts((0, 1)))
+    question = parts(())[0]["text"]
+    status, answer = message(server, claude_image(0), claude_image(1), {"type": "text", "text": question})
+    assert (status, answer["content"][0]["text"]) == (200, chat.choices[0].message.content)
+    images = [{"type": "input_image", "image_url": data_url(picture(seed)), "detail": "auto"} for seed in (0, 1)]
+    asked = [{"role": "user", "content": [*images, {"type": "input_text", "text": question}]}]
+    fields: Any = {"model": "m", "temperature": 0, "max_output_tokens": NUM_TOKENS, "extra_body": {"ignore_eos": True}}
+    response = server.client.responses.create(input=asked, **fields)
+    assert response.output_text == chat.choices[0].message.content
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    again = server.client.responses.create(previous_response_id=response.id, input="and now?", **fields)
+    with_pictures = again.usage.input_tokens
+    assert with_pictures > chat.usage.prompt_tokens  # the pictures of the turn before are still there
+
+
+def test_a_picture_in_the_result_of_a_call_is_seen(server: Any) -> None:
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    counts = []
+    for blocks in ([], [claude_image(0)]):
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "seen"}, *blocks]}
+        turns = [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+        status, answer, _ = server.post("/v1/messages/count_tokens", {"model": "m", "messages": turns})
+        assert status == 200, answer
+        counts.append(answer["input_tokens"])
+    (plain, chat) = (ask(server, parts(seeds)).usage.prompt_tokens for seeds in ((), (0,)))
+    assert counts[1] - counts[0] == chat - plain
+
+
+def test_other_apis_name_the_field_of_a_picture(server: Any) -> None:
+    foreign = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
+    status, answer = message(server, {"type": "text", "text": "a"}, foreign)
+    assert status == 400
+    assert answer["error"]["message"].startswith("messages[0].content[1]: ")
+    output = [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]
+    items = [{"role": "user", "content": "a"}, {"type": "function_call_output", "call_id": "c", "output": output}]
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        status, answer, _ = server.post(path, {"model": "m", "input": items})
+        error = answer["error"]
+        assert (status, error["param"], error["code"]) == (400, "input[1].output[0]", "unsupported_media_format")
+
+
+def test_tokens_of_pictures_are_counted_and_nothing_is_encoded(server: Any) -> None:
+    content = parts((21,))
+    messages = [{"role": "user", "content": content}]
+    encoded = server.metric("llmstack:encoder_units_total")
+    _, tokenized, _ = server.post("/tokenize", {"model": "m", "messages": messages})
+    blocks = [claude_image(21), content[1]]
+    claude = [{"role": "user", "content": blocks}]
+    _, counted, _ = server.post("/v1/messages/count_tokens", {"model": "m", "messages": claude})
+    status, estimated, _ = server.post("/v1/estimate", {"model": "m", "messages": messages})
+    assert server.metric("llmstack:encoder_units_total") == encoded
+    expected = ask(server, content).usage.prompt_tokens
+    assert (tokenized["count"], counted["input_tokens"]) == (expected, expected)
+    assert status == 503 or estimated["prompt_tokens"] == expected  # too few steps may have been measured
+
+
 def test_a_bomb_is_refused_from_its_header(server: Any) -> None:
     url = data_url(picture(0).convert("1").resize((9000, 9000)))
     with pytest.raises(openai.BadRequestError) as caught:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmstack_llm import request_errors
-from llmstack_server.chat.turns import TurnBuilder, in_words_of_api
+from llmstack_llm.media.parts import MediaPart
+from llmstack_server.chat.turns import TurnBuilder, content_of, in_words_of_api
 
 
 def test_what_an_assistant_thinks_says_and_calls_is_one_message():
@@ -83,3 +84,25 @@ def test_errors_about_what_was_built_name_what_the_user_has_sent(param: str, nam
     error = request_errors.invalid_value(param, "no")
     shown = in_words_of_api(error, "input", {".function.parameters": ".schema", ".function": ""})
     assert (shown.param, shown.message, shown.code) == (name, f"Invalid '{name}': no.", error.code)
+
+
+@pytest.mark.parametrize("param", ["input[2].content[0]", "messages[0].content[1].content[0]"])
+def test_errors_about_media_keep_the_name_that_the_user_knows(param: str):
+    messages = [{"role": "user", "content": [MediaPart("image", "x", param=param)]}]
+    for name in (param, f"{param}.type"):
+        error = request_errors.invalid_value(name, "no")
+        assert in_words_of_api(error, "input", {}, messages) is error
+    assert in_words_of_api(request_errors.invalid_value("messages[0]", "no"), "input", {}, messages).param == "input"
+
+
+def test_texts_around_media_are_joined_as_texts_are():
+    turns = TurnBuilder(joins_turns=True)
+    media = MediaPart("image", "x")
+    turns.say("user", "a")
+    turns.say("user", content_of(["b", "c", media, "d"]))
+    turns.say("user", "e")
+    turns.say("user", content_of([media]))
+    texts = [{"type": "text", "text": text} for text in ("a\nb\nc", "d\ne")]
+    assert turns.messages == [{"role": "user", "content": [texts[0], media, texts[1], media]}]
+    assert content_of(["a", "b"]) == "a\nb"
+    assert content_of([]) == ""

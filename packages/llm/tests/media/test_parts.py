@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm.chat.messages import normal_messages
 from llmstack_llm.media.parts import MediaMark, MediaPart, has_media, take_media
 from llmstack_types import InvalidRequestError
 
@@ -82,3 +83,18 @@ def test_a_request_cannot_hold_a_mark() -> None:
     messages, parts = take_media([{"role": "user", "content": [["image"], {"kind": "image"}]}], {"image": 2})
     assert not parts
     assert not any(isinstance(one, MediaMark) for one in messages[0]["content"])
+
+
+def test_an_item_that_is_read_already_is_taken_as_it_is() -> None:
+    read = MediaPart("image", URL, param="input[3].output[0]")
+    messages = [{"role": "user", "content": [TEXT, read]}]
+    assert has_media(messages)
+    shown, parts = take_media(messages, {"image": 1})
+    assert (shown[0]["content"], parts) == ([TEXT, MediaMark("image")], [read])
+    for refuse in (lambda: take_media(messages, {}), lambda: normal_messages(messages)):
+        with pytest.raises(InvalidRequestError) as caught:
+            refuse()
+        assert (caught.value.param, caught.value.code) == ("input[3].output[0].type", "unsupported_parameter")
+    with pytest.raises(InvalidRequestError) as caught:
+        take_media([*messages, *messages], {"image": 1})
+    assert (caught.value.param, caught.value.code) == ("input[3].output[0]", "too_many_images")

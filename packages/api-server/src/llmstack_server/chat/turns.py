@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_llm.media.parts import MediaPart
 from llmstack_server.web.errors import missing_parameter
 from llmstack_types import InvalidRequestError
 
 SYSTEM_JOINT = "\n\n"
 PARTS_JOINT = "\n"
+
+
+Content = str | list[dict[str, str] | MediaPart]
+"""A text, or parts where there are media, as chat completions have them."""
 
 
 class TurnBuilder:
@@ -31,18 +36,18 @@ class TurnBuilder:
         self._joins_turns = joins_turns
         self._call_id_to_name: dict[str, str] = {}
 
-    def say(self, role: str, text: str) -> None:
-        """Adds a text; the role `developer` becomes `system`, which templates know."""
+    def say(self, role: str, text: Content) -> None:
+        """Adds a text, or one with media; the role `developer` becomes `system`, which templates know."""
         role = "system" if role == "developer" else role
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != role:
             self.messages.append({"role": role, "content": text})
         elif role == "system" and len(self.messages) == 1:
-            last["content"] += SYSTEM_JOINT + text
+            last["content"] = _joined(last["content"], SYSTEM_JOINT, text)
         elif role == "assistant" and not last["content"]:
             last["content"] = text
         elif self._joins_turns:
-            last["content"] += PARTS_JOINT + text
+            last["content"] = _joined(last["content"], PARTS_JOINT, text)
         else:
             self.messages.append({"role": role, "content": text})
 
@@ -61,7 +66,7 @@ class TurnBuilder:
         calls = self._assistant_turn().setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
 
-    def answer(self, call_id: str, text: str) -> None:
+    def answer(self, call_id: str, text: Content) -> None:
         """Adds the result of a call, with the name of the function where the call is known."""
         message = {"role": "tool", "tool_call_id": call_id, "content": text}
         name = self._call_id_to_name.get(call_id)
@@ -77,12 +82,50 @@ class TurnBuilder:
         return self.messages[-1]
 
 
-def in_words_of_api(error: InvalidRequestError, input_name: str, names: Mapping[str, str]) -> InvalidRequestError:
+def content_of(pieces: Iterable[str | MediaPart]) -> Content:
+    """Texts and media in their order as the content of one message; texts beside each other become one."""
+    parts: list[dict[str, str] | MediaPart] = []
+    texts: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            texts.append(piece)
+            continue
+        parts += [*_parts(PARTS_JOINT.join(texts)), piece]
+        texts.clear()
+    last = PARTS_JOINT.join(texts)
+    return [*parts, *_parts(last)] if parts else last
+
+
+def _joined(first: Content, joint: str, second: Content) -> Content:
+    if isinstance(first, str) and isinstance(second, str):
+        return first + joint + second
+    before, after = _parts(first), _parts(second)
+    if before and after and isinstance(before[-1], dict) and isinstance(after[0], dict):
+        middle = {"type": "text", "text": before[-1]["text"] + joint + after[0]["text"]}
+        return [*before[:-1], middle, *after[1:]]
+    return [*before, *after]
+
+
+def _parts(content: Content) -> list[dict[str, str] | MediaPart]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content
+
+
+def in_words_of_api(
+    error: InvalidRequestError,
+    input_name: str,
+    names: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]] = (),
+) -> InvalidRequestError:
     """An error about built messages, renamed to the field of the request.
 
-    Messages become `input_name`; `names` maps parts of the names of tools.
+    Messages become `input_name`, except that media in `messages` have the request's names already; `names` maps parts
+    of the names of tools.
     """
     param = error.param or ""
+    if any(param in (name, f"{name}.type") for name in _media_params(messages)):
+        return error
     if param.startswith("messages"):
         name = input_name
     elif param.startswith("tool"):
@@ -90,6 +133,13 @@ def in_words_of_api(error: InvalidRequestError, input_name: str, names: Mapping[
     else:
         return error
     return InvalidRequestError(error.message.replace(f"'{param}'", f"'{name}'"), param=name, code=error.code)
+
+
+def _media_params(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from (part.param for part in content if isinstance(part, MediaPart))
 
 
 def required_text(param: str, entry: Mapping[str, Any], name: str) -> str:

@@ -264,7 +264,10 @@ async def test_a_client_that_leaves_ends_its_request(app: Any, engine: FakeEngin
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"top_k": "x"}, "top_k"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].source",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tool_choice": {"type": "x"}}, "tool_choice.type"),
         ({"container": "c"}, "container"),

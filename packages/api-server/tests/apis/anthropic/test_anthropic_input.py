@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm.media.parts import MediaPart
 from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
 from llmstack_server.apis.anthropic.tools import chat_tool_choice, chat_tools, structured_outputs, template_kwargs
 from llmstack_types import InvalidRequestError
@@ -19,6 +20,10 @@ def user(*blocks: Any) -> dict[str, Any]:
 
 def text(value: str) -> dict[str, Any]:
     return {"type": "text", "text": value, "cache_control": {"type": "ephemeral"}}
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "url", "url": url}}
 
 
 def test_a_conversation_with_thoughts_calls_and_their_results():
@@ -105,6 +110,24 @@ def test_a_document_in_plain_text_is_text(block: dict[str, Any], expected: str):
     assert read_messages(None, [user(result)])[0]["content"] == f"{expected}\n!"
 
 
+def test_pictures_stand_between_the_texts_and_in_results():
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("r"), image("b")]}
+    base64 = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    blocks = [text("a"), text("b"), image("x"), text("c"), base64]
+    assert read_messages(None, [user(*blocks), user(text("d")), user(result)]) == [
+        {"role": "user", "content": [
+            {"type": "text", "text": "a\nb"},
+            MediaPart("image", "x", param="messages[0].content[2]"),
+            {"type": "text", "text": "c"},
+            MediaPart("image", "data:image/png;base64,AA==", param="messages[0].content[4]"),
+            {"type": "text", "text": "d"},
+        ]},
+        {"role": "tool", "tool_call_id": "t", "content": [
+            {"type": "text", "text": "r"}, MediaPart("image", "b", param="messages[2].content[0].content[1]"),
+        ]},
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "code"),
     [
@@ -116,7 +139,19 @@ def test_a_document_in_plain_text_is_text(block: dict[str, Any], expected: str):
         ([{"role": "user", "content": 7}], "messages[0].content", "invalid_type"),
         ([user("a")], "messages[0].content[0]", "invalid_type"),
         ([user({})], "messages[0].content[0].type", "missing_required_parameter"),
-        ([user({"type": "image", "source": {}})], "messages[0].content[0].type", "unsupported_parameter"),
+        ([user({"type": "container_upload"})], "messages[0].content[0].type", "unsupported_parameter"),
+        ([{"role": "assistant", "content": [image("a")]}], "messages[0].content[0].type", "unsupported_parameter"),
+        ([user({"type": "image"})], "messages[0].content[0].source", "missing_required_parameter"),
+        ([user({"type": "image", "source": "a"})], "messages[0].content[0].source", "invalid_type"),
+        ([user({"type": "image", "source": {}})], "messages[0].content[0].source.type", "missing_required_parameter"),
+        ([user({"type": "image", "source": {"type": "file", "file_id": "f"}})],
+         "messages[0].content[0].source.type", "unsupported_parameter"),
+        ([user({"type": "image", "source": {"type": "url", "url": 7}})],
+         "messages[0].content[0].source.url", "invalid_type"),
+        ([user({"type": "image", "source": {"type": "url", "url": ""}})],
+         "messages[0].content[0].source.url", "invalid_value"),
+        ([user({"type": "image", "source": {"type": "base64", "media_type": "a;b,", "data": ""}})],
+         "messages[0].content[0].source.media_type", "invalid_value"),
         ([user(document(type="base64", media_type="application/pdf", data=""))],
          "messages[0].content[0].source.type", "unsupported_parameter"),
         ([user(document(type="text"))], "messages[0].content[0].source.data", "missing_required_parameter"),
@@ -131,7 +166,7 @@ def test_a_document_in_plain_text_is_text(block: dict[str, Any], expected: str):
         ([user({"type": "text"})], "messages[0].content[0].text", "missing_required_parameter"),
         ([user({"type": "tool_result"})], "messages[0].content[0].tool_use_id", "missing_required_parameter"),
         ([user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})],
-         "messages[0].content[0].content[0].type", "unsupported_parameter"),
+         "messages[0].content[0].content[0].source", "missing_required_parameter"),
         ([{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": "x"}]}],
          "messages[0].content[0].input", "invalid_type"),
     ],

@@ -152,7 +152,7 @@ async def test_without_an_end_there_is_no_done(app: Any):
     [
         ({"input": None}, "input", "missing_required_parameter"),
         ({"model": "other"}, "model", "model_not_found"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]},
          "input[0].content[0].type", "unsupported_parameter"),
         ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
         ({"max_output_tokens": "7"}, "max_output_tokens", "invalid_type"),

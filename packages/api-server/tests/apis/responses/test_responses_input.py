@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm.media.parts import MediaPart
 from llmstack_server.apis.responses.input_items import FindItem, adding, read_items, turns_after
 from llmstack_types import InvalidRequestError
 
@@ -100,6 +101,33 @@ def test_checked_items_are_read_again_as_they_are():
     assert messages_of(None, items)[1]["content"] == "x"
 
 
+def test_pictures_stand_between_the_texts_and_in_outputs_and_are_read_again():
+    def text(value: str) -> dict[str, Any]:
+        return {"type": "input_text", "text": value}
+
+    items = read_input(
+        [
+            {"role": "user", "content": [text("a"), {"type": "input_image", "image_url": "x"}, text("b"), text("c")]},
+            {"type": "function_call_output", "call_id": "c", "output": [
+                {"type": "input_image", "image_url": "y", "detail": "low", "uuid": "u"}]},
+        ],
+        nothing,
+    )  # fmt: skip
+    assert read_input(items, nothing) == items
+    assert messages_of(None, items) == [
+        {"role": "user", "content": [
+            {"type": "text", "text": "a"},
+            MediaPart("image", "x", param="input[0].content[1]"),
+            {"type": "text", "text": "b\nc"},
+        ]},
+        {"role": "tool", "tool_call_id": "c", "content": [MediaPart("image", "y", "u", "low", "input[1].output[0]")]},
+    ]  # fmt: skip
+    turns = turns_after(None)
+    assert len(list(adding(items, turns, num_earlier=1))) == 2
+    shown = [part.param for one in turns.messages for part in one["content"] if isinstance(part, MediaPart)]
+    assert shown == ["previous_response_id", "input[0].output[0]"]
+
+
 def test_a_reference_stands_for_the_item_it_names():
     item = read_input("Hello", nothing)[0]
     for reference in ({"type": "item_reference", "id": item["id"]}, {"id": item["id"]}):
@@ -116,7 +144,15 @@ def test_a_reference_stands_for_the_item_it_names():
         ([{"role": "user"}], "input[0].content", "missing_required_parameter"),
         ([{"role": "queen", "content": "a"}], "input[0].role", "invalid_value"),
         ([{"role": "user", "content": 7}], "input[0].content", "invalid_type"),
-        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].type", "unsupported_parameter"),
+        ([{"role": "user", "content": [{"type": "input_image"}]}],
+         "input[0].content[0].image_url", "missing_required_parameter"),
+        ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}],
+         "input[0].content[0].file_id", "unsupported_parameter"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "x"}]}],
+         "input[0].content[0].detail", "invalid_value"),
+        ([{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}],
+         "input[0].content[0].type", "unsupported_parameter"),
+        ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0].type", "unsupported_parameter"),
         ([{"role": "user", "content": [{"type": "x"}]}], "input[0].content[0].type", "invalid_value"),
         ([{"role": "user", "content": [{"type": "text"}]}], "input[0].content[0].text", "missing_required_parameter"),
         ([{"type": "web_search_call", "id": "ws"}], "input[0].type", "unsupported_value"),

@@ -9,7 +9,7 @@ from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.chat.template_traits import ContentFormat
 from llmstack_llm.chat.tool_calls import normal_tool_calls
-from llmstack_llm.media.parts import MEDIA_TYPES, MediaMark
+from llmstack_llm.media.parts import MEDIA_TYPES, MediaMark, MediaPart
 from llmstack_types import InvalidRequestError
 from llmstack_types.vocabulary import MediaKind, TextPartType, words_of
 
@@ -177,6 +177,8 @@ def _part_text(param: str, part: object) -> str:
     if isinstance(part, str):
         check_text(param, part)
         return part
+    if isinstance(part, MediaPart):
+        raise request_errors.unsupported_parameter(f"{part.param}.type", "this model takes text only")
     if not isinstance(part, Mapping):
         raise request_errors.invalid_type(param, "an object", part)
     kind = part.get("type")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -19,12 +19,12 @@ _TYPES: Final[Mapping[str, tuple[MediaKind, str]]] = {
 }  # fmt: skip
 MEDIA_TYPES: Final = (*_TYPES, "file")
 _KEYS_WITHOUT_TYPE: Final = ("image_url", "video_url", "audio_url", "input_audio")
-_DETAILS: Final = ("auto", "low", "high")
+DETAILS: Final = ("auto", "low", "high")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An item as a request names it.
+    """An item as a request names it. A message may have it in place of a part that is read here.
 
     Attributes:
         url: `data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before.
@@ -79,7 +79,7 @@ def _without_media(param: str, message: Any, kinds: Mapping[MediaKind, int], tak
         if _type_of(part) is None:
             parts.append(part)
             continue
-        read = _read_part(f"{param}.content[{index}]", part, kinds)
+        read = read_part(f"{param}.content[{index}]", part, kinds)
         taken.append(read)
         if sum(one.kind == read.kind for one in taken) > kinds[read.kind]:
             raise InvalidRequestError(
@@ -92,6 +92,8 @@ def _without_media(param: str, message: Any, kinds: Mapping[MediaKind, int], tak
 
 def _type_of(part: object) -> str | None:
     """The type of a media part; None of every other value."""
+    if isinstance(part, MediaPart):
+        return part.kind
     if not isinstance(part, Mapping):
         return None
     given = part.get("type")
@@ -100,11 +102,19 @@ def _type_of(part: object) -> str | None:
     return given if given in MEDIA_TYPES else None
 
 
-def _read_part(param: str, part: Mapping[str, Any], kinds: Mapping[MediaKind, int]) -> MediaPart:
+def read_part(param: str, part: Mapping[str, Any] | MediaPart, kinds: Collection[MediaKind]) -> MediaPart:
+    """The item that a part names; one that is read already is checked for its kind.
+
+    Raises:
+        InvalidRequestError: It is malformed or of another kind; the field of the request is named.
+    """
     name = _type_of(part) or ""
     if name not in _TYPES or _TYPES[name][0] not in kinds:
+        param = part.param if isinstance(part, MediaPart) else param
         taken = ", ".join(["text", *kinds])
         raise request_errors.unsupported_parameter(f"{param}.type", f"this model takes {taken} only")
+    if isinstance(part, MediaPart):
+        return part
     kind, key = _TYPES[name]
     content: Any = part.get(key)
     detail = part.get("detail")
@@ -121,6 +131,6 @@ def _read_part(param: str, part: Mapping[str, Any], kinds: Mapping[MediaKind, in
         raise request_errors.invalid_type(f"{param}.{key}", "a URL", content)
     if content is not None:
         check_text(f"{param}.{key}", content)
-    if detail is not None and detail not in _DETAILS:
-        raise request_errors.invalid_value(f"{param}.detail", f"expected one of {', '.join(_DETAILS)}")
+    if detail is not None and detail not in DETAILS:
+        raise request_errors.invalid_value(f"{param}.detail", f"expected one of {', '.join(DETAILS)}")
     return MediaPart(kind, content or "", uuid or "", detail or "auto", param)

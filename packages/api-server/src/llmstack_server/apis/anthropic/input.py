@@ -7,8 +7,10 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_llm.media.parts import MediaPart
+from llmstack_server.apis.anthropic.images import read_image
 from llmstack_server.apis.anthropic.quotes import QUOTES, texts_joint
-from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
+from llmstack_server.chat.turns import Content, TurnBuilder, content_of, required_text
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.sse import encode_json
 
@@ -16,6 +18,7 @@ Block = dict[str, Any]
 
 ROLES = ("user", "assistant", "system")
 _MEDIA_BLOCKS = ("image", "container_upload")
+_NO_PLACE = "pictures stand in messages of the user and in results of tools, and there is no other media"
 
 
 def read_messages(system: Any, messages: Sequence[Block] | None) -> list[dict[str, Any]]:
@@ -65,22 +68,25 @@ def _read_message(turns: TurnBuilder, param: str, message: Block) -> None:
 
 def _read_blocks(turns: TurnBuilder, param: str, role: str, blocks: Sequence[Any]) -> None:
     """Adds the blocks; adjacent texts become one, results of calls become separate messages."""
-    texts: list[str] = []
+    pieces: list[str | MediaPart] = []
     for index, block in enumerate(blocks):
         place = f"{param}[{index}]"
         kind = _kind_of(place, block)
         if kind == "text" or (role == "user" and kind in QUOTES):
-            texts.append(_text_of_block(place, block))
+            pieces.append(_text_of_block(place, block))
             continue
-        _say(turns, role, texts)
+        if kind == "image" and role == "user":
+            pieces.append(read_image(place, block))
+            continue
+        _say(turns, role, pieces)
         _reader_of(place, role, block)(turns, place, block)
-    _say(turns, role, texts)
+    _say(turns, role, pieces)
 
 
-def _say(turns: TurnBuilder, role: str, texts: list[str]) -> None:
-    if texts:
-        turns.say(role, PARTS_JOINT.join(texts))
-        texts.clear()
+def _say(turns: TurnBuilder, role: str, pieces: list[str | MediaPart]) -> None:
+    if pieces:
+        turns.say(role, content_of(pieces))
+        pieces.clear()
 
 
 def _kind_of(param: str, block: Any) -> str:
@@ -94,15 +100,24 @@ def _reader_of(param: str, role: str, block: Block) -> Callable[[TurnBuilder, st
     if reader is not None:
         return reader
     if block["type"] in _MEDIA_BLOCKS:
-        raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
+        raise request_errors.unsupported_parameter(f"{param}.type", _NO_PLACE)
     kind = request_errors.echo(block["type"])
     raise request_errors.invalid_value(f"{param}.type", f"'{kind}' is no block of a message of the role '{role}'")
 
 
 def _read_result(turns: TurnBuilder, param: str, block: Block) -> None:
     content = block.get("content")
-    text = "" if content is None else texts_joint(f"{param}.content", content, _text_of_block)
-    turns.answer(required_text(param, block, "tool_use_id"), text)
+    place = f"{param}.content"
+    shown: Content = ""
+    if isinstance(content, list):
+        shown = content_of(_read_piece(f"{place}[{index}]", one) for index, one in enumerate(content))
+    elif content is not None:
+        shown = texts_joint(place, content, _text_of_block)
+    turns.answer(required_text(param, block, "tool_use_id"), shown)
+
+
+def _read_piece(param: str, block: Any) -> str | MediaPart:
+    return read_image(param, block) if _kind_of(param, block) == "image" else _text_of_block(param, block)
 
 
 def _read_call(turns: TurnBuilder, param: str, block: Block) -> None:
@@ -127,7 +142,7 @@ def _text_of_block(param: str, block: Any) -> str:
     if kind in QUOTES:
         return QUOTES[kind](param, block)
     if kind in _MEDIA_BLOCKS:
-        raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
+        raise request_errors.unsupported_parameter(f"{param}.type", _NO_PLACE)
     if kind != "text":
         raise request_errors.invalid_value(f"{param}.type", "expected 'text'")
     return required_text(param, block, "text")

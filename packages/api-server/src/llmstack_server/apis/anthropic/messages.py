@@ -72,7 +72,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
             model=fields.model,
         )
     except InvalidRequestError as error:
-        raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
+        raise in_words_of_api(error, "messages", _TOOL_NAMES, conversation.messages) from None
     noted = None if state.receipts is None else state.receipts.note(state, chat.outputs)
     return MessagesAnswer(message_id, fields.model or state.served_model_name, fields, chat, noted)
 
@@ -85,7 +85,7 @@ async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer
     try:
         rendered = await render_conversation(state, conversation)
     except InvalidRequestError as error:
-        raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
+        raise in_words_of_api(error, "messages", _TOOL_NAMES, conversation.messages) from None
     return CountAnswer(len(rendered.token_ids))
 
 

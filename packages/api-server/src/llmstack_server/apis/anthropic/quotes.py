@@ -59,7 +59,7 @@ def _text(param: str, part: Any) -> str:
     if not isinstance(part, dict):
         raise request_errors.invalid_type(param, "an object", part)
     if part.get("type") != "text":
-        raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
+        raise request_errors.unsupported_parameter(f"{param}.type", "what is quoted is text only")
     return required_text(param, part, "text")
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_llm.media.parts import MediaPart, read_part
 from llmstack_server.apis.responses.custom_tools import INPUT
-from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
+from llmstack_server.chat.turns import PARTS_JOINT, Content, TurnBuilder, content_of, required_text
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.sse import encode_json
 from llmstack_types import InvalidRequestError
-from llmstack_types.vocabulary import TextPartType, words_of
+from llmstack_types.vocabulary import MediaKind, TextPartType, words_of
 
 Item = dict[str, Any]
 FindItem = Callable[[str], Item | None]
@@ -25,7 +26,8 @@ _ID_PREFIXES = {
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
 }  # fmt: skip
 _TEXT_PARTS = words_of(TextPartType)
-_MEDIA_PARTS = ("input_image", "input_file", "input_audio")
+_OTHER_MEDIA = ("input_file", "input_audio")
+_IMAGES: frozenset[MediaKind] = frozenset({"image"})
 
 
 def new_item_id(kind: str) -> str:
@@ -66,10 +68,10 @@ def turns_after(instructions: str | None) -> TurnBuilder:
     return turns
 
 
-def adding(items: Iterable[Mapping[str, Any]], turns: TurnBuilder) -> Iterator[None]:
-    """Adds checked items to the turns, one for each step."""
-    for item in items:
-        _ADDERS[item["type"]](turns, item)
+def adding(items: Iterable[Mapping[str, Any]], turns: TurnBuilder, num_earlier: int = 0) -> Iterator[None]:
+    """Adds checked items to the turns, one for each step; `num_earlier` of them are of earlier responses."""
+    for index, item in enumerate(items, -num_earlier):
+        _ADDERS[item["type"]](turns, item, "previous_response_id" if index < 0 else f"input[{index}]")
         yield
 
 
@@ -102,8 +104,8 @@ def _read_message(param: str, item: Item) -> Item:
     if role not in ROLES:
         raise request_errors.invalid_value(f"{param}.role", f"expected one of {', '.join(ROLES)}")
     kind = "output_text" if role == "assistant" else "input_text"
-    parts = [{"type": kind, "text": text} for text in _texts(f"{param}.content", item.get("content"))]
-    return _message(role, parts, item)
+    takes_images = role == "user"
+    return _message(role, _read_parts(f"{param}.content", item.get("content"), kind, takes_images=takes_images), item)
 
 
 def _message(role: str, parts: list[dict[str, Any]], item: Item) -> Item:
@@ -124,7 +126,7 @@ def _read_custom_call(param: str, item: Item) -> Item:
 def _read_call_output(param: str, item: Item) -> Item:
     output = item.get("output")
     if not isinstance(output, str):
-        output = [{"type": "input_text", "text": text} for text in _texts(f"{param}.output", output)]
+        output = _read_parts(f"{param}.output", output, "input_text", takes_images=True)
     else:
         check_text(f"{param}.output", output)
     return _with_id({"type": item["type"], "call_id": required_text(param, item, "call_id"), "output": output}, item)
@@ -158,12 +160,36 @@ def _texts(param: str, content: Any, *, kinds: Sequence[str] = _TEXT_PARTS) -> l
     return [_part_text(f"{param}[{index}]", part, kinds) for index, part in enumerate(content)]
 
 
+def _read_parts(param: str, content: Any, kind: str, *, takes_images: bool) -> list[Item]:
+    """The parts of a content: texts of the type `kind`, and pictures where they may stand."""
+    if not (takes_images and isinstance(content, list)):
+        return [{"type": kind, "text": text} for text in _texts(param, content)]
+    return [
+        _read_image(f"{param}[{index}]", part)
+        if isinstance(part, dict) and part.get("type") == "input_image"
+        else {"type": kind, "text": _part_text(f"{param}[{index}]", part, _TEXT_PARTS)}
+        for index, part in enumerate(content)
+    ]
+
+
+def _read_image(param: str, part: Item) -> Item:
+    if part.get("file_id") is not None:
+        reason = "a picture comes as 'image_url': files that were uploaded hold requests of batches"
+        raise request_errors.unsupported_parameter(f"{param}.file_id", reason)
+    read = read_part(param, part, _IMAGES)
+    found = {"type": "input_image", "image_url": read.url, "detail": read.detail}
+    return {**found, "uuid": read.uuid} if read.uuid else found
+
+
 def _part_text(param: str, part: Any, kinds: Sequence[str]) -> str:
     if not isinstance(part, dict):
         raise request_errors.invalid_type(param, "an object", part)
     kind = part.get("type")
-    if kind in _MEDIA_PARTS:
-        raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
+    if kind == "input_image":
+        reason = "pictures stand in messages of the user and in outputs of calls"
+        raise request_errors.unsupported_parameter(f"{param}.type", reason)
+    if kind in _OTHER_MEDIA:
+        raise request_errors.unsupported_parameter(f"{param}.type", "the input may be texts and pictures")
     if kind == "refusal":
         return required_text(param, part, "refusal")
     if kind not in kinds:
@@ -175,24 +201,37 @@ def _joined(parts: Iterable[Mapping[str, Any]]) -> str:
     return PARTS_JOINT.join(part["text"] for part in parts)
 
 
-def _add_message(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
-    turns.say(item["role"], _joined(item["content"]))
+def _content(parts: Sequence[Mapping[str, Any]], param: str, field: str) -> Content:
+    """The content of a message; `param` names the item, `field` where the parts are in it."""
+    return content_of(
+        MediaPart(
+            "image", part["image_url"], part.get("uuid", ""), part["detail"],
+            f"{param}.{field}[{index}]" if param.startswith("input") else param,
+        )
+        if part["type"] == "input_image"
+        else part["text"]
+        for index, part in enumerate(parts)
+    )  # fmt: skip
 
 
-def _add_call(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+def _add_message(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
+    turns.say(item["role"], _content(item["content"], param, "content"))
+
+
+def _add_call(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
     turns.call(item["call_id"], item["name"], item["arguments"])
 
 
-def _add_custom_call(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+def _add_custom_call(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
     turns.call(item["call_id"], item["name"], encode_json({INPUT: item["input"]}))
 
 
-def _add_call_output(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+def _add_call_output(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
     output = item["output"]
-    turns.answer(item["call_id"], output if isinstance(output, str) else _joined(output))
+    turns.answer(item["call_id"], output if isinstance(output, str) else _content(output, param, "output"))
 
 
-def _add_reasoning(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+def _add_reasoning(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
     text = _joined(item.get("content") or item["summary"])
     if text:
         turns.think(text)
@@ -206,7 +245,7 @@ _READERS: Mapping[str, Callable[[str, Item], Item]] = {
     "custom_tool_call_output": _read_call_output,
     "reasoning": _read_reasoning,
 }
-_ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, Any]], None]] = {
+_ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, Any], str], None]] = {
     "message": _add_message,
     "function_call": _add_call,
     "function_call_output": _add_call_output,

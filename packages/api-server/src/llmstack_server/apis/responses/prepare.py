@@ -126,10 +126,11 @@ async def _new_run(
 async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:
     """How many tokens the model would read; raises as `prepare_response`."""
     fields, input_items = await _read(state, responses, body)
+    conversation = await _conversation(state, fields, input_items)
     try:
-        rendered = await render_conversation(state, await _conversation(state, fields, input_items))
+        rendered = await render_conversation(state, conversation)
     except InvalidRequestError as error:
-        raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
+        raise in_words_of_api(error, "input", _FUNCTION_NAMES, conversation.messages) from None
     return len(rendered.token_ids)
 
 
@@ -174,7 +175,8 @@ async def _conversation(state: ServerState, fields: ResponseRequest, items: Sequ
     if demanded is not None:
         choice = {"type": "function", "function": {"name": demanded[0]}}
     turns = turns_after(fields.instructions)
-    await collected(adding(map(decode, items), turns))
+    num_given = len(fields.input) if isinstance(fields.input, list) else 1
+    await collected(adding(map(decode, items), turns, max(0, len(items) - num_given)))
     return Conversation(
         turns.messages,
         tools=tools or None,
@@ -211,7 +213,7 @@ async def _submit(
             return await submit_newest_turns(conversation.messages, submit)
         return await submit(conversation.messages)
     except InvalidRequestError as error:
-        raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
+        raise in_words_of_api(error, "input", _FUNCTION_NAMES, conversation.messages) from None
 
 
 def _sampling(fields: ResponseRequest) -> GivenSampling:
