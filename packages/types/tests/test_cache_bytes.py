@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmstack_types import KVCacheSpec
@@ -41,6 +41,7 @@ def test_a_budget_is_never_exceeded_and_lets_as_many_rows_run_as_it_says(
         assert num_bytes < model.num_bytes_for_rows(num_rows + 1, num_row_blocks)
 
 
+@example(num_bytes=1048634, more=1048525, bytes_per_state=1, num_row_blocks=1)
 @given(
     num_bytes=st.integers(0, 1 << 36),
     more=st.integers(0, 1 << 30),

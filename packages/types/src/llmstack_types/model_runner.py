@@ -310,5 +310,7 @@ class KVCacheSpec:
         else:
             num_left_bytes = num_bytes - num_row_bytes(num_rows)
             num_more = num_left_bytes // ((1 + _KV_BYTES_PER_STATE_BYTE) * state_size)
+            if num_rows < max_num_rows:
+                num_more = min(num_more, _STATES_PER_ROW - 1)  # or states of another row, without its keys and values
             num_state_blocks = 1 + _STATES_PER_ROW * num_rows + num_more
         return max(num_bytes - num_state_blocks * state_size, 0) // size, num_state_blocks
