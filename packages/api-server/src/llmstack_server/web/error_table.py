@@ -139,6 +139,7 @@ KINDS = (
     _invalid("invalid_grammar", "a grammar that is malformed or uses something unsupported"),
     _invalid("grammar_too_complex", "a grammar or pattern over a limit, or one that takes too long to compile"),
     _invalid("invalid_image", "an image that is damaged, too long and narrow, or not valid base64", _PART),
+    _invalid("too_many_images", "more images than a prompt may have", _PART),
     _invalid("image_too_large", "an image with too many pixels or bytes, or one that takes too long to read", _PART),
     _invalid("unsupported_media_format", "an image of a format other than the allowed ones", _PART),
     _invalid("media_url_not_allowed", "a URL that this server does not fetch", _PART),
