@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.chat.renderer import ChatRenderer, LaidOutChat
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
-from llmstack_llm.media.parts import take_media
+from llmstack_llm.media.parts import MediaPart, take_media
 from llmstack_llm.media.placeholders import expand_symbols, expand_tokens
 from llmstack_llm.media.prepared import open_all
 from llmstack_llm.media.processor import MediaProcessor, OpenedMedia
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.gate import TextGate
+from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types.vocabulary import MediaKind
 
 _Items = Sequence[tuple[MediaKind, OpenedMedia]]
@@ -48,3 +50,22 @@ def _place(renderer: ChatRenderer, laid_out: LaidOutChat, items: _Items, process
     rendered = renderer.encode(LaidOutChat(expanded.text, laid_out.guard))
     token_ids, placed = expand_tokens(rendered.token_ids, expanded, items)
     return RenderedPrompt(rendered.text, token_ids, media=tuple(placed))
+
+
+async def render_text_with_media(
+    tokenizer: Tokenizer,
+    text: str,
+    parts: Sequence[MediaPart],
+    processor: MediaProcessor,
+    options: Mapping[str, Any] | None = None,
+) -> RenderedPrompt:
+    """A prompt that spells the symbol of each of its media, such as `<image>`, with them in place, not decoded.
+
+    Raises:
+        InvalidRequestError: There are more or fewer symbols than parts, or a part cannot be had.
+        ServerOverloadedError: Too much is waiting.
+    """
+    items = await open_all(processor, parts, "", options)
+    expanded = expand_symbols(text, items, processor.symbols, tokenizer.special_tokens)
+    token_ids, placed = expand_tokens(tokenizer.encode(expanded.text), expanded, items)
+    return RenderedPrompt(expanded.text, token_ids, media=tuple(placed))

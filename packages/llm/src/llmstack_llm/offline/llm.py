@@ -22,6 +22,7 @@ from llmstack_llm.offline.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
 from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
 from llmstack_llm.offline.keywords import own_options, served_name
 from llmstack_llm.offline.llm_engine import LLMEngine
+from llmstack_llm.offline.media import conversation_list
 from llmstack_llm.offline.pooling import OfflinePooling
 from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, one_each, priority_list, prompt_list, without_note
 from llmstack_llm.offline.tokenizer import OfflineTokenizer
@@ -129,7 +130,8 @@ class LLM(OfflinePooling):
     ) -> list[RequestOutput]:
         """Completes prompts; the outputs are in the prompts' order.
 
-        `prompts`: One or many: text, token ids, or dicts with `prompt` or `prompt_token_ids`.
+        `prompts`: One or many: text, token ids, or dicts with `prompt` or `prompt_token_ids`. Beside a `prompt` that
+          spells the placeholder of each, `multi_modal_data` has pictures: `{"image": one or a list}`.
         `sampling_params`: One for all, or one each; None takes the model's defaults. A default `max_tokens`
           is cut to what the context has left.
         `use_tqdm`: Shows a progress bar, or what makes one.
@@ -323,16 +325,17 @@ class LLM(OfflinePooling):
             check_length=self.llm_engine.input_processor.check_length,
         )
         return [
-            renderers.render(
+            self.llm_engine.media.render(
+                renderers,
                 ChatPrompt(
                     conversation,
                     add_generation_prompt,
                     continue_final_message,
                     tools,
                     template_kwargs=chat_template_kwargs,
-                )
+                ),
             )
-            for conversation in _conversation_list(messages)
+            for conversation in conversation_list(messages)
         ]
 
     def _prompt_text(self, output: RequestOutput) -> str | None:
@@ -352,14 +355,16 @@ class LLM(OfflinePooling):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         lora_request: LoRARequests,
     ) -> list[AdmittedRequest]:
+        engine = self.llm_engine
         all_prompts = prompt_list(prompts)
-        adapters = self.llm_engine.resolve_adapters(lora_request, len(all_prompts))
+        adapters = engine.resolve_adapters(lora_request, len(all_prompts))
         params = self._params_list(sampling_params, len(all_prompts))
         checked: dict[int, tuple[CheckedSampling, int | None]] = {}  # once each: prompts often share parameters
         for one in params:
             if id(one) not in checked:
                 checked[id(one)] = self._check(one)
-        admit = self.llm_engine.input_processor.admit
+        admit, tokenizer = engine.input_processor.admit, engine.tokenizer
+        all_prompts = [engine.media.read(one, tokenizer, f"prompts[{index}]") for index, one in enumerate(all_prompts)]
         return [
             dataclasses.replace(
                 admit(prompt, sampling, param=f"prompts[{index}]", default_max_tokens=default_max_tokens),
@@ -391,8 +396,3 @@ class LLM(OfflinePooling):
     def _run_pooling(self, admitted: Sequence[AdmittedPooling], use_tqdm: UseTqdm) -> list[PoolingRequestOutput]:
         outputs = self._requests.run(admitted, [0] * len(admitted), use_tqdm)
         return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
-
-
-def _conversation_list(messages: Any) -> list[Sequence[Message]]:
-    is_many = bool(messages) and not isinstance(messages[0], Mapping)
-    return list(messages) if is_many else [messages]

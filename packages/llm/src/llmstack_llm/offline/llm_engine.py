@@ -17,8 +17,11 @@ from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
 from llmstack_llm.engine_clients import trace_observers
 from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.media.served import MediaOptions
+from llmstack_llm.media_door import release_media
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs
+from llmstack_llm.offline.media import OfflineMedia
 from llmstack_llm.offline.tokenizer import OfflineTokenizer, Render
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.collector import RequestOutputCollector
@@ -54,6 +57,7 @@ class LLMEngine:
         client: The engine core; in this process unless asked otherwise, so that a debugger can step into it.
         input_processor: Tokenizes and admits.
         output_processor: The requests in flight.
+        media: Pictures and the like of prompts.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class LLMEngine:
         trace: bool = False,
         structured_outputs: StructuredOutputsConfig | None = None,
         adapters: AdapterRegistry | None = None,
+        media: MediaOptions | None = None,
     ) -> None:
         self.model_config = model_config
         self.client = client
@@ -80,7 +85,9 @@ class LLMEngine:
             tokenizer,
             draw=lambda: completion_seed(seed, next(numbers)),
             structured_outputs=structured_outputs or StructuredOutputsConfig(),
+            media=media,
         )
+        self.media = OfflineMedia(self.input_processor.media)
         self.output_processor = OutputProcessor(tokenizer, trace_observers(trace))
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
         self.adapters = adapters or AdapterRegistry()
@@ -150,6 +157,7 @@ class LLMEngine:
                 trace=args.trace,
                 structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
                 adapters=AdapterRegistry(is_enabled=args.enable_lora, max_bytes=args.max_lora_bytes),
+                media=args.media_options(model_config),
             )
         except LLMStackError:
             client.shutdown()
@@ -169,7 +177,16 @@ class LLMEngine:
             InvalidRequestError: It cannot be served, or the id is in use.
         """
         if not isinstance(prompt, AdmittedRequest):
+            prompt = self.media.read(prompt, self.tokenizer, "prompt")
             prompt = self.input_processor.admit(prompt, self.input_processor.check_params(sampling_params))
+        prompt = self.media.decode_one(prompt)
+        try:
+            self._begin(request_id, prompt, priority)
+        except BaseException:
+            release_media([prompt])
+            raise
+
+    def _begin(self, request_id: str, prompt: AdmittedRequest, priority: int) -> None:
         adapter_fields = {} if prompt.adapter is None else prompt.adapter.fields()
         requests = self.input_processor.process_inputs(request_id, prompt, priority=priority, **adapter_fields)
         collector = self.output_processor.new_collector(prompt.sampling_params.output_kind)
@@ -287,7 +304,8 @@ class LLMEngine:
         return self.client.call(Control.RECENT_STEPS, after_step)
 
     def shutdown(self) -> None:
-        """Stops the engine core. Idempotent."""
+        """Stops the engine core, and what decodes media. Idempotent."""
+        self.media.shutdown()
         self.client.shutdown()
 
     def _take(self, request_id: str) -> RequestOutput | PoolingRequestOutput | None:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from llmstack_llm import request_errors
 from llmstack_llm.admission.control_fields import INT32_MAX
 from llmstack_llm.offline.llm_engine import LLMEngine
+from llmstack_llm.offline.media import release_all
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
@@ -48,7 +49,17 @@ class OfflineRequests:
     ) -> list[Output]:
         """Outputs of requests in their order; interrupted, it leaves none of them behind."""
         with self._lock:
-            return self._finish(self._add(admitted, priorities), use_tqdm)
+            outputs: list[Output] = []
+            start = 0
+            while start < len(admitted):  # again where there was not memory for the pictures of all
+                begun = self._engine.media.decode(admitted[start:])
+                end = start + len(begun)
+                try:
+                    outputs += self._finish(self._add(begun, priorities[start:end]), use_tqdm)
+                finally:
+                    release_all(begun)
+                start = end
+            return outputs
 
     def enqueue(self, admitted: Sequence[AdmittedRequest | AdmittedPooling], priorities: Sequence[int]) -> list[str]:
         """Adds requests and computes nothing yet; their ids."""

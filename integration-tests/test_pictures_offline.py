@@ -1,0 +1,101 @@
+"""Pictures in `LLM.chat` and `LLM.generate`: the tokens of transformers, every form of a picture, refusals."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import picture_model
+import pytest
+from picture_model import QUESTION, data_url, parts, picture, reference_answer
+
+from llmstack_llm.offline.llm import LLM
+from llmstack_types import InvalidRequestError, SamplingParams
+
+NUM_TOKENS = 12
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "model"
+    picture_model.save_picture_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), dtype="float32") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> dict[tuple[int, ...], list[int]]:
+    return {seeds: reference_answer(folder, seeds, NUM_TOKENS) for seeds in ((0,), (0, 1))}
+
+
+def prompt(num_pictures: int) -> str:
+    return f"<|im_start|>user\n{'<image>' * num_pictures}{QUESTION}<end_of_utterance>\n<|im_start|>assistant\n"
+
+
+def tokens(outputs: Any) -> list[list[int]]:
+    return [list(one.outputs[0].token_ids) for one in outputs]
+
+
+def png(seed: int) -> bytes:
+    return base64.b64decode(data_url(picture(seed)).split(",")[1])
+
+
+def test_conversations_and_prompts_have_the_tokens_of_transformers(llm: LLM, reference: Any, tmp_path: Path) -> None:
+    chats = [[{"role": "user", "content": parts(seeds)}] for seeds in reference]
+    assert tokens(llm.chat(chats, GREEDY, use_tqdm=False)) == [*reference.values()]
+    (tmp_path / "a.png").write_bytes(png(0))
+    one = [png(0), tmp_path / "a.png", str(tmp_path / "a.png"), picture(0), data_url(picture(0)), [picture(0)]]
+    asked = [{"prompt": prompt(1), "multi_modal_data": {"image": given}} for given in one]
+    asked.append({"prompt": prompt(2), "multi_modal_data": {"image": [png(0), picture(1)]}})
+    expected = [*[reference[(0,)]] * len(one), reference[0, 1]]
+    assert tokens(llm.generate(asked, GREEDY, use_tqdm=False)) == expected
+    ids = llm.enqueue(asked[-1], GREEDY)
+    assert len(ids) == 1
+    assert tokens(llm.wait_for_completion(use_tqdm=False)) == [reference[0, 1]]
+
+
+def test_pictures_of_later_prompts_wait_until_there_is_memory(llm: LLM, reference: Any, monkeypatch: Any) -> None:
+    store: Any = llm.llm_engine.input_processor.media.processor
+    store = store._front.store
+    asked = [{"prompt": prompt(1), "multi_modal_data": {"image": png(seed)}} for seed in (0, 30, 31, 0)]
+    alone = [tokens(llm.generate(one, GREEDY, use_tqdm=False))[0] for one in asked]
+    largest = max(one.memory.num_bytes for one in store._entries.values())
+    monkeypatch.setattr(store, "_max_held_bytes", largest)
+    assert tokens(llm.generate(asked, GREEDY, use_tqdm=False)) == alone
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "code"),
+    [
+        ({"prompt": prompt(1), "multi_modal_data": {"image": []}}, None, None),
+        ({"prompt": prompt(0), "multi_modal_data": {"image": png(0)}}, "prompts[0]", "invalid_value"),
+        ({"prompt": prompt(1), "multi_modal_data": {"image": b"no"}}, "prompts[0].multi_modal_data.image",
+         "unsupported_media_format"),
+        ({"prompt": prompt(2), "multi_modal_data": {"image": [png(0), 7]}}, "prompts[0].multi_modal_data.image[1]",
+         "invalid_type"),
+        ({"prompt": prompt(1), "multi_modal_data": {"image": "/no/such/file"}}, "prompts[0].multi_modal_data.image",
+         "invalid_value"),
+        ({"prompt": prompt(1), "multi_modal_data": {"video": [1]}}, "prompts[0].multi_modal_data.video",
+         "unsupported_parameter"),
+        ({"prompt_token_ids": [1], "multi_modal_data": {"image": png(0)}}, "prompt_token_ids", "unsupported_parameter"),
+        ({"prompt": prompt(65), "multi_modal_data": {"image": [b"x"] * 65}}, "prompts[0].multi_modal_data",
+         "too_many_images"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(llm: LLM, asked: Any, param: str | None, code: str | None) -> None:
+    if code is None:
+        asked = {**asked, "prompt": prompt(0)}
+        plain = llm.generate(prompt(0), GREEDY, use_tqdm=False)
+        assert tokens(llm.generate(asked, GREEDY, use_tqdm=False)) == tokens(plain)
+        return
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(asked, GREEDY, use_tqdm=False)
+    assert (caught.value.param, caught.value.code) == (param, code)

@@ -1,0 +1,182 @@
+"""Pictures of an `LLM`: counted and decoded beside the caller's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import functools
+import io
+import os
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.rules import check_text
+from llmstack_llm.chat.media_chat import render_text_with_media
+from llmstack_llm.chat.renderers import ChatRenderers
+from llmstack_llm.media.parts import MediaPart, has_media
+from llmstack_llm.media_door import MediaDoor, decode_media, release_media
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.requests import AdmittedRequest, ChatPrompt, PromptInput, RenderedPrompt
+from llmstack_llm.text.gate import TextGate
+from llmstack_llm.text.tokenizer import Tokenizer
+from llmstack_types import InvalidRequestError, ServerOverloadedError
+
+ResultT = TypeVar("ResultT")
+Request = AdmittedRequest | AdmittedPooling
+
+MEDIA_KEY: Final = "multi_modal_data"
+_KEYS: Final = ("prompt", MEDIA_KEY, "mm_processor_kwargs")
+
+
+class OfflineMedia:
+    """The media of one synchronous engine; without any it starts nothing."""
+
+    def __init__(self, door: MediaDoor) -> None:
+        self._door = door
+        self._gate = TextGate()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def render(self, renderers: ChatRenderers, chat: ChatPrompt) -> RenderedPrompt:
+        """The conversation as text and token ids, its media counted; raises as `MediaDoor.render`."""
+        if not has_media(chat.messages):
+            return renderers.render(chat)
+        return self._run(self._door.render(renderers, chat, self._gate))
+
+    def read(self, prompt: PromptInput, tokenizer: Tokenizer | None, param: str) -> PromptInput:
+        """A prompt with `multi_modal_data` with its media in place, counted; any other as it is.
+
+        Raises:
+            InvalidRequestError: It has other keys, no place for each picture, or a picture that cannot be had.
+        """
+        if not isinstance(prompt, Mapping) or prompt.get(MEDIA_KEY) is None:
+            return prompt
+        for key, value in prompt.items():
+            if key not in _KEYS and value is not None:
+                name = request_errors.echo(key)
+                raise request_errors.unsupported_parameter(name, f"'{name}' beside '{MEDIA_KEY}'")
+        text, options = prompt.get("prompt"), prompt.get("mm_processor_kwargs")
+        if not isinstance(text, str):
+            raise request_errors.invalid_type(param, f"a string beside '{MEDIA_KEY}'", text)
+        if options is not None and not isinstance(options, Mapping):
+            raise request_errors.invalid_type(f"{param}.mm_processor_kwargs", "a dict", options)
+        check_text(param, text)
+        processor = self._door.processor
+        if processor is None or tokenizer is None:
+            raise request_errors.unsupported_parameter(f"{param}.{MEDIA_KEY}", "this model takes text only")
+        parts = _parts(f"{param}.{MEDIA_KEY}", prompt[MEDIA_KEY])
+        if not parts:
+            return text
+        symbol = processor.symbols["image"].token
+        if text.count(symbol) != len(parts):
+            reason = f"it spells '{symbol}' {text.count(symbol)} times, and there are {len(parts)} pictures"
+            raise request_errors.invalid_value(param, reason)
+        if len(parts) > processor.max_items.get("image", 0):
+            message = f"A prompt has at most {processor.max_items.get('image', 0)} items of the kind image."
+            raise InvalidRequestError(message, param=f"{param}.{MEDIA_KEY}", code="too_many_images")
+        return self._run(render_text_with_media(tokenizer, text, parts, processor, options))
+
+    def decode(self, requests: Sequence[Request]) -> list[Request]:
+        """The first of the requests with their media decoded, as many as there is memory for, and at least one.
+
+        Raises:
+            InvalidRequestError: A picture is damaged; nothing is held.
+            ServerOverloadedError: There is no memory for the first.
+        """
+        decoded: list[Request] = []
+        try:
+            for one in requests:
+                decoded += [self.decode_one(one) if isinstance(one, AdmittedRequest) else one]
+        except ServerOverloadedError:
+            if not decoded:
+                raise
+        except BaseException:
+            release_all(decoded)
+            raise
+        return decoded
+
+    def decode_one(self, request: AdmittedRequest) -> AdmittedRequest:
+        """The request with its media decoded, until its `release`; raises as `decode`."""
+        if not request.placed or request.release is not None:
+            return request
+        (one,) = self._run(decode_media([request]))
+        return dataclasses.replace(one, release=functools.partial(self._release, one))
+
+    def _release(self, request: AdmittedRequest) -> None:
+        """Releases media on the loop, where their store is used; after the shutdown nothing is left to release."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(release_media, [request])
+
+    def shutdown(self) -> None:
+        """Ends the children that decode, and the loop. Idempotent."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        self._run(self._door.shutdown())
+        self._loop = self._thread = None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """The result of work on the loop; an interrupted caller cancels it."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="llmstack-media", daemon=True)
+            self._thread.start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def release_all(requests: Sequence[Request]) -> None:
+    """Releases the media of requests that are over, or never began."""
+    release_media([one for one in requests if isinstance(one, AdmittedRequest)])
+
+
+def _parts(param: str, data: object) -> list[MediaPart]:
+    if not isinstance(data, Mapping):
+        raise request_errors.invalid_type(param, "a dict such as {'image': ...}", data)
+    for kind in data:
+        if kind != "image":
+            name = f"{param}.{request_errors.echo(kind)}"
+            raise request_errors.unsupported_parameter(name, "this model takes text, image only")
+    given = data.get("image")
+    items = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+    is_list = isinstance(given, list | tuple)
+    names = [f"{param}.image[{index}]" if is_list else f"{param}.image" for index in range(len(items))]
+    return [MediaPart("image", _url(name, item), param=name) for name, item in zip(names, items, strict=True)]
+
+
+def _url(param: str, item: Any) -> str:
+    """A picture as a URL: of its file's bytes, of a file of the caller's, or of a picture of PIL."""
+    if isinstance(item, str) and (item.startswith("data:") or "://" in item):
+        return item
+    if isinstance(item, str | os.PathLike):
+        try:
+            item = Path(item).read_bytes()
+        except (OSError, ValueError) as error:
+            raise request_errors.invalid_value(param, f"the file cannot be read: {error}") from error
+    elif not isinstance(item, bytes) and callable(getattr(item, "save", None)):
+        file = io.BytesIO()
+        try:
+            item.save(file, "PNG")
+        except (OSError, ValueError) as error:
+            raise request_errors.invalid_value(param, f"the picture cannot be written as PNG: {error}") from error
+        item = file.getvalue()
+    if not isinstance(item, bytes):
+        raise request_errors.invalid_type(param, "bytes, a path, a URL or a picture of PIL", item)
+    return f"data:application/octet-stream;base64,{base64.b64encode(item).decode()}"
+
+
+def conversation_list(messages: Any) -> list[Sequence[Mapping[str, Any]]]:
+    """One conversation becomes a list of one."""
+    is_many = bool(messages) and not isinstance(messages[0], Mapping)
+    return list(messages) if is_many else [messages]
