@@ -19,8 +19,8 @@ from llmstack_llm.engine_args import EngineArgs, UsageContext
 from llmstack_llm.engine_clients import make_engine_client, note_engine_death, note_engine_end, trace_observers
 from llmstack_llm.engine_front_end import EngineFrontEnd
 from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import has_media
-from llmstack_llm.media.served import MediaOptions
 from llmstack_llm.media_door import decode_media
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs

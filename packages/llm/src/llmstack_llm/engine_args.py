@@ -26,7 +26,7 @@ from llmstack_llm.options.problem import OptionsError, Problem
 
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
-    from llmstack_llm.media.served import MediaOptions
+    from llmstack_llm.media.options import MediaOptions
     from llmstack_llm.model.config import ModelConfig
 
 

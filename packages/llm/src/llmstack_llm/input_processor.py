@@ -25,8 +25,8 @@ from llmstack_llm.admission.sampling import (
 from llmstack_llm.admission.seeds import draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
 from llmstack_llm.fan_out import fan_out
+from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
-from llmstack_llm.media.served import MediaOptions
 from llmstack_llm.media_door import MediaDoor
 from llmstack_llm.model.boundary_ids import eos_token_ids, start_token_id
 from llmstack_llm.model.config import ModelConfig

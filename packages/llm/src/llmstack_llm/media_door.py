@@ -9,9 +9,10 @@ from pathlib import Path
 
 from llmstack_llm.chat.media_chat import render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
+from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.prepared import prepare_all
 from llmstack_llm.media.processor import MediaProcessor
-from llmstack_llm.media.served import MediaOptions, make_served_media
+from llmstack_llm.media.served import make_served_media
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, RenderedPrompt
 from llmstack_llm.text.gate import TextGate
 from llmstack_types import EngineReady

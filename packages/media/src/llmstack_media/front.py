@@ -24,8 +24,9 @@ from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.store import Counted, Entry, Key, MediaStore
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.media import MediaItem, memory_name
+from llmstack_types.vocabulary import ImageDetail, words_of
 
-DETAILS: Final = ("auto", "low", "high")
+DETAILS: Final = words_of(ImageDetail)
 _HASH_IN_THREAD_BYTES: Final = 1 << 18
 _MAX_FETCHES: Final = 32
 _MAX_KEY_FETCHES: Final = 8

@@ -15,6 +15,7 @@ CheckpointQuantization = Literal["fp8", "compressed-tensors", "awq", "gptq", "bi
 QuantizationScheme = Literal[RoundingScheme, CheckpointQuantization]
 KVGroupKind = Literal["full", "window", "latent", "state", "content"]
 MediaKind = Literal["image", "video", "audio", "embeds"]
+ImageDetail = Literal["auto", "low", "high"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 DistributedExecutorBackend = Literal["mp", "uni", "ray", "external_launcher"]
 DataParallelBackend = Literal["mp", "ray"]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from llmstack_llm.media.served import MediaOptions
+from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
@@ -17,6 +15,8 @@ _IO_KEYS = {"image": ("rgba_background_color",)}
 
 def check_network(networks: tuple[str, ...]) -> tuple[str, ...]:
     """Networks in CIDR form."""
+    import ipaddress  # late: most lines name none
+
     for text in networks:
         ipaddress.ip_network(text)
     return networks
@@ -92,7 +92,7 @@ class MediaInputOptions(OptionGroup):
             max_image_pixels=self.max_image_pixels,
             allowed_domains=self.allowed_media_domains,
             allowed_networks=self.allowed_media_networks,
-            local_path=Path(self.allowed_local_media_path).resolve() if self.allowed_local_media_path else None,
+            local_path=self.allowed_local_media_path,
             has_redirects=self.media_redirects,
             processor_options=self.mm_processor_kwargs or {},
             background=None if colour is None else tuple(colour),

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_types import InvalidRequestError
-from llmstack_types.vocabulary import MediaKind
+from llmstack_types.vocabulary import ImageDetail, MediaKind, words_of
 
 # Type of a part to its kind, and to the key that has the content.
 _TYPES: Final[Mapping[str, tuple[MediaKind, str]]] = {
@@ -19,7 +19,7 @@ _TYPES: Final[Mapping[str, tuple[MediaKind, str]]] = {
 }  # fmt: skip
 MEDIA_TYPES: Final = (*_TYPES, "file")
 _KEYS_WITHOUT_TYPE: Final = ("image_url", "video_url", "audio_url", "input_audio")
-DETAILS: Final = ("auto", "low", "high")
+DETAILS: Final = words_of(ImageDetail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,36 @@
+"""Options of media in prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """How media of requests are fetched, counted and kept.
+
+    Attributes:
+        whole: The class of a checkpoint with parts beside its text, unless its text alone is asked for.
+        max_items: Items of a kind in one prompt at most, where they are limited.
+        cache_bytes: Of decoded items that are kept for later requests.
+        max_image_pixels: Width × height of a picture at most.
+        allowed_domains: Hosts whose URLs are fetched; `*` is every public one.
+        allowed_networks: Networks of private addresses that may be dialled.
+        local_path: Folder of which `file:` URLs are read; empty for none.
+        has_redirects: Whether redirects are followed.
+        processor_options: Of the model's processor, for every request.
+        background: Colour (red, green, blue) under transparent parts; None for white.
+    """
+
+    whole: str = ""
+    max_items: Mapping[str, int] = field(default_factory=dict)
+    cache_bytes: int = 4 << 30
+    max_image_pixels: int = 50_000_000
+    allowed_domains: tuple[str, ...] = ()
+    allowed_networks: tuple[str, ...] = ()
+    local_path: str = ""
+    has_redirects: bool = True
+    processor_options: Mapping[str, Any] = field(default_factory=dict)
+    background: tuple[int, int, int] | None = None
