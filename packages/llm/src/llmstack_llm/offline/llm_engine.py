@@ -17,7 +17,7 @@ from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
 from llmstack_llm.engine_clients import trace_observers
 from llmstack_llm.input_processor import InputProcessor
-from llmstack_llm.media.served import MediaOptions
+from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media_door import release_media
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs
