@@ -54,6 +54,9 @@ OWN_SIZES |= {
     }
     for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 }  # fmt: skip
+OWN_SIZES["Lfm2MoeForCausalLM"] = SIZES | {
+    "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3
+}  # fmt: skip
 DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
 PARTLY_ROTATED = ("GPTNeoXForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
