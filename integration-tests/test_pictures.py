@@ -168,6 +168,23 @@ def test_a_bomb_is_refused_from_its_header(server: Any) -> None:
     assert caught.value.code == "image_too_large"
 
 
+def test_what_becomes_of_pictures_is_counted(server: Any) -> None:
+    names = ("lookup_hits_total", "bytes_total", "fetches_total", "failures_total", "decode_cpu_seconds_total")
+    broken = [{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}]
+
+    def ask_both() -> None:
+        ask(server, parts((40,)))
+        with pytest.raises(openai.BadRequestError):
+            ask(server, broken)
+
+    ask_both()
+    before = {name: server.metric(f"llmstack:media_{name}") for name in names}
+    ask_both()
+    grown = {name: server.metric(f"llmstack:media_{name}") - before[name] for name in names}
+    assert grown.pop("bytes_total") > 3  # of the broken one
+    assert grown == {"lookup_hits_total": 1, "fetches_total": 2, "failures_total": 1, "decode_cpu_seconds_total": 0}
+
+
 def test_a_text_that_spells_the_symbol_is_text(server: Any) -> None:
     answer = ask(server, "what is <image>?")
     assert len(tokens(answer)) == NUM_TOKENS

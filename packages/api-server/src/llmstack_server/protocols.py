@@ -18,6 +18,7 @@ from llmstack_llm import (
 from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.chat.renderers import ChatFacts
+from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.requests import Adapter
 from llmstack_types import EngineReady, Operation, PoolingParams, SamplingParams, StepRecording
 from llmstack_types.control import ArgumentTs, ResultT
@@ -189,6 +190,10 @@ class EngineClient(Protocol):
     @property
     def limits(self) -> AdmissionLimits:
         """The limits of the running model."""
+
+    @property
+    def media_stats(self) -> MediaStats | None:
+        """Counts of the pictures of requests; None for a model without."""
 
     @property
     def chat_facts(self) -> ChatFacts | None:

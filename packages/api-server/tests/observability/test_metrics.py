@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,12 @@ from llmstack_server.testing import READY
 from llmstack_types import BlockEviction, EncoderStats, SchedulerStats, StepPhases
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "observability.md"
+
+
+MEDIA: Any = SimpleNamespace(
+    num_queries=5, num_hits=2, num_bytes=700, decode_s=0.5, fetch_results={"ok": 4, "media_fetch_failed": 1},
+    failures={"invalid_image": 3},
+)  # fmt: skip
 
 
 def values(metrics: ServerMetrics) -> dict[str, float]:
@@ -26,11 +34,31 @@ def test_the_page_on_observability_names_every_metric_and_no_other():
     rows = [line for line in page.splitlines() if line.startswith(("| gauges", "| counters", "| histograms"))]
     named = {re.sub(r"\{.*", "", name) for name in re.findall(r"`([^`]+)`", "".join(rows))}
     named = {name.replace("…", "spec_decode_num") for name in named}
-    rendered = ServerMetrics("m").render().decode()
+    metrics = ServerMetrics("m")
+    metrics.follow_media(lambda: MEDIA)
+    rendered = metrics.render().decode()
     exposed = set(re.findall(r"^# TYPE llmstack:(\S+)", rendered, re.MULTILINE))
     of_options = {name for name in exposed if name.startswith(("kv_block_", "shadow_"))}
     assert all(f"`{name}" in page for name in of_options)
     assert exposed - of_options == named
+
+
+def test_media_are_counted_for_models_that_take_them_alone():
+    metrics = ServerMetrics("m")
+    metrics.follow_media(lambda: None)
+    assert "media_" not in metrics.render().decode()
+    metrics = ServerMetrics("m")
+    metrics.follow_media(lambda: MEDIA)
+    found = values(metrics)
+    name = 'model_name="m"'
+    expected = {
+        f"lookups_total{{{name}}}": 5, f"lookup_hits_total{{{name}}}": 2, f"bytes_total{{{name}}}": 700,
+        f"decode_cpu_seconds_total{{{name}}}": 0.5, f'fetches_total{{{name},result="ok"}}': 4,
+        f'fetches_total{{{name},result="media_fetch_failed"}}': 1,
+        f'failures_total{{code="invalid_image",{name}}}': 3,
+    }  # fmt: skip
+    for key, value in expected.items():
+        assert found[f"llmstack:media_{key}"] == value, key
 
 
 def test_every_name_on_a_dashboard_is_there_under_both_prefixes():

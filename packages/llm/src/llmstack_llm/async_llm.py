@@ -21,6 +21,7 @@ from llmstack_llm.engine_front_end import EngineFrontEnd
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import has_media
+from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.media_door import decode_media
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs
@@ -202,6 +203,12 @@ class AsyncLLM(EngineFrontEnd):
     def chat_facts(self) -> ChatFacts | None:
         """What a page for chats offers; None for a model that does not complete text, or has no tokenizer."""
         return None if self._renderers is None else chat_facts(self._renderers, self.model_config, self.limits)
+
+    @property
+    def media_stats(self) -> MediaStats | None:
+        """Counts of the pictures of requests; None for a model without."""
+        processor = self.input_processor.media.processor
+        return None if processor is None else processor.stats
 
     async def render(self, chat: ChatPrompt, sampling: GivenSampling | CheckedSampling = NO_SAMPLING) -> RenderedPrompt:
         """Checks the sampling fields, then renders and tokenizes a conversation; long ones in a thread.

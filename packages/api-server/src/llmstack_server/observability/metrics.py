@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.observability.engine_metrics import EngineFamilies, EngineMetrics
 from llmstack_server.observability.histograms import HistogramFamily
+from llmstack_server.observability.media_metrics import MediaMetrics
 from llmstack_server.observability.metric_aliases import PREFIX, render
 from llmstack_server.observability.metrics_merge import Merged, Snapshot, snapshot_of
 from llmstack_server.observability.shadow_metrics import ShadowMetrics, WithoutShadow
@@ -190,6 +192,10 @@ class ServerMetrics:
     def count_stream(self, outcome: str) -> None:
         """Counts a request whose answer may outlive its connection, or what became of it."""
         self._outcome_to_streams[outcome].inc()
+
+    def follow_media(self, read: Callable[[], MediaStats | None]) -> None:
+        """Adds the counts of media that `read` returns; see `MediaMetrics`."""
+        self._registry.register(MediaMetrics(self._model_name, read))
 
     def set_queue(self, predicted_wait_s: float | None, tokens_per_s: float | None) -> None:
         """Sets what is predicted of the queue; nothing before a rate was measured."""

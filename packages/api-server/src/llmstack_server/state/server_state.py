@@ -145,6 +145,9 @@ class ServerState:
     start_model_path: str = ""
     shared_reloads: SharedReloads | None = None
 
+    def __post_init__(self) -> None:
+        self.metrics.follow_media(lambda: None if self.opened_engine is None else self.opened_engine.media_stats)
+
     def weights_object(self) -> dict[str, Any]:
         """The weights that answer new requests: their name in the list of `--reload-models`, and what they are."""
         ready = self.ready

@@ -25,6 +25,7 @@ from llmstack_llm import (
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_SAMPLING, check_sampling, resolve_max_tokens
 from llmstack_llm.chat.renderers import ChatFacts
+from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import Adapter, AdmittedRequest
 from llmstack_server.chat.parsers import choose_parsers
@@ -125,6 +126,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         self.num_restarts = self.num_unmoved_requests = 0
         self.engines = [READY]
         self.chat_facts: ChatFacts | None = ChatFacts(True, True, None)
+        self.media_stats: MediaStats | None = None
         self.last_steps = StepRecording(0.0, (), ())
         self.readiness = asyncio.Event()
         self.readiness.set()

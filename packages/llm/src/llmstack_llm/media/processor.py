@@ -52,12 +52,51 @@ class MediaSymbols(NamedTuple):
     prompt: str
 
 
+class MediaStats(Protocol):
+    """Counts since the start."""
+
+    @property
+    def num_queries(self) -> int:
+        """Items that were asked of the store of decoded ones."""
+        ...
+
+    @property
+    def num_hits(self) -> int:
+        """Those that it had."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Of items as they came."""
+        ...
+
+    @property
+    def decode_s(self) -> float:
+        """Processor time of what decodes."""
+        ...
+
+    @property
+    def fetch_results(self) -> Mapping[str, int]:
+        """Fetches by `ok` or the code of their refusal, `data:` included."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Items that could not be read, by code."""
+        ...
+
+
 class MediaProcessor(Protocol):
     """The media of one model's requests; used by one event loop."""
 
     @property
     def symbols(self) -> Mapping[MediaKind, MediaSymbols]:
         """Of each kind that the model takes."""
+        ...
+
+    @property
+    def stats(self) -> MediaStats:
+        """What has been done so far."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import MediaPart
-from llmstack_llm.media.processor import MediaSymbols, OpenedMedia
+from llmstack_llm.media.processor import MediaStats, MediaSymbols, OpenedMedia
 from llmstack_types import EngineStartError
 from llmstack_types.vocabulary import MediaKind
 
@@ -28,6 +28,11 @@ class ServedMedia:
         symbols = MediaSymbols(front.processor.placeholder, front.processor.placeholder_in_text)
         self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": symbols}
         self.max_items: Mapping[MediaKind, int] = {"image": options.max_items.get("image", DEFAULT_MAX_ITEMS)}
+
+    @property
+    def stats(self) -> MediaStats:
+        """What has been done so far."""
+        return self._front.stats
 
     async def open(self, part: MediaPart, tenant: str, options: Mapping[str, object] | None = None) -> OpenedMedia:
         """Fetches an item and counts it; see `MediaProcessor.open`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 from llmstack_llm.media.parts import MediaPart
 from llmstack_llm.media.processor import MediaSymbols
@@ -20,6 +21,7 @@ class FakePictures:
     def __init__(self, max_items: int = 4) -> None:
         self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": MediaSymbols("<image>", "<image>")}
         self.max_items: Mapping[MediaKind, int] = {"image": max_items}
+        self.stats: Any = None  # nothing here reads it
         self.opened: list[tuple[str, str]] = []
         self.decoded: list[str] = []
         self.num_held = 0

@@ -1,0 +1,46 @@
+"""Metrics of the pictures of requests, from the front end's counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from llmstack_llm.media.processor import MediaStats
+from llmstack_server.observability.metric_aliases import PREFIX
+
+# Name of a counter to the field of `MediaStats`, and its text.
+_COUNTERS = {
+    "media_lookups": ("num_queries", "Pictures that were asked of the store of decoded ones."),
+    "media_lookup_hits": ("num_hits", "Pictures that were decoded already."),
+    "media_bytes": ("num_bytes", "Bytes of pictures as they came."),
+    "media_decode_cpu_seconds": ("decode_s", "Processor time of the children that decode."),
+}
+_BY_RESULT = {
+    "media_fetches": ("fetch_results", "result", "Fetches of pictures, data: included: ok, or the code of the error."),
+    "media_failures": ("failures", "code", "Pictures that could not be read, by the code of the error."),
+}
+
+
+class MediaMetrics:
+    """A collector of the families of media; there are none for a model without."""
+
+    def __init__(self, model_name: str, read: Callable[[], MediaStats | None]) -> None:
+        """`read`: The counts since the start; None for a model without media."""
+        self._model_name = model_name
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts as they are now, each family once."""
+        stats = self._read()
+        if stats is None:
+            return
+        for name, (field, text) in _COUNTERS.items():
+            family = CounterMetricFamily(PREFIX + name, text, labels=("model_name",))
+            family.add_metric((self._model_name,), getattr(stats, field))
+            yield family
+        for name, (field, label, text) in _BY_RESULT.items():
+            family = CounterMetricFamily(PREFIX + name, text, labels=("model_name", label))
+            for value, number in getattr(stats, field).items():
+                family.add_metric((self._model_name, value), number)
+            yield family
