@@ -17,7 +17,7 @@ import pytest
 from llmstack_command.main import main
 
 COMMAND = [sys.executable, "-m", "llmstack_command", "run-batch"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "LLMSTACK_MODEL": "llmstack-demo"}  # whatever is installed
 
 
 def request(custom_id: str, url: str, **body: Any) -> dict[str, Any]:
