@@ -12,7 +12,6 @@ from llmstack_model_runner.architectures import ARCHITECTURES
 from llmstack_model_runner.declared_sizes import ROPE_TYPES, least_parameters, rope_problems
 from llmstack_model_runner.layers.rotary import KINDS
 
-
 # Fields without which transformers' configuration makes no model.
 NEEDED: dict[str, dict[str, Any]] = {"Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 16}}
 
