@@ -59,6 +59,13 @@ async def test_responses_answer_or_refuse(responses_app: Any, body: dict[str, An
         assert answer.status == 200 or answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("kind", [[], {}, 3, None])
+async def test_a_tool_choice_of_no_type_is_refused(messages_app: Any, kind: Any) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    answer = await call(messages_app, "POST", "/v1/messages", body | {"tool_choice": {"type": kind}})
+    assert (answer.status, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 @given(MESSAGES)
 async def test_messages_answer_or_refuse(messages_app: Any, body: dict[str, Any]):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):

@@ -48,7 +48,7 @@ def chat_tool_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
         if not isinstance(name, str):
             raise missing_parameter("tool_choice.name")
         return {"type": "function", "function": {"name": name}}, not is_single
-    if kind not in _MODES:
+    if not isinstance(kind, str) or kind not in _MODES:
         raise request_errors.invalid_value("tool_choice.type", "expected 'auto', 'any', 'tool' or 'none'")
     return _MODES[kind], not is_single
 
