@@ -93,6 +93,14 @@ async def test_a_template_that_does_not_show_a_picture_is_refused() -> None:
     assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
 
 
+async def test_a_tokenizer_without_the_token_of_pictures_is_refused() -> None:
+    plain = Tokenizer(byte_tokenizer(("<s>", "<row>")))
+    chat = ChatPrompt([{"role": "user", "content": [picture("1")]}])
+    with pytest.raises(InvalidRequestError) as caught:
+        await render_with_media(ChatRenderers(ChatTemplate(PARTS), plain), chat, FakePictures(), TextGate())
+    assert (caught.value.param, caught.value.code) == ("messages", "unsupported_value")
+
+
 async def test_one_picture_that_cannot_be_had_ends_the_request() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await rendered([picture("1"), picture("absent:2")], FakePictures())

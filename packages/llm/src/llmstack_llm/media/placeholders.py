@@ -77,6 +77,8 @@ def expand_symbols(
         parts.append(text[position : match.start()])
         for piece, num_vectors in items[index][1].pieces:
             parts.append(piece)
+            if num_vectors and piece not in token_to_id:
+                raise request_errors.unsupported_value("messages", "the tokenizer has no special token for pictures")
             if num_vectors:
                 runs.append(_Run(index, token_to_id[piece], num_vectors))
         position = match.end()

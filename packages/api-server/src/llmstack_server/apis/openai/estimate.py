@@ -66,7 +66,7 @@ async def _num_prompt_tokens(state: ServerState, fields: EstimateRequest, body: 
         if fields.messages is None and fields.prompt is None:
             raise missing_parameter("prompt_tokens")
         if fields.messages is not None:
-            rendered = await render_chat(state, body)
+            rendered = await render_chat(state, body, is_counted=True)
         else:
             rendered = (await render_completions(state, body))[0]
         return len(rendered["token_ids"])

@@ -24,8 +24,10 @@ from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
 
 
-async def render_chat(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+async def render_chat(state: ServerState, body: dict[str, Any], *, is_counted: bool = False) -> dict[str, Any]:
     """The token ids of a conversation under the template, and its sampling parameters.
+
+    `is_counted`: The token ids are counted and not sent; without it pictures, which they leave out, are refused.
 
     Raises:
         InvalidRequestError: Names the first invalid field.
@@ -37,6 +39,8 @@ async def render_chat(state: ServerState, body: dict[str, Any]) -> dict[str, Any
     given = sampling_of(fields)
     sampling = state.engine.check_sampling(given.values, given.names)
     rendered = await render_conversation(state, conversation_of(fields))
+    if rendered.media and not is_counted:
+        raise request_errors.unsupported_value("messages", "token ids alone do not stand for a prompt with pictures")
     _check_length(state, rendered.token_ids, sampling, "messages")
     return _rendered(state, fields, rendered.token_ids, sampling, answer_ids("chatcmpl", fields.request_id).answer)
 
