@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from llmstack_bench import serving
 from llmstack_bench.testing import Behaviour, FakeServer
@@ -81,6 +84,25 @@ def test_a_trace_sends_at_its_own_times_unless_a_rate_is_given(tmp_path: Path):
     assert at_once["servers"][0]["runs"][0]["max_in_flight"] == 3
 
 
+def test_streams_are_measured_with_and_without_pictures_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with FakeServer(Behaviour(token_delay_s=0.01)) as server:
+        found = result(
+            tmp_path, "--base-url", server.url, "--label", "one", "--preset", "w-image", *SMALL, "--repetitions", "2",
+            "--num-pictures", "2", "--picture-size", "40x30", "--picture-interval", "0.01", "--num-warmups", "0",
+        )  # fmt: skip
+    alone, both = found["servers"]
+    assert (alone["label"], both["label"]) == ("one, text alone", "one")
+    assert [run["completed"] for run in alone["runs"] + both["runs"]] == [4, 4, 6, 6]
+    assert "p99_itl_ms" in both["ratio_to_first"]
+    assert "one/one, text alone" in capsys.readouterr().out
+    contents = [body["messages"][0]["content"] for body in server.bodies]
+    pictures = [content[0]["image_url"]["url"] for content in contents if isinstance(content, list)]
+    assert len(set(pictures)) == len(pictures) == 4
+    assert [len(set(contents[start : start + size])) for start, size in ((0, 4), (16, 4))] == [4, 4]
+    image = Image.open(io.BytesIO(base64.b64decode(pictures[0].removeprefix("data:image/png;base64,"))))
+    assert (image.mode, image.size, len(image.getcolors())) == ("RGB", (40, 30), 40)
+
+
 def test_goodput_pictures_and_results_with_a_time_in_their_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with FakeServer() as server:
         code = bench(
@@ -133,6 +155,10 @@ def test_what_was_measured_before_an_interruption_is_reported(
         (("--metric-percentiles", "150"), "--metric-percentiles"),
         (("--plot", "x.gif"), "--plot x.gif"),
         (("--dataset-name", "nonsense"), "--dataset-name"),
+        (("--dataset-name", "pictures"), "--dataset-name pictures: needs a route of chat/completions"),
+        (("--preset", "w-image", "--picture-size", "9"), "is no size such as 2048x1536"),
+        (("--preset", "w-image", "--picture-size", "90000x900"), "50000000 pixels the most"),
+        (("--preset", "w-image", "--num-pictures", "90"), "--num-pictures 90: 200000000 pixels together"),
         (("--num-prompts", "0"), "below the minimum of 1"),
         (("--extra-body", "[1]"), "is not a JSON object"),
         (("--header", "x"), "not KEY=VALUE"),

@@ -30,6 +30,7 @@ class Server:
 
     Attributes:
         pid: Its process, which is stopped while another server is measured; 0 leaves it running.
+        gets_pictures: Whether it is sent the pictures of a workload; a server is measured without them too.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Server:
     model: str = ""
     runs: list[Run] = field(default_factory=list)
     pid: int = 0
+    gets_pictures: bool = True
 
     def medians(self) -> dict[str, float]:
         """Metric name to its median over the repetitions."""

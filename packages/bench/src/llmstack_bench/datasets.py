@@ -14,6 +14,7 @@ from typing import Any
 
 from llmstack_bench.errors import BenchError
 from llmstack_bench.jsonl import read_requests
+from llmstack_bench.pictures import with_pictures
 from llmstack_bench.published import published_requests, read_rows
 from llmstack_bench.traces import TimedTraceFormat, TraceWorkload, read_trace, timed_requests
 from llmstack_bench.workload import BenchRequest, RandomWorkload
@@ -24,6 +25,8 @@ SAFE_VOCAB_SIZE = 256
 DEFAULT_SHARED_PREFIX_LEN = 256
 WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "by", "with", "as", "at", "it", "from")
 
+GENERATED = ("random", "shared-prefix", "pictures")
+"""Data sets that need no file."""
 MakeRequests = Callable[[int], list[BenchRequest]]
 
 
@@ -33,7 +36,7 @@ def request_maker(options: argparse.Namespace, vocab_size: int, *, is_chat: bool
     Raises:
         BenchError: A flag or a file is wrong.
     """
-    if options.dataset_name not in ("random", "shared-prefix") and options.dataset_path is None:
+    if options.dataset_name not in GENERATED and options.dataset_path is None:
         raise BenchError(f"--dataset-path: is needed for --dataset-name {options.dataset_name}", exit_code=2)
     if options.dataset_name == "custom":
         output_len = options.custom_output_len
@@ -44,10 +47,18 @@ def request_maker(options: argparse.Namespace, vocab_size: int, *, is_chat: bool
     if options.dataset_name in ("sharegpt", "sonnet", "spec-bench", "hf"):
         requests = published_requests(options, _token_counter(options.tokenizer), vocab_size, options.seed)
         return lambda seed: requests
+    if options.dataset_name == "pictures":
+        make = _as_text(_random_maker(options, vocab_size), options.tokenizer)
+        pictures = (options.num_pictures, options.picture_size, options.picture_interval)
+        return lambda seed: with_pictures(make(seed), *pictures, seed)
     make = _token_maker(options, vocab_size)
     if options.prompt_format == "token-ids" or (options.prompt_format == "auto" and not is_chat):
         return make
-    to_text = text_maker(options.tokenizer)
+    return _as_text(make, options.tokenizer)
+
+
+def _as_text(make: MakeRequests, tokenizer_path: Path | None) -> MakeRequests:
+    to_text = text_maker(tokenizer_path)
     return lambda seed: [replace(request, prompt=to_text(request.prompt)) for request in make(seed)]
 
 

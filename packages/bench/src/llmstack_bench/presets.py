@@ -40,4 +40,9 @@ PRESETS: dict[str, Preset] = {
     "w4": Preset(
         "64 requests behind one prefix of 512 tokens, 32 own, output 32, 16 at once", _random(64, 32, 32, 16, 512)
     ),
+    "w-image": Preset(
+        "8 streams of 32 + 128 tokens, with and without a picture of 2048 x 2048 that arrives meanwhile",
+        _random(8, 32, 128, 9)
+        | {"dataset_name": "pictures", "max_concurrency": None, "endpoint": "/v1/chat/completions"},
+    ),
 }

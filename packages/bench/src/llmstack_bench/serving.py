@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from llmstack_bench.errors import BenchError
 from llmstack_bench.load import LoadResult, Progress, run_load
 from llmstack_bench.metrics import METRICS, Goodput, parse_percentiles, summarise
 from llmstack_bench.pausing import PausedTrees
+from llmstack_bench.pictures import check_pictures, without_pictures
 from llmstack_bench.plot import check_plot_path, write_plot
 from llmstack_bench.process_tree import tree_cpu_s
 from llmstack_bench.report import format_report
@@ -40,7 +41,7 @@ from llmstack_bench.workload import BenchRequest
 _SEED_STEP = 1_000_003
 _WARMUP_SEED = 500_009
 READY_POLL_S = 0.5
-RANDOM_DATASETS = ("random", "shared-prefix", "trace", "timed-trace", "burstgpt")
+RANDOM_DATASETS = ("random", "shared-prefix", "pictures", "trace", "timed-trace", "burstgpt")
 
 
 def run_serve_bench(options: argparse.Namespace) -> int:
@@ -95,6 +96,8 @@ class ServeBench:
             request_id_prefix=options.request_id_prefix,
             accepts_any_certificate=options.insecure,
         )
+        if options.dataset_name == "pictures":
+            check_pictures(options.num_pictures, options.picture_size, is_chat=request_options.is_chat)
         return cls(
             options,
             request_options,
@@ -120,6 +123,7 @@ class ServeBench:
 
             async def measure(server: Server, repetition: int) -> Run:
                 requests = make(self.options.seed + _SEED_STEP * repetition)
+                requests = requests if server.gets_pictures else without_pictures(requests)
                 bandwidth = read_bandwidth_gb_per_s() if self.options.bandwidth else None
                 async with _running(server, clients[server.label], paused):
                     return await self._measure(server, clients[server.label], requests, bandwidth)
@@ -260,7 +264,18 @@ def _servers(options: argparse.Namespace) -> list[Server]:
     if len(pids) != len(urls):
         raise BenchError("--server-pid: give one for each --base-url; 0 leaves that server running", exit_code=2)
     columns = zip(labels, urls, models, pids, strict=True)
-    return [Server(label, url.rstrip("/"), model, pid=pid) for label, url, model, pid in columns]
+    servers = [Server(label, url.rstrip("/"), model, pid=pid) for label, url, model, pid in columns]
+    return _in_both_loads(servers) if options.dataset_name == "pictures" else servers
+
+
+def _in_both_loads(servers: list[Server]) -> list[Server]:
+    """Each server without pictures, then with them: the ratio says what a picture costs the streams beside it."""
+    return [
+        replace(server, label=server.label if gets_pictures else f"{server.label}, text alone", runs=[],
+                gets_pictures=gets_pictures)
+        for server in servers
+        for gets_pictures in (False, True)
+    ]  # fmt: skip
 
 
 def _headers(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:

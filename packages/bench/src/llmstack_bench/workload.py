@@ -25,11 +25,13 @@ class BenchRequest:
         prompt: Text, token ids, or the messages of a conversation.
         num_output_tokens: Number of tokens to generate.
         arrival_s: When to send it, in seconds since the run began; None means that the request rate decides.
+        has_picture: Whether its messages have a picture.
     """
 
     prompt: str | list[int] | list[Message]
     num_output_tokens: int
     arrival_s: float | None = None
+    has_picture: bool = False
 
 
 @dataclass(frozen=True, slots=True)

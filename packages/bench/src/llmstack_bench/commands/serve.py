@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llmstack_bench.commands.values import (
     dataset_name,
+    image_size,
     json_object,
     key_value,
     natural_int,
@@ -17,7 +18,7 @@ from llmstack_bench.commands.values import (
 from llmstack_bench.commands.vllm_flags import PUBLISHED, add_vllm_arguments, resolved
 from llmstack_bench.presets import PRESETS
 
-DATASETS = ("random", "shared-prefix", "custom", "trace", "timed-trace", *PUBLISHED)
+DATASETS = ("random", "shared-prefix", "pictures", "custom", "trace", "timed-trace", *PUBLISHED)
 
 # Defaults of flags that neither the command line nor a preset sets.
 DEFAULTS = {
@@ -88,8 +89,8 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     presets = "; ".join(f"{name}: {preset.description}" for name, preset in PRESETS.items())
     add("--preset", choices=tuple(PRESETS), help=f"a named workload, which other flags may change ({presets})")
     add("--dataset-name", type=dataset_name, choices=DATASETS, metavar="NAME",
-        help="random, shared-prefix, custom (a file of JSON lines), trace, timed_trace, or a published set from a "
-        "file: sharegpt, sonnet, burstgpt, spec-bench, hf (default: random)")  # fmt: skip
+        help="random, shared-prefix, pictures, custom (a file of JSON lines), trace, timed_trace, or a published set "
+        "from a file: sharegpt, sonnet, burstgpt, spec-bench, hf (default: random)")  # fmt: skip
     add("--dataset-path", type=Path, metavar="FILE", help="the file of a data set")
     add("--num-prompts", type=positive_int, metavar="N", help="requests (default: 100)")
     add(
@@ -111,6 +112,12 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     add("--random-range-ratio", type=range_ratio, default=0.0, metavar="R",
         help='lengths vary by this fraction both ways; {"input": 0.5, "output": 0} has two (default: 0)')  # fmt: skip
     add("--num-prefixes", type=positive_int, default=1, metavar="N", help="different shared prefixes (default: 1)")
+    add("--num-pictures", type=positive_int, default=1, metavar="N",
+        help="requests with a picture beside the streams of --dataset-name pictures (default: 1)")  # fmt: skip
+    add("--picture-size", type=image_size, default=(2048, 2048), metavar="WxH",
+        help="pixels of each (default: 2048x2048)")  # fmt: skip
+    add("--picture-interval", type=positive_float, default=1.0, metavar="S",
+        help="seconds between them, and before the first (default: 1)")  # fmt: skip
     add("--trace-speed", type=positive_float, default=1.0, metavar="X", help="2 replays in half the time (default: 1)")
     add("--trace-length-scale", type=positive_float, default=1.0, metavar="X",
         help="factor for a trace's lengths (default: 1)")  # fmt: skip

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from llmstack_bench.commands.foreign_flags import refused_value
+from llmstack_bench.pictures import picture_size
 
 
 def positive_int(text: str) -> int:
@@ -53,6 +54,14 @@ def range_ratio(text: str) -> float | tuple[float, float]:
     if value.keys() != {"input", "output"} or not all(isinstance(one, (int, float)) for one in value.values()):
         raise argparse.ArgumentTypeError(f"'{text}' needs numbers for input and output, and nothing else")
     return float(value["input"]), float(value["output"])
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """Width and height of a picture."""
+    try:
+        return picture_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 2048x1536: {error}") from error
 
 
 def dataset_name(text: str) -> str:
