@@ -36,6 +36,7 @@ from llmstack_llm.registration import register
 from llmstack_llm.reloading import reload_engine, reloadable_client
 from llmstack_llm.requests import Adapter, ChatPrompt, GenerationRequest, PromptInput, RenderedPrompt
 from llmstack_llm.shared_reloading import SharedReload
+from llmstack_llm.speech.served import Speech
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import EngineReady, PoolingParams, SamplingParams
 
@@ -209,6 +210,11 @@ class AsyncLLM(EngineFrontEnd):
         """Counts of the pictures of requests; None for a model without."""
         processor = self.input_processor.media.processor
         return None if processor is None else processor.stats
+
+    @property
+    def speech(self) -> Speech | None:
+        """Windows and prompts of a model that transcribes; None for every other, and before it is ready."""
+        return self.input_processor.media.speech
 
     async def render(self, chat: ChatPrompt, sampling: GivenSampling | CheckedSampling = NO_SAMPLING) -> RenderedPrompt:
         """Checks the sampling fields, then renders and tokenizes a conversation; long ones in a thread.

@@ -14,6 +14,7 @@ from llmstack_llm.media.prepared import prepare_all
 from llmstack_llm.media.processor import MediaProcessor
 from llmstack_llm.media.served import make_served_media
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, RenderedPrompt
+from llmstack_llm.speech.served import Speech, make_speech
 from llmstack_llm.text.gate import TextGate
 from llmstack_types import EngineReady
 
@@ -25,18 +26,20 @@ class MediaDoor:
 
     Attributes:
         processor: That of the model; None where the engine core takes text alone.
+        speech: Windows and prompts of a model that transcribes; None for every other.
     """
 
     def __init__(self, folder: Path, options: MediaOptions | None = None) -> None:
         """`folder`: That of the model."""
         self.processor: MediaProcessor | None = None
+        self.speech: Speech | None = None
         self._options = options or MediaOptions()
         self._folder = folder
 
     def set_model(self, folder: Path) -> None:
         """Another model is served from the next `set_ready` on."""
         if folder != self._folder:
-            self._folder, self.processor = folder, None
+            self._folder, self.processor, self.speech = folder, None, None
 
     def set_ready(self, ready: EngineReady) -> None:
         """Makes the processor of the model that the engine core runs, unless it is there.
@@ -45,6 +48,8 @@ class MediaDoor:
             EngineStartError: The checkpoint's processor is not supported.
         """
         takes_images = ready.media is not None and "image" in ready.media.num_layers
+        if ready.media is not None and ready.media.has_cross_attention and self.speech is None:
+            self.speech = make_speech(self._folder, ready.max_model_len)
         if takes_images and self.processor is None and self._options.max_items.get("image") != 0:
             self.processor = make_served_media(self._folder, self._options)
         elif not takes_images and self._options.whole:
@@ -62,6 +67,8 @@ class MediaDoor:
         """Ends the children that decode. Idempotent."""
         if self.processor is not None:
             await self.processor.shutdown()
+        if self.speech is not None:
+            self.speech.close()
 
 
 async def decode_media(admitted: Sequence[AdmittedRequest]) -> list[AdmittedRequest]:

@@ -27,6 +27,16 @@ def image_too_large(reason: str, param: str | None = None) -> InvalidRequestErro
     return InvalidRequestError(f"This image {reason}.", param=param, code="image_too_large")
 
 
+def invalid_audio(reason: str, param: str | None = None) -> InvalidRequestError:
+    """Sound that cannot be used. `reason` follows "This audio"."""
+    return InvalidRequestError(f"This audio {reason}.", param=param, code="invalid_audio")
+
+
+def audio_too_long(reason: str, param: str | None = None) -> InvalidRequestError:
+    """Sound over a limit of time. `reason` follows "This audio"."""
+    return InvalidRequestError(f"This audio {reason}.", param=param, code="audio_too_long")
+
+
 def url_not_allowed(reason: str, param: str | None = None) -> InvalidRequestError:
     """An address that is not fetched. `reason` follows "This URL"; it never repeats the URL."""
     return InvalidRequestError(f"This URL {reason}.", param=param, code="media_url_not_allowed")

@@ -24,7 +24,7 @@ from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.store import Counted, Entry, Key, MediaStore
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.media import MediaItem, memory_name
-from llmstack_types.vocabulary import ImageDetail, words_of
+from llmstack_types.vocabulary import ImageDetail, MediaKind, words_of
 
 DETAILS: Final = words_of(ImageDetail)
 _HASH_IN_THREAD_BYTES: Final = 1 << 18
@@ -67,10 +67,11 @@ class OpenedMedia:
 
 
 class PreparedMedia:
-    """A picture in memory that an engine core can read until `release`."""
+    """A picture or sound in memory that an engine core can read until `release`."""
 
-    def __init__(self, store: MediaStore, entry: Entry) -> None:
+    def __init__(self, store: MediaStore, entry: Entry, kind: MediaKind = "image") -> None:
         self._store = store
+        self._kind: MediaKind = kind
         self._entry: Entry | None = entry
         self._digest = entry.key[1]
 
@@ -84,7 +85,7 @@ class PreparedMedia:
             raise ValueError("the picture is released")
         layout = self._entry.layout
         return MediaItem(
-            self._digest, "image", offset, num_tokens, embed_runs, layout.grid, layout.num_units,
+            self._digest, self._kind, offset, num_tokens, embed_runs, layout.grid, layout.num_units,
             self._entry.memory.as_media_memory(),
         )  # fmt: skip
 

@@ -38,13 +38,13 @@ class SealedMemory:
             raise
 
     @classmethod
-    def of(cls, data: bytes) -> Self:
+    def of(cls, data: bytes, name: str = "llmstack-media") -> Self:
         """Sealed memory with these bytes.
 
         Raises:
             OSError: There is too little memory.
         """
-        memory = cls(len(data))
+        memory = cls(len(data), name)
         try:
             written = 0
             while written < len(data):

@@ -22,16 +22,26 @@ from llmstack_model_files.safetensors_header import (
     check_safetensors_content,
     may_have_tensor,
 )
+from llmstack_model_files.speech_tokens import (
+    SECONDS_PER_TIMESTAMP,
+    SPEECH_ARCHITECTURE,
+    SpeechTokens,
+    parse_speech_tokens,
+    read_speech_tokens,
+)
 from llmstack_model_files.text_config import TEXT_PART_OF, WHOLE_CONFIG, text_config_of
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
     "PACKAGED",
+    "SECONDS_PER_TIMESTAMP",
+    "SPEECH_ARCHITECTURE",
     "TEXT_PART_OF",
     "WHOLE_CONFIG",
     "AdapterFiles",
     "ModelFilesError",
     "RegisteredModel",
+    "SpeechTokens",
     "TensorInfo",
     "adapter_digest",
     "artifact_path",
@@ -46,11 +56,13 @@ __all__ = [
     "open_artifact",
     "overridden",
     "parse_json_object",
+    "parse_speech_tokens",
     "read_adapter",
     "read_ahead",
     "read_json",
     "read_json_array",
     "read_model_config",
+    "read_speech_tokens",
     "resolve_model",
     "safetensors_files",
     "text_config_of",

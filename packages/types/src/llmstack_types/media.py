@@ -10,6 +10,7 @@ from llmstack_types.vocabulary import MediaKind
 
 DIGEST_BYTES: Final = 32
 """Size of the digest of an item."""
+_NUM_HELD_ITEMS: Final = 16
 
 
 def memory_name(digest: bytes) -> str:
@@ -93,16 +94,30 @@ class MediaSpec:
         num_layers: Layers of the encoder of each kind that the model takes; 0 for `embeds`.
         is_atomic: Tokens of one item attend to each other, so that a step computes all of them or none.
         max_num_tokens: The largest item of each kind, in tokens.
+        has_cross_attention: Every token of a prompt attends to its one item, until the request ends. The item has the
+            first token as its place, which is embedded as all others, and one vector for each of its units.
     """
 
     vector_size: int
     num_layers: Mapping[MediaKind, int]
     is_atomic: bool = False
     max_num_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
+    has_cross_attention: bool = False
+
+    def num_vectors(self, item: MediaItem) -> int:
+        """The vectors that are kept of an item."""
+        return item.num_units if self.has_cross_attention else item.num_vectors
 
     def num_cache_tokens(self, asked: int, max_num_batched_tokens: int) -> int:
-        """Vectors that the encoder cache has room for: those `asked` for; 0 is a step's or the largest item's."""
-        return asked or max(max_num_batched_tokens, *self.max_num_tokens.values())
+        """Vectors that the encoder cache has room for: those `asked` for.
+
+        0 is a step's or the largest item's; with cross attention, where requests hold theirs to the end, that of
+        several.
+        """
+        largest = max(self.max_num_tokens.values())
+        if self.has_cross_attention:
+            return asked or _NUM_HELD_ITEMS * largest
+        return asked or max(max_num_batched_tokens, largest)
 
 
 class EncoderStats(NamedTuple):

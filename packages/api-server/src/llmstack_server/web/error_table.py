@@ -144,6 +144,8 @@ KINDS = (
     _invalid("unsupported_media_format", "an image of a format other than the allowed ones", _PART),
     _invalid("media_url_not_allowed", "a URL that this server does not fetch", _PART),
     _invalid("media_fetch_failed", "a URL whose server fails, or answers with something else", _PART),
+    _invalid("invalid_audio", "sound that cannot be used", _PART),
+    _invalid("audio_too_long", "sound that is longer than allowed", _PART),
     _invalid("media_not_found", "a `uuid` without content that is not known, or not any more", _PART),
     _invalid(
         "request_budget_exceeded",

@@ -16,7 +16,8 @@ from llmstack_types import LLMStackError, SamplingParams
 
 _NOTHING: Mapping[str, Any] = {}
 # Where each architecture writes its number of positions; the first key that is there counts.
-_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length",
+                  "max_target_positions")  # fmt: skip
 _POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert")
 _DEFAULT_MAX_MODEL_LEN = 2048
 

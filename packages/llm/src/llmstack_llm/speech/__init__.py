@@ -1,0 +1,1 @@
+"""Speech to text: windows of sound and their prompts."""

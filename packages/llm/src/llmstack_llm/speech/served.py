@@ -1,0 +1,215 @@
+"""What doors ask of a model that transcribes: windows, prompts, languages.
+
+A door cuts sound into windows, and has one request for each:
+
+    speech = engine.speech                              # None where the model does not transcribe
+    window = await speech.open(samples, tenant)         # float32 [n], n at most `speech.window_samples`
+    asked = GenerationRequest(
+        request_id, speech.detection(window), GivenSampling(speech.detection_sampling), tenant=tenant
+    )
+    start = speech.read_detection(output.outputs[0])    # of the one output: languages, and how likely silence is
+    prompt = speech.prompt(window, language=start.language, timestamps=True, previous=previous_token_ids)
+    request = GenerationRequest(request_id, prompt, GivenSampling({"temperature": 0.0}), tenant=tenant)
+
+A window is encoded once, whatever is asked of it: requests with the same samples of one tenant share that. Both
+requests may be submitted at once. Token ids of an answer from `tokens.first_timestamp` on are times, in steps of
+`SECONDS_PER_TIMESTAMP`; the text is that of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from llmstack_llm import request_errors
+from llmstack_llm.media.placeholders import PlacedMedia
+from llmstack_llm.media.processor import MediaStats, OpenedMedia
+from llmstack_llm.outputs.request_output import CompletionOutput
+from llmstack_llm.requests import RenderedPrompt
+from llmstack_types import EngineStartError
+
+if TYPE_CHECKING:
+    from llmstack_model_files import SpeechTokens
+
+DEFAULT_TASK = "transcribe"
+Samples = Any
+"""An array of float32 [num_samples], of one channel, from -1 to 1. This package does not import numpy."""
+
+
+class WindowOpener(Protocol):
+    """Windows of sound, as `llmstack_media` prepares them."""
+
+    @property
+    def stats(self) -> MediaStats:
+        """What has been done so far."""
+        ...
+
+    async def open(self, samples: Samples, tenant: str = "") -> OpenedMedia:
+        """A window of sound.
+
+        Raises:
+            InvalidRequestError: It is longer than a window, or not finite.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees the memory of all windows."""
+        ...
+
+
+class Detection(NamedTuple):
+    """What the start of a window tells.
+
+    Attributes:
+        no_speech_prob: Probability that there is no speech.
+        languages: Codes of all languages to their probabilities, which sum to 1; most likely first. Empty for a model
+            of English alone.
+    """
+
+    no_speech_prob: float
+    languages: Mapping[str, float]
+
+    @property
+    def language(self) -> str | None:
+        """The most likely language; None for a model of English alone."""
+        return next(iter(self.languages), None)
+
+
+class Speech:
+    """The windows and prompts of one model that transcribes. Used by one event loop.
+
+    Attributes:
+        tokens: The ids that steer the model.
+        sample_rate: Samples per second, in Hz.
+        window_samples: Samples of a window at most.
+        detection_sampling: Fields of the request whose prompt is `detection`.
+    """
+
+    def __init__(
+        self, tokens: SpeechTokens, windows: WindowOpener, sample_rate: int, window_samples: int, max_model_len: int
+    ) -> None:
+        self.tokens = tokens
+        self._max_previous = max_model_len // 2 - 1
+        self.sample_rate = sample_rate
+        self.window_samples = window_samples
+        asked = [tokens.no_speech, *tokens.languages.values()]
+        self.detection_sampling: Mapping[str, Any] = {
+            "temperature": 0.0, "max_tokens": 1, "logprobs": 0, "logprob_token_ids": asked, "detokenize": False,
+        }  # fmt: skip
+        self._windows = windows
+
+    @property
+    def stats(self) -> MediaStats:
+        """What has been done so far, for metrics."""
+        return self._windows.stats
+
+    async def open(self, samples: Samples, tenant: str = "") -> OpenedMedia:
+        """A window of sound for requests of one tenant; at most `window_samples` of one channel, from -1 to 1.
+
+        Raises:
+            InvalidRequestError: They are too many, or not finite.
+        """
+        return await self._windows.open(samples, tenant)
+
+    def prompt(
+        self,
+        window: OpenedMedia,
+        *,
+        language: str | None = None,
+        task: str = DEFAULT_TASK,
+        timestamps: bool = True,
+        previous: Sequence[int] = (),
+    ) -> RenderedPrompt:
+        """The prompt of a window.
+
+        Args:
+            window: From `open`.
+            language: A code of `tokens.languages`; None lets the model choose, which then transcribes.
+            task: `transcribe` or `translate`.
+            timestamps: Whether the answer has times.
+            previous: Token ids of the text before; the last ones that fit in half of the context are kept.
+
+        Raises:
+            InvalidRequestError: The model does not know the language or the task.
+        """
+        token_ids = self.start_ids(language, task, timestamps=timestamps)
+        return self._rendered(window, [*self._previous(previous), *token_ids])
+
+    def detection(self, window: OpenedMedia, previous: Sequence[int] = ()) -> RenderedPrompt:
+        """The prompt of a request of one token, whose log-probabilities tell language and silence."""
+        return self._rendered(window, [*self._previous(previous), self.tokens.start])
+
+    def start_ids(self, language: str | None, task: str = DEFAULT_TASK, *, timestamps: bool = True) -> list[int]:
+        """The tokens with which an answer begins; raises as `prompt`."""
+        tokens = self.tokens
+        if not tokens.is_multilingual:
+            if language not in (None, "en") or task != DEFAULT_TASK:
+                raise request_errors.unsupported_value("language", "this model transcribes English only")
+            return [tokens.start] if timestamps else [tokens.start, tokens.no_timestamps]
+        if task not in tokens.tasks:
+            raise request_errors.unsupported_value("task", f"expected one of {', '.join(tokens.tasks)}")
+        if language is None:
+            if task != DEFAULT_TASK or not timestamps:
+                raise request_errors.unsupported_value("language", "it is chosen for transcriptions with times only")
+            return [tokens.start]
+        if language not in tokens.languages:
+            reason = f"'{request_errors.echo(language)}' is no language of this model"
+            raise request_errors.unsupported_value("language", reason)
+        start = [tokens.start, tokens.languages[language], tokens.tasks[task]]
+        return start if timestamps else [*start, tokens.no_timestamps]
+
+    def read_detection(self, output: CompletionOutput) -> Detection:
+        """What the output of a `detection` tells.
+
+        Raises:
+            ValueError: It has no log-probabilities.
+        """
+        if not output.logprobs:
+            raise ValueError("the output of a detection has log-probabilities")
+        by_id = output.logprobs[0]
+        languages = {code: math.exp(by_id[token].logprob) for code, token in self.tokens.languages.items()}
+        total = sum(languages.values()) or 1.0
+        ordered = sorted(languages, key=lambda code: (-languages[code], code))
+        no_speech = math.exp(by_id[self.tokens.no_speech].logprob)
+        return Detection(no_speech, {code: languages[code] / total for code in ordered})
+
+    def close(self) -> None:
+        """Frees the spectrograms that are kept. Idempotent."""
+        self._windows.close()
+
+    def _previous(self, token_ids: Sequence[int]) -> list[int]:
+        mark = self.tokens.previous
+        kept = token_ids[max(0, len(token_ids) - self._max_previous) :]
+        return [] if mark is None or not kept else [mark, *kept]
+
+    def _rendered(self, window: OpenedMedia, token_ids: list[int]) -> RenderedPrompt:
+        return RenderedPrompt("", token_ids, media=(at_start(window),))
+
+
+def at_start(window: OpenedMedia) -> PlacedMedia:
+    """The place of a window among the tokens of its prompt: the first one, which is computed like all others."""
+    return PlacedMedia(window, "audio", 0, 1, ())
+
+
+def make_speech(folder: Path, max_model_len: int) -> Speech:
+    """The windows and prompts of the model in a folder, whose context has so many tokens.
+
+    Raises:
+        EngineStartError: The checkpoint's feature extractor is not supported.
+        ModelFilesError: A file lacks what is needed.
+    """
+    from llmstack_media.audio.log_mel import LogMel
+    from llmstack_media.audio.windows import WindowFront
+    from llmstack_media.errors import ProcessorConfigError
+    from llmstack_model_files import read_json, read_speech_tokens
+
+    names = ("preprocessor_config", "processor_config")
+    files = [read_json(folder, f"{name}.json", required=False) or {} for name in names]
+    try:
+        log_mel = LogMel.from_checkpoint(*files)
+    except ProcessorConfigError as error:
+        raise EngineStartError(f"the model transcribes, but {error}") from error
+    windows = WindowFront(log_mel)
+    return Speech(read_speech_tokens(folder), windows, log_mel.sample_rate, log_mel.num_samples, max_model_len)

@@ -1,0 +1,141 @@
+"""Log-mel spectrograms of windows of speech, as Whisper's encoders read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmstack_media.errors import ProcessorConfigError
+from llmstack_media.processors.config_values import integer, refuse
+
+Samples = NDArray[np.float32]
+"""[num_samples] of one channel, from -1 to 1."""
+FEATURE_EXTRACTOR: Final = "WhisperFeatureExtractor"
+_INERT: Mapping[str, tuple[object, ...]] = {"dither": (0, 0.0), "padding_side": ("right",), "padding_value": (0, 0.0)}
+_FLOOR = 1e-10
+_RANGE = 8.0
+"""Powers of ten below the loudest value of a window that are kept."""
+_MEL_BREAK_HZ, _MEL_BREAK, _HZ_PER_MEL = 1000.0, 15.0, 200.0 / 3.0
+_LOG_STEP = np.log(6.4) / 27.0
+"""Slaney's scale: 200/3 Hz per mel up to 1 kHz, then 27 mel for each factor of 6.4."""
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Preprocessing of windows of one length, equal to transformers' `WhisperFeatureExtractor` in numpy.
+
+    Attributes:
+        num_bins: Mel bins.
+        sample_rate: Samples per second, in Hz.
+        window_s: Seconds of a window; shorter sound is padded with silence.
+        hop: Samples from one frame to the next.
+        fft_size: Samples of a frame.
+    """
+
+    num_bins: int = 80
+    sample_rate: int = 16_000
+    window_s: int = 30
+    hop: int = 160
+    fft_size: int = 400
+
+    @classmethod
+    def from_checkpoint(cls, preprocessor: Mapping[str, Any], processor: Mapping[str, Any]) -> LogMel:
+        """The preprocessing that a checkpoint's files describe.
+
+        Args:
+            preprocessor: Contents of `preprocessor_config.json`; empty where there is no such file.
+            processor: Of `processor_config.json`. A `feature_extractor` inside of it comes first.
+
+        Raises:
+            ProcessorConfigError: They name another class, or an option that is not supported.
+        """
+        nested = processor.get("feature_extractor")
+        values = nested if isinstance(nested, dict) else preprocessor
+        named = values.get("feature_extractor_type")
+        if named != FEATURE_EXTRACTOR:
+            raise ProcessorConfigError(f"the feature extractor {str(named)[:64]} is not {FEATURE_EXTRACTOR}")
+        refuse(values, _INERT)
+        made = cls(
+            integer(values, "feature_size", 80, 1, 512),
+            integer(values, "sampling_rate", 16_000, 8000, 192_000),
+            integer(values, "chunk_length", 30, 1, 600),
+            integer(values, "hop_length", 160, 1, 65_536),
+            integer(values, "n_fft", 400, 2, 65_536),
+        )
+        if made.num_samples % made.hop:
+            raise ProcessorConfigError(f"hop_length {made.hop} does not divide a window of {made.num_samples} samples")
+        return made
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of a window."""
+        return self.window_s * self.sample_rate
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a window."""
+        return self.num_samples // self.hop
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what `compute` returns."""
+        return self.num_bins * self.num_frames * 4
+
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """Name and options: two with the same one make the same array of a window."""
+        sizes = (self.num_bins, self.sample_rate, self.window_s, self.hop, self.fft_size)
+        return (("name", FEATURE_EXTRACTOR), ("sizes", repr(sizes)))
+
+    def compute(self, samples: Samples) -> NDArray[np.float32]:  # [num_bins, num_frames]
+        """The spectrogram of at most `num_samples` samples, in float64 until its end.
+
+        Frames behind the sound are silence and cost nothing.
+        """
+        padded = self._padded(samples)
+        num_sounding = min(self.num_frames, -(-(len(samples) + self.fft_size // 2) // self.hop))
+        frames = np.lib.stride_tricks.sliding_window_view(padded, self.fft_size)[:: self.hop][:num_sounding]
+        power = np.abs(np.fft.rfft(frames * self._hann, axis=1)) ** 2
+        mel = np.full((self.num_frames, self.num_bins), np.log10(_FLOOR))
+        np.log10(np.maximum(power @ self._filters, _FLOOR), out=mel[:num_sounding])
+        mel = (np.maximum(mel, mel.max() - _RANGE) + 4.0) / 4.0
+        return np.ascontiguousarray(mel.T, dtype=np.float32)
+
+    def _padded(self, samples: Samples) -> NDArray[np.float64]:
+        """A whole window with half a frame of its own reflection at either end."""
+        if len(samples) > self.num_samples:
+            raise ValueError(f"{len(samples)} samples are more than a window of {self.num_samples}")
+        window = np.zeros(self.num_samples)
+        window[: len(samples)] = samples
+        return np.pad(window, self.fft_size // 2, mode="reflect")
+
+    @cached_property
+    def _hann(self) -> NDArray[np.float64]:
+        return np.hanning(self.fft_size + 1)[:-1].astype(np.float64)
+
+    @cached_property
+    def _filters(self) -> NDArray[np.float64]:  # [fft_size // 2 + 1, num_bins]
+        """Triangles on Slaney's mel scale up to 8 kHz, each of the same area."""
+        edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(8000.0), self.num_bins + 2))
+        bins = np.linspace(0, self.sample_rate // 2, self.fft_size // 2 + 1)
+        rising = (bins[:, None] - edges[:-2]) / np.diff(edges)[:-1]
+        falling = (edges[2:] - bins[:, None]) / np.diff(edges)[1:]
+        triangles = np.maximum(0.0, np.minimum(rising, falling))
+        filters: NDArray[np.float64] = triangles * (2.0 / (edges[2:] - edges[:-2]))
+        return filters
+
+
+def _hz_to_mel(hz: float) -> float:
+    if hz < _MEL_BREAK_HZ:
+        return hz / _HZ_PER_MEL
+    return float(_MEL_BREAK + np.log(hz / _MEL_BREAK_HZ) / _LOG_STEP)
+
+
+def _mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = _MEL_BREAK_HZ * np.exp(_LOG_STEP * (mel - _MEL_BREAK))
+    hz: NDArray[np.float64] = np.where(mel < _MEL_BREAK, mel * _HZ_PER_MEL, above)
+    return hz

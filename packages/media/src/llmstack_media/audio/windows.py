@@ -1,0 +1,121 @@
+"""Windows of speech on their way to an encoder: digest, spectrogram, store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import numpy as np
+
+from llmstack_media.audio.log_mel import LogMel, Samples
+from llmstack_media.budgets import FairBudget
+from llmstack_media.errors import audio_too_long, invalid_audio
+from llmstack_media.front import PreparedMedia
+from llmstack_media.memory import SealedMemory
+from llmstack_media.parts import MediaStats, digest_of
+from llmstack_media.processors.layout import ImageLayout
+from llmstack_media.store import Key, MediaStore
+from llmstack_types import ServerOverloadedError
+from llmstack_types.media import memory_name
+
+_MAX_PLACES: Final = 2
+"""Spectrograms that are computed at once: each takes 30 ms of a processor, and 25 MB."""
+_CONVOLUTION_STRIDE: Final = 2
+"""Frames of a spectrogram for each one of the encoder."""
+
+
+class OpenedWindow:
+    """Sound of one window, whose spectrogram is not computed yet.
+
+    Attributes:
+        digest: Names its vectors, as `MediaItem.digest`.
+        num_samples: Of the sound, without the silence behind it.
+        pieces: Nothing stands in a prompt for it.
+    """
+
+    def __init__(self, front: WindowFront, key: Key, samples: Samples) -> None:
+        self._front = front
+        self._key = key
+        self._samples = samples
+        self.digest = key[1]
+        self.num_samples = len(samples)
+        self.pieces: tuple[tuple[str, int], ...] = ()
+
+    async def prepare(self) -> PreparedMedia:
+        """Its spectrogram, from the store or computed now. It may be asked for again, by a retry of the same window.
+
+        Raises:
+            ServerOverloadedError: There is no memory for it, or too many wait.
+        """
+        return await self._front._prepare(self._key, self._samples)
+
+
+class WindowFront:
+    """Windows of one model's requests. Used by one event loop.
+
+    Attributes:
+        log_mel: How they are prepared.
+    """
+
+    def __init__(self, log_mel: LogMel, *, cache_bytes: int = 1 << 30, max_held_bytes: int = 4 << 30) -> None:
+        """`cache_bytes`: Of spectrograms that are kept for later requests. `max_held_bytes`: That running ones use."""
+        self.log_mel = log_mel
+        self._store = MediaStore(cache_bytes, max_held_bytes)
+        self._places = FairBudget(_MAX_PLACES, _MAX_PLACES)
+        self._num_bytes = 0
+
+    @property
+    def stats(self) -> MediaStats:
+        """What has been done so far, for metrics."""
+        return MediaStats(self._store.num_queries, self._store.num_hits, self._num_bytes, 0.0, {}, {})
+
+    async def open(self, samples: Samples, tenant: str = "") -> OpenedWindow:
+        """A window of sound.
+
+        Args:
+            samples: At most `log_mel.num_samples` at its rate, of one channel, from -1 to 1. They are copied.
+            tenant: An opaque id of the API key.
+
+        Raises:
+            InvalidRequestError: They are too many, or not finite.
+        """
+        if len(samples) > self.log_mel.num_samples:
+            raise audio_too_long(f"is longer than a window of {self.log_mel.window_s} s")
+        copied = np.array(samples, dtype=np.float32)
+        digest = await asyncio.to_thread(self._digest, copied)
+        self._num_bytes += copied.nbytes
+        return OpenedWindow(self, (tenant, digest), copied)
+
+    def close(self) -> None:
+        """Frees all memory. Nothing may be held any more."""
+        self._store.close()
+
+    def _digest(self, samples: Samples) -> bytes:
+        if samples.ndim != 1 or not np.isfinite(samples).all():
+            raise invalid_audio("has samples that are no finite numbers of one channel")
+        return digest_of((("kind", "audio"), *self.log_mel.identity()), samples.tobytes())
+
+    async def _prepare(self, key: Key, samples: Samples) -> PreparedMedia:
+        entry = self._store.acquire(key)
+        if entry is None:
+            num_bytes = self.log_mel.num_bytes
+            async with self._places.hold(key[0], 1):
+                self._store.reserve(num_bytes)
+                try:
+                    memory = await asyncio.to_thread(self._filled, key, samples)
+                except BaseException:
+                    self._store.cancel(num_bytes)
+                    raise
+            entry = self._store.add(key, self._layout, memory)
+        return PreparedMedia(self._store, entry, "audio")
+
+    @property
+    def _layout(self) -> ImageLayout:
+        num_frames = self.log_mel.num_frames
+        return ImageLayout((self.log_mel.num_bins, num_frames, 4), (num_frames,), num_frames // _CONVOLUTION_STRIDE, 1)
+
+    def _filled(self, key: Key, samples: Samples) -> SealedMemory:
+        try:
+            return SealedMemory.of(self.log_mel.compute(samples).tobytes(), memory_name(key[1]))
+        except OSError as error:
+            raise ServerOverloadedError("there is no memory for sound", reason="media") from error
