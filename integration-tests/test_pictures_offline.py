@@ -68,7 +68,7 @@ def test_pictures_of_later_prompts_wait_until_there_is_memory(llm: LLM, referenc
     asked = [{"prompt": prompt(1), "multi_modal_data": {"image": png(seed)}} for seed in (0, 30, 31, 0)]
     alone = [tokens(llm.generate(one, GREEDY, use_tqdm=False))[0] for one in asked]
     largest = max(one.memory.num_bytes for one in store._entries.values())
-    monkeypatch.setattr(store, "_max_held_bytes", largest)
+    monkeypatch.setattr(store._held_bytes, "_limit", largest)
     assert tokens(llm.generate(asked, GREEDY, use_tqdm=False)) == alone
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llmstack_media.memory import SealedMemory
 from llmstack_media.processors.layout import ImageLayout
-from llmstack_media.store import DESCRIPTOR_SHARE, Counted, Entry, MediaStore
+from llmstack_media.store import DESCRIPTOR_SHARE, MAX_KNOWN, Counted, Entry, MediaStore
 from llmstack_types import ServerOverloadedError
 from llmstack_types.media import memory_name
 
@@ -29,25 +30,38 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = MediaStore(CACHE_BYTES, HELD_BYTES)
         self.held: list[Entry] = []
 
-    @rule(tenant=st.sampled_from("ab"), name=st.integers(0, 9), num_bytes=st.integers(1, 60))
+    @rule(tenant=st.sampled_from(["a", "b", ""]), name=st.integers(0, 9), num_bytes=st.integers(1, 60))
     def add(self, tenant: str, name: int, num_bytes: int) -> None:
-        before = self.store.held_bytes
-        try:
-            self.store.reserve(num_bytes)
-        except ServerOverloadedError:
-            assert before + num_bytes > HELD_BYTES
+        if not self.reserve(tenant, num_bytes):
             return
-        assert before + num_bytes <= HELD_BYTES
         memory = SealedMemory.of(bytes([name]) * num_bytes)
         self.held.append(self.store.add((tenant, bytes([name])), layout_of(num_bytes), memory))
 
-    @rule(num_bytes=st.integers(1, 60))
-    def fail(self, num_bytes: int) -> None:
+    @rule(tenant=st.sampled_from(["a", "b", ""]), num_bytes=st.integers(1, 60))
+    def fail(self, tenant: str, num_bytes: int) -> None:
+        if self.reserve(tenant, num_bytes):
+            self.store.cancel(tenant, num_bytes)
+
+    def reserve(self, tenant: str, num_bytes: int) -> bool:
+        """Whether bytes are set aside: what requests use is limited, of all and of one tenant. Room for them comes from
+        the tenant that keeps most.
+        """
+        left = HELD_BYTES - self.store.held_bytes - num_bytes
+        own = sum(entry.memory.num_bytes for entry in set(self.held) if entry.key[0] == tenant)
+        kept = Counter({key[0]: 0 for key in self.store._entries})
+        kept.update({one: self.store._bytes_of[one] for one in kept})
+        before = dict(self.store._entries)
         try:
-            self.store.reserve(num_bytes)
+            self.store.reserve(tenant, num_bytes)
         except ServerOverloadedError:
-            return
-        self.store.cancel(num_bytes)
+            assert left < (own + num_bytes if tenant else 0)
+            return False
+        assert left >= 0 or not self.held
+        assert left >= own + num_bytes or not own or not tenant
+        for key in before.keys() - self.store._entries.keys():
+            may_yield = {entry.key[0] for entry in self.store._entries.values() if not entry.num_references}
+            assert all(kept[key[0]] >= self.store._bytes_of[other] for other in may_yield), "the one with most yields"
+        return True
 
     @rule(tenant=st.sampled_from("abc"), name=st.integers(0, 9))
     def acquire(self, tenant: str, name: int) -> None:
@@ -88,7 +102,7 @@ def test_the_least_recently_used_one_is_forgotten_and_its_memory_freed() -> None
     store = MediaStore(100, 100)
     paths = {}
     for name in (b"1", b"2", b"3"):
-        store.reserve(40)
+        store.reserve("", 40)
         entry = store.add(("", name), layout_of(40), SealedMemory.of(bytes(40)))
         paths[name] = os.readlink(entry.memory.path)
         store.release(entry)
@@ -105,7 +119,7 @@ def test_entries_take_a_share_of_the_descriptors_alone(monkeypatch: pytest.Monke
     store = MediaStore(10_000, 10_000)
     entries = []
     for number in range(9):
-        store.reserve(1)
+        store.reserve("", 1)
         entry = store.add(("", bytes([number])), layout_of(1), SealedMemory.of(b"x"))
         entries.append(entry)
         if number != 2:
@@ -114,10 +128,40 @@ def test_entries_take_a_share_of_the_descriptors_alone(monkeypatch: pytest.Monke
     held = store.acquire(("", bytes([2])))
     assert held is entries[2]
     for number in range(10, 13):
-        store.reserve(1)
+        store.reserve("", 1)
         store.add(("", bytes([number])), layout_of(1), SealedMemory.of(b"x"))
     with pytest.raises(ServerOverloadedError):
-        store.reserve(1)
+        store.reserve("", 1)
+
+
+def test_the_flood_of_one_key_leaves_the_pictures_and_names_of_another() -> None:
+    store = MediaStore(100, 100)
+    for tenant, name in [("a", b"photo"), *(("b", bytes([number, 0])) for number in range(40))]:
+        store.reserve(tenant, 20)
+        store.release(store.add((tenant, name), layout_of(20), SealedMemory.of(bytes(20))))
+        store.remember((tenant, name), Counted(layout_of(20), 1))
+    store.set_alias("a", "photo", b"photo")
+    for number in range(MAX_KNOWN + 9):
+        store.set_alias("b", str(number), b"x")
+        store.remember(("b", number.to_bytes(4, "big")), Counted(layout_of(1), 1))
+    assert store.find_alias("a", "photo") == b"photo"
+    assert store.find_alias("b", "0") is None
+    assert store.counted(("a", b"photo")) is not None
+    assert store.acquire(("a", b"photo")) is not None
+    assert store.acquire(("b", bytes([35, 0]))) is None
+    assert store.acquire(("b", bytes([36, 0]))) is not None
+
+
+def test_a_key_that_holds_much_leaves_memory_and_places_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (8 * DESCRIPTOR_SHARE, 4096))
+    for num_bytes in (25, 1):
+        store = MediaStore(0, 100 if num_bytes == 25 else 10_000)
+        for number in range(2 if num_bytes == 25 else 4):
+            store.reserve("a", num_bytes)
+            store.add(("a", bytes([number])), layout_of(num_bytes), SealedMemory.of(bytes(num_bytes)))
+        with pytest.raises(ServerOverloadedError):
+            store.reserve("a", num_bytes)
+        store.reserve("b", num_bytes)
 
 
 def test_names_belong_to_their_tenant() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,10 @@ class MediaDoor:
         self.speech: Speech | None = None
         self._options = options or MediaOptions()
         self._folder = folder
+
+    def set_unbounded(self) -> None:
+        """Lets one caller have any number of items read and not decoded, in memory that is its own."""
+        self._options = dataclasses.replace(self._options, source_bytes=sys.maxsize)
 
     def set_model(self, folder: Path) -> None:
         """Another model is served from the next `set_ready` on."""

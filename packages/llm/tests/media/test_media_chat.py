@@ -88,9 +88,11 @@ async def test_a_conversation_without_pictures_is_rendered_as_ever() -> None:
 
 
 async def test_a_template_that_does_not_show_a_picture_is_refused() -> None:
+    pictures = FakePictures()
     with pytest.raises(InvalidRequestError) as caught:
-        await rendered([picture("1"), {"type": "text", "text": "a"}], FakePictures(), FORGETFUL)
+        await rendered([picture("1"), {"type": "text", "text": "a"}], pictures, FORGETFUL)
     assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
+    assert pictures.closed == ["1"]
 
 
 async def test_a_tokenizer_without_the_token_of_pictures_is_refused() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
 from llmstack_types import InvalidRequestError
 
 FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
@@ -62,3 +66,22 @@ def unknown_option(name: str, known: list[str], param: str | None = None) -> Inv
 def invalid_option(name: str, allowed: str, param: str | None = None) -> InvalidRequestError:
     """A value that an option cannot have. `allowed` follows "must be"."""
     return InvalidRequestError(f"'{name[:64]}' must be {allowed}.", param=param, code="invalid_value")
+
+
+@contextlib.contextmanager
+def named_refusals(param: str) -> Iterator[None]:
+    """Refusals of what is inside name this part of the request."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.message, param=param or error.param, code=error.code) from error
+
+
+@contextlib.contextmanager
+def counted_refusals(codes: Counter[str]) -> Iterator[None]:
+    """Refusals of what is inside are counted by code."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        codes[error.code or ""] += 1
+        raise

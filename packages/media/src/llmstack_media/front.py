@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from llmstack_media.budgets import FairBudget
-from llmstack_media.errors import fetch_failed, invalid_option, media_not_found
+from llmstack_media.errors import counted_refusals, fetch_failed, invalid_option, media_not_found, named_refusals
 from llmstack_media.fetch.data_urls import check_length
-from llmstack_media.fetch.fetcher import Fetcher
+from llmstack_media.fetch.fetcher import Fetcher, is_inline
 from llmstack_media.limits import MediaLimits
 from llmstack_media.memory import SealedMemory
 from llmstack_media.parts import AskedPart, MediaStats, Part, digest_of
@@ -21,8 +20,10 @@ from llmstack_media.pool.client import PicturePool
 from llmstack_media.processors.checkpoints import image_processor
 from llmstack_media.processors.layout import ImageLayout, Piece
 from llmstack_media.processors.processor import ImageProcessor
+from llmstack_media.sources import HeldSource, SourceBytes
 from llmstack_media.store import Counted, Entry, Key, MediaStore
-from llmstack_types import InvalidRequestError, ServerOverloadedError
+from llmstack_media.together import run_together
+from llmstack_types import ServerOverloadedError
 from llmstack_types.media import MediaItem, memory_name
 from llmstack_types.vocabulary import ImageDetail, MediaKind, words_of
 
@@ -43,12 +44,14 @@ class OpenedMedia:
         pieces: What stands in the prompt for it.
     """
 
-    def __init__(self, front: MediaFront, asked: AskedPart, key: Key, counted: Counted, data: bytes) -> None:
+    def __init__(
+        self, front: MediaFront, asked: AskedPart, key: Key, counted: Counted, source: HeldSource | None
+    ) -> None:
         self._front = front
         self._asked = asked
         self._key = key
         self._counted = counted
-        self._data = data
+        self._source = source
         self.digest = key[1]
         self.layout = counted.layout
         self.pieces: tuple[Piece, ...] = asked.processor.placeholders(counted.layout)
@@ -60,10 +63,15 @@ class OpenedMedia:
             InvalidRequestError: It is damaged, takes too long, or is kept no more under its `uuid`.
             ServerOverloadedError: There is no memory or no time for it.
         """
-        with _named(self._asked.part.param):
-            entry = await self._front._entry(self._key, self._asked, self._counted, self._data)
-        self._data = b""
+        with named_refusals(self._asked.part.param):
+            entry = await self._front._entry(self._key, self._asked, self._counted, self._source)
+        self._source = None
         return PreparedMedia(self._front._store, entry)
+
+    def close(self) -> None:
+        """Forgets what was fetched. Idempotent; without it that is forgotten with this."""
+        if self._source is not None:
+            self._source.free()
 
 
 class PreparedMedia:
@@ -99,7 +107,7 @@ class PreparedMedia:
 class MediaFront:
     """Pictures of one model's requests. Used by one event loop.
 
-    `open` fetches a picture and reads its header, so that a request is counted and refused before anything is decoded.
+    `open_all` fetches pictures and reads their headers: a request is counted and refused before anything is decoded.
     """
 
     def __init__(
@@ -134,6 +142,7 @@ class MediaFront:
         self._pixels = FairBudget(self._limits.max_pixels_at_once, self._limits.max_key_pixels_at_once)
         self._places = FairBudget(_num_places(), max(1, _num_places() - 1))
         self._fetches = FairBudget(_MAX_FETCHES, _MAX_KEY_FETCHES)
+        self._sources = SourceBytes(self._limits.max_source_bytes, self._limits.max_request_bytes)
         self._making: dict[Key, _Making] = {}
         self._num_bytes = 0
         self._fetch_results: Counter[str] = Counter()
@@ -157,6 +166,38 @@ class MediaFront:
             dict(self._fetch_results), dict(self._failures),
         )  # fmt: skip
 
+    async def open_all(
+        self, parts: Sequence[Part], tenant: str = "", options: Mapping[str, object] | None = None
+    ) -> list[OpenedMedia]:
+        """Fetches the pictures of one request and counts them. Nothing is decoded.
+
+        What has its content with it is counted first, and the text of every URL is checked, so that a request that is
+        refused has fetched as little as possible. The first picture that fails ends the others.
+
+        Args:
+            parts: What the request says of them.
+            tenant: An opaque id of the API key.
+            options: Of the model's image processor, by the request.
+
+        Raises:
+            InvalidRequestError: One cannot be had, is no picture, or exceeds a limit; `param` names the part.
+            ServerOverloadedError: Too much is waiting or held.
+        """
+        asked = [self._checked(part, options or {}) for part in parts]
+        request = self._sources.of_request(tenant)
+        sources = [request.hold() for _ in parts]
+        opened: dict[int, OpenedMedia] = {}
+        try:
+            for is_fetched in (False, True):
+                indices = [index for index, part in enumerate(parts) if _is_fetched(part) == is_fetched]
+                found = await run_together([self._open(asked[index], tenant, sources[index]) for index in indices])
+                opened.update(zip(indices, found, strict=True))
+        except BaseException:
+            for source in sources:
+                source.free()
+            raise
+        return [opened[index] for index in range(len(parts))]
+
     async def open(
         self,
         part: Part,
@@ -164,36 +205,45 @@ class MediaFront:
         options: Mapping[str, object] | None = None,
         content: bytes | None = None,
     ) -> OpenedMedia:
-        """Fetches a picture and counts it. Nothing is decoded.
+        """The same of a request with one picture.
 
-        Args:
-            part: What the request says of it.
-            tenant: An opaque id of the API key.
-            options: Of the model's image processor, by the request.
-            content: The bytes, where the caller has them; the URL is not looked at then.
-
-        Raises:
-            InvalidRequestError: It cannot be had, is no picture, or exceeds a limit; `param` names the part.
-            ServerOverloadedError: Too much is waiting.
+        `content`: The bytes, where the caller has them; the URL is not looked at then.
         """
-        with _named(part.param):
+        if content is None:
+            return (await self.open_all([part], tenant, options))[0]
+        with named_refusals(part.param):
             asked = self._asked(part, options or {})
+        return await self._open(asked, tenant, self._sources.of_request(tenant).hold(), content)
+
+    async def _open(
+        self, asked: AskedPart, tenant: str, source: HeldSource, content: bytes | None = None
+    ) -> OpenedMedia:
+        part = asked.part
+        with named_refusals(part.param):
             if not part.url and content is None:
                 return self._known(asked, tenant)
-            data = await self._fetched(part.url, tenant) if content is None else content
-            check_length(len(data), self._limits.max_bytes)
-            self._num_bytes += len(data)
-            is_long = len(data) > _HASH_IN_THREAD_BYTES
-            names = asked.names
-            digest = await asyncio.to_thread(digest_of, names, data) if is_long else digest_of(names, data)
-            key = (tenant, digest)
-            counted = self._store.counted(key)
+            digest = await self._read(source, asked, tenant, content)
+            counted = self._store.counted((tenant, digest))
             if counted is None:
-                counted = await self._count(tenant, asked.processor, data)
-                self._store.remember(key, counted)
+                counted = await self._count(tenant, asked.processor, source.data)
+                self._store.remember((tenant, digest), counted)
             if part.uuid:
-                self._store.set_alias(tenant, asked.alias, key[1])
-            return OpenedMedia(self, asked, key, counted, data)
+                self._store.set_alias(tenant, asked.alias, digest)
+            return OpenedMedia(self, asked, (tenant, digest), counted, source)
+
+    async def _read(self, source: HeldSource, asked: AskedPart, tenant: str, content: bytes | None) -> bytes:
+        """Reads the bytes of a picture into its source; the digest of what it becomes."""
+        if content is None:
+            source.data = await self._fetched(asked.part.url, tenant, source)
+        else:
+            check_length(len(content), self._limits.max_bytes)
+            source.reserve(len(content))
+            source.data = content
+        check_length(len(source.data), self._limits.max_bytes)
+        self._num_bytes += len(source.data)
+        is_long = len(source.data) > _HASH_IN_THREAD_BYTES
+        work = (asked.names, source.data)
+        return await asyncio.to_thread(digest_of, *work) if is_long else digest_of(*work)
 
     async def shutdown(self) -> None:
         """Ends the children and frees all memory. Idempotent, and final."""
@@ -213,13 +263,18 @@ class MediaFront:
         names = (("kind", part.kind), ("background", repr(self._background)), *processor.identity())
         return AskedPart(part, options, processor, names)
 
-    async def _fetched(self, url: str, tenant: str) -> bytes:
+    def _checked(self, part: Part, options: Mapping[str, object]) -> AskedPart:
+        with named_refusals(part.param):
+            asked = self._asked(part, options)
+            if part.url:
+                with counted_refusals(self._fetch_results):
+                    self._fetcher.check(part.url)
+            return asked
+
+    async def _fetched(self, url: str, tenant: str, source: HeldSource) -> bytes:
         async with self._fetches.hold(tenant, 1):
-            try:
-                data = await self._fetcher.fetch(url)
-            except InvalidRequestError as error:
-                self._fetch_results[error.code or ""] += 1
-                raise
+            with counted_refusals(self._fetch_results):
+                data = await self._fetcher.fetch(url, source.reserve)
         self._fetch_results["ok"] += 1
         return data
 
@@ -229,37 +284,29 @@ class MediaFront:
         counted = None if digest is None else self._store.counted((tenant, digest))
         if digest is None or counted is None:
             raise media_not_found() if asked.part.uuid else fetch_failed("An image needs a URL or a uuid")
-        return OpenedMedia(self, asked, (tenant, digest), counted, b"")
+        return OpenedMedia(self, asked, (tenant, digest), counted, None)
 
     async def _count(self, tenant: str, processor: ImageProcessor, data: bytes) -> Counted:
         async with self._places.hold(tenant, 1):
             source = _sealed(data)
             try:
-                with self._counted_failures():
+                with counted_refusals(self._failures):
                     width, height = await self._pool.size(source)
             finally:
                 source.close()
         return Counted(processor.layout(width, height), width * height)
 
-    @contextlib.contextmanager
-    def _counted_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except InvalidRequestError as error:
-            self._failures[error.code or ""] += 1
-            raise
-
-    async def _entry(self, key: Key, asked: AskedPart, counted: Counted, data: bytes) -> Entry:
+    async def _entry(self, key: Key, asked: AskedPart, counted: Counted, source: HeldSource | None) -> Entry:
         """The entry of a picture, held once more. Those that want the same one at once wait for one decode."""
         entry = self._store.acquire(key)
         if entry is not None:
             return entry
-        if not data:
+        if source is None:
             raise media_not_found()
         making = self._making.get(key)
         if making is None:
             making = self._making[key] = _Making()
-            making.task = asyncio.create_task(self._make(making, key, asked, counted, data))
+            making.task = asyncio.create_task(self._make(making, key, asked, counted, source))
             making.task.add_done_callback(_retrieve)
         making.num_waiting += 1
         try:
@@ -271,16 +318,16 @@ class MediaFront:
                 self._store.release(making.entry)
             raise
 
-    async def _make(self, making: _Making, key: Key, asked: AskedPart, counted: Counted, data: bytes) -> Entry:
+    async def _make(self, making: _Making, key: Key, asked: AskedPart, counted: Counted, source: HeldSource) -> Entry:
         """Decodes a picture, and holds it once for each that waits."""
         tenant, layout = key[0], counted.layout
         try:
             async with self._pixels.hold(tenant, counted.num_pixels), self._places.hold(tenant, 1):
-                self._store.reserve(layout.num_bytes)
+                self._store.reserve(tenant, layout.num_bytes)
                 try:
-                    memory = await self._filled(key, asked, layout, data)
+                    memory = await self._filled(key, asked, layout, source.data)
                 except BaseException:
-                    self._store.cancel(layout.num_bytes)
+                    self._store.cancel(tenant, layout.num_bytes)
                     raise
             entry = making.entry = self._store.add(key, layout, memory)
             for _ in range(making.num_waiting):
@@ -295,7 +342,7 @@ class MediaFront:
         try:
             target = _memory(layout.num_bytes, memory_name(key[1]))
             try:
-                with self._counted_failures():
+                with counted_refusals(self._failures):
                     await self._pool.prepare(source, target, layout, asked.part.detail, asked.options)
             except BaseException:
                 target.close()
@@ -305,6 +352,10 @@ class MediaFront:
             source.close()
 
 
+def _is_fetched(part: Part) -> bool:
+    return bool(part.url) and not is_inline(part.url)
+
+
 @dataclass(slots=True, eq=False)
 class _Making:
     """A picture that is being decoded, and how many wait for it."""
@@ -312,15 +363,6 @@ class _Making:
     task: asyncio.Task[Entry] = field(init=False)
     num_waiting: int = 0
     entry: Entry | None = None
-
-
-@contextlib.contextmanager
-def _named(param: str) -> Iterator[None]:
-    """Refusals of what is inside name the part."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        raise InvalidRequestError(error.message, param=param or error.param, code=error.code) from error
 
 
 def _sealed(data: bytes) -> SealedMemory:

@@ -17,6 +17,8 @@ class MediaLimits:
         max_video_pixels: Width × height × frames that have to be decoded to take these.
         max_pixels_at_once: Of all pictures that are being decoded, of every key.
         max_key_pixels_at_once: The same of one key.
+        max_request_bytes: Of all pictures of one request, as they came.
+        max_source_bytes: Of pictures that requests hold as they came until they are decoded, of every key.
         decode_s: Processor time for one picture.
         video_decode_s: Processor time for one video.
     """
@@ -28,5 +30,7 @@ class MediaLimits:
     max_video_pixels: int = 800_000_000
     max_pixels_at_once: int = 200_000_000
     max_key_pixels_at_once: int = 100_000_000
+    max_request_bytes: int = 128 << 20
+    max_source_bytes: int = 1 << 30
     decode_s: float = 10.0
     video_decode_s: float = 30.0

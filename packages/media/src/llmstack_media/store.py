@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import resource
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from llmstack_media.memory import SealedMemory
 from llmstack_media.processors.layout import ImageLayout
+from llmstack_media.shares import Shares, TenantLru
 from llmstack_types import ServerOverloadedError
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 Key = tuple[str, bytes]
 """A tenant and a digest: another tenant's entry is never found, nor its absence noticed."""
 MAX_ENTRIES = 4096
@@ -45,7 +43,11 @@ class Entry:
 
 
 class MediaStore:
-    """Entries in order of use. The bytes of all stay within a capacity, unless those that are held exceed it alone."""
+    """Entries in order of use. The bytes of all stay within a capacity, unless those that are held exceed it alone.
+
+    Where one has to be forgotten, the tenant that has most loses the one it used longest ago, so that no tenant's
+    pictures make another's disappear. Headers and names are kept by the same rule.
+    """
 
     def __init__(self, cache_bytes: int, max_held_bytes: int) -> None:
         """The limits.
@@ -55,17 +57,18 @@ class MediaStore:
             max_held_bytes: Of those that are held.
         """
         self._cache_bytes = cache_bytes
-        self._max_held_bytes = max_held_bytes
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()
-        self._counts: OrderedDict[Key, Counted] = OrderedDict()
-        self._aliases: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-        self._num_bytes = 0
-        self._held_bytes = 0
-        self._reserved_bytes = 0
-        self._num_held = 0
-        self._num_reserved = 0
+        self._entries: dict[Key, Entry] = {}
+        self._unused: dict[str, OrderedDict[Key, Entry]] = {}
+        self._counts: TenantLru[bytes, Counted] = TenantLru(MAX_KNOWN)
+        self._aliases: TenantLru[str, bytes] = TenantLru(MAX_KNOWN)
+        self._bytes_of: Counter[str] = Counter()
+        self._entries_of: Counter[str] = Counter()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_entries = max(1, min(MAX_ENTRIES, descriptors // DESCRIPTOR_SHARE))
+        self._held_bytes = Shares(max_held_bytes)
+        self._held_entries = Shares(self._max_entries)
+        self._reserved_bytes = 0
+        self._num_reserved = 0
         self.num_queries = 0
         self.num_hits = 0
 
@@ -75,23 +78,20 @@ class MediaStore:
     @property
     def num_bytes(self) -> int:
         """Bytes of all entries."""
-        return self._num_bytes
+        return self._bytes_of.total()
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the entries that requests use, and of those that are being made."""
-        return self._held_bytes + self._reserved_bytes
+        return self._held_bytes.held
 
     def counted(self, key: Key) -> Counted | None:
         """What the header of a picture said that was seen before, also where its entry is forgotten."""
-        found = self._counts.get(key)
-        if found is not None:
-            self._counts.move_to_end(key)
-        return found
+        return self._counts.get(*key)
 
     def remember(self, key: Key, counted: Counted) -> None:
         """Keeps what a header said, so that the picture is not read again to be counted."""
-        _put(self._counts, key, counted)
+        self._counts.put(*key, counted)
 
     def acquire(self, key: Key) -> Entry | None:
         """The entry, held until `release`; None where there is none."""
@@ -103,22 +103,23 @@ class MediaStore:
         self.hold(entry)
         return entry
 
-    def reserve(self, num_bytes: int) -> None:
+    def reserve(self, tenant: str, num_bytes: int) -> None:
         """Sets bytes aside for an entry that is being made; `add` or `cancel` follows.
 
         Raises:
-            ServerOverloadedError: Requests hold too much.
+            ServerOverloadedError: Requests of this key or of all hold too much.
         """
-        if self.held_bytes + num_bytes > max(self._max_held_bytes, num_bytes if not self.held_bytes else 0):
-            raise _too_much_held()
-        if self._num_held + self._num_reserved >= self._max_entries:
-            raise _too_much_held()
+        has_place = self._held_entries.take(tenant, 1)
+        if not has_place or not self._held_bytes.take(tenant, num_bytes):
+            self._held_entries.add(tenant, -int(has_place))
+            raise ServerOverloadedError("the images of running requests take all memory for images", reason="media")
         self._reserved_bytes += num_bytes
         self._num_reserved += 1
         self._make_room()
 
-    def cancel(self, num_bytes: int) -> None:
+    def cancel(self, tenant: str, num_bytes: int) -> None:
         """Gives bytes back that were set aside."""
+        self._count_held(tenant, -1, -num_bytes)
         self._reserved_bytes -= num_bytes
         self._num_reserved -= 1
 
@@ -126,11 +127,12 @@ class MediaStore:
         """Puts in what was made of reserved bytes; it is held until `release`. Another one of the key is replaced only
         where it is not there.
         """
-        self.cancel(memory.num_bytes)
+        self.cancel(key[0], memory.num_bytes)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = Entry(key, layout, memory)
-            self._num_bytes += memory.num_bytes
+            self._bytes_of[key[0]] += memory.num_bytes
+            self._entries_of[key[0]] += 1
         else:
             memory.close()
         self.hold(entry)
@@ -141,51 +143,54 @@ class MediaStore:
         """Ends the use of an entry by one request."""
         entry.num_references -= 1
         if not entry.num_references:
-            self._held_bytes -= entry.memory.num_bytes
-            self._num_held -= 1
+            self._count_held(entry.key[0], -1, -entry.memory.num_bytes)
+            self._unused.setdefault(entry.key[0], OrderedDict())[entry.key] = entry
             self._make_room()
 
     def set_alias(self, tenant: str, name: str, digest: bytes) -> None:
         """Lets a name of one tenant stand for a digest."""
-        _put(self._aliases, (tenant, name), digest)
+        self._aliases.put(tenant, name, digest)
 
     def find_alias(self, tenant: str, name: str) -> bytes | None:
         """The digest that a tenant's name stands for; None where it stands for none."""
-        return self._aliases.get((tenant, name))
+        return self._aliases.get(tenant, name)
 
     def close(self) -> None:
         """Frees all memory. Nothing may be held any more."""
         for entry in self._entries.values():
             entry.memory.close()
         self._entries.clear()
-        self._num_bytes = self._held_bytes = 0
+        self._unused.clear()
+        self._bytes_of.clear()
 
     def hold(self, entry: Entry) -> None:
         """Holds an entry once more, until `release`."""
+        tenant = entry.key[0]
         if not entry.num_references:
-            self._held_bytes += entry.memory.num_bytes
-            self._num_held += 1
+            self._count_held(tenant, 1, entry.memory.num_bytes)
+            if tenant in self._unused:
+                self._unused[tenant].pop(entry.key, None)
         entry.num_references += 1
-        self._entries.move_to_end(entry.key)
+
+    def _count_held(self, tenant: str, num_entries: int, num_bytes: int) -> None:
+        self._held_entries.add(tenant, num_entries)
+        self._held_bytes.add(tenant, num_bytes)
 
     def _make_room(self) -> None:
         """Forgets entries that are not held."""
-        for entry in list(self._entries.values()):
-            is_full = self._num_bytes + self._reserved_bytes > self._cache_bytes
-            if not is_full and len(self._entries) + self._num_reserved <= self._max_entries:
+        while amounts := self._exceeded():
+            tenants = [tenant for tenant, entries in self._unused.items() if entries]
+            if not tenants:
                 return
-            if not entry.num_references:
-                del self._entries[entry.key]
-                self._num_bytes -= entry.memory.num_bytes
-                entry.memory.close()
+            tenant = max(tenants, key=amounts.__getitem__)
+            key, entry = self._unused[tenant].popitem(last=False)
+            del self._entries[key]
+            self._bytes_of[tenant] -= entry.memory.num_bytes
+            self._entries_of[tenant] -= 1
+            entry.memory.close()
 
-
-def _too_much_held() -> ServerOverloadedError:
-    return ServerOverloadedError("the images of running requests take all memory for images", reason="media")
-
-
-def _put(mapping: OrderedDict[_K, _V], key: _K, value: _V) -> None:
-    mapping[key] = value
-    mapping.move_to_end(key)
-    while len(mapping) > MAX_KNOWN:
-        mapping.popitem(last=False)
+    def _exceeded(self) -> Counter[str] | None:
+        """What each tenant has of what there is too much of."""
+        if self.num_bytes + self._reserved_bytes > self._cache_bytes:
+            return self._bytes_of
+        return self._entries_of if len(self._entries) + self._num_reserved > self._max_entries else None

@@ -140,7 +140,11 @@ KINDS = (
     _invalid("grammar_too_complex", "a grammar or pattern over a limit, or one that takes too long to compile"),
     _invalid("invalid_image", "an image that is damaged, too long and narrow, or not valid base64", _PART),
     _invalid("too_many_images", "more images than a prompt may have", _PART),
-    _invalid("image_too_large", "an image with too many pixels or bytes, or one that takes too long to read", _PART),
+    _invalid(
+        "image_too_large",
+        "images with too many pixels or bytes, alone or together, and one that takes too long to read",
+        _PART,
+    ),
     _invalid("unsupported_media_format", "an image of a format other than the allowed ones", _PART),
     _invalid("media_url_not_allowed", "a URL that this server does not fetch", _PART),
     _invalid("media_fetch_failed", "a URL whose server fails, or answers with something else", _PART),

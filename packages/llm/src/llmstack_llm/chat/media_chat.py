@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
@@ -41,7 +42,8 @@ async def render_with_media(
     laid_out = await gate.run(rendering_work(chat), renderer.lay_out, chat, processor.symbols)
     items = await open_all(processor, parts, chat.tenant, chat.media_options)
     num_chars = len(laid_out.text) + sum(len(piece) for _, one in items for piece, _ in one.pieces)
-    return await gate.run(num_chars, _place, renderer, laid_out, items, processor)
+    with _closed_on_refusal(items):
+        return await gate.run(num_chars, _place, renderer, laid_out, items, processor)
 
 
 def _place(renderer: ChatRenderer, laid_out: LaidOutChat, items: _Items, processor: MediaProcessor) -> RenderedPrompt:
@@ -66,6 +68,17 @@ async def render_text_with_media(
         ServerOverloadedError: Too much is waiting.
     """
     items = await open_all(processor, parts, "", options)
-    expanded = expand_symbols(text, items, processor.symbols, tokenizer.special_tokens)
-    token_ids, placed = expand_tokens(tokenizer.encode(expanded.text), expanded, items)
+    with _closed_on_refusal(items):
+        expanded = expand_symbols(text, items, processor.symbols, tokenizer.special_tokens)
+        token_ids, placed = expand_tokens(tokenizer.encode(expanded.text), expanded, items)
     return RenderedPrompt(expanded.text, token_ids, media=tuple(placed))
+
+
+@contextlib.contextmanager
+def _closed_on_refusal(items: _Items) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for _, one in items:
+            one.close()
+        raise

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
 from llmstack_llm.media.parts import MediaPart
 from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.processor import MediaProcessor, OpenedMedia, PreparedMedia
 from llmstack_types import MediaItem
 from llmstack_types.vocabulary import MediaKind
-
-ResultT = TypeVar("ResultT")
 
 
 class PreparedItems:
@@ -36,14 +32,10 @@ class PreparedItems:
 
 
 async def open_all(
-    processor: MediaProcessor, parts: Sequence[MediaPart], tenant: str, options: Any = None
+    processor: MediaProcessor, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
 ) -> list[tuple[MediaKind, OpenedMedia]]:
-    """Fetches and counts the parts, together; the first that fails ends the others.
-
-    Raises:
-        InvalidRequestError, ServerOverloadedError: As `MediaProcessor.open`.
-    """
-    opened = await _together([processor.open(part, tenant, options) for part in parts])
+    """The parts of one prompt with their kinds; see `MediaProcessor.open_all`."""
+    opened = await processor.open_all(parts, tenant, options)
     return [(part.kind, one) for part, one in zip(parts, opened, strict=True)]
 
 
@@ -53,6 +45,8 @@ async def prepare_all(placed: Sequence[PlacedMedia]) -> PreparedItems:
     Raises:
         InvalidRequestError, ServerOverloadedError: As `OpenedMedia.prepare`.
     """
+    from llmstack_media.together import run_together  # late: it is there already where something is opened
+
     prepared: list[PreparedMedia] = []
 
     async def prepare(place: PlacedMedia) -> PreparedMedia:
@@ -61,21 +55,9 @@ async def prepare_all(placed: Sequence[PlacedMedia]) -> PreparedItems:
         return one
 
     try:
-        in_order = await _together([prepare(place) for place in placed])
+        in_order = await run_together([prepare(place) for place in placed])
         return PreparedItems(placed, in_order)
     except BaseException:
         for one in prepared:
             one.release()
-        raise
-
-
-async def _together(work: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """The results in order. If one fails, the others are cancelled and waited for, and its exception is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         raise

@@ -39,6 +39,10 @@ class OpenedMedia(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Forgets what was fetched, for a prompt that is refused. Idempotent; without it that ends with this object."""
+        ...
+
 
 class MediaSymbols(NamedTuple):
     """How one kind of media is written in prompts.
@@ -104,12 +108,16 @@ class MediaProcessor(Protocol):
         """Items of each kind in one prompt at most."""
         ...
 
-    async def open(self, part: MediaPart, tenant: str, options: Mapping[str, object] | None = None) -> OpenedMedia:
-        """Fetches an item and counts it. `tenant`: An opaque id of the API key. `options`: Of the model's processor.
+    async def open_all(
+        self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
+    ) -> Sequence[OpenedMedia]:
+        """Fetches the items of one request and counts them; the first that fails ends the others.
+
+        `tenant`: An opaque id of the API key. `options`: Of the model's processor.
 
         Raises:
-            InvalidRequestError: It cannot be had, is none, or exceeds a limit; `param` names the part.
-            ServerOverloadedError: Too much is waiting.
+            InvalidRequestError: One cannot be had, is none, or exceeds a limit; `param` names the part.
+            ServerOverloadedError: Too much is waiting or held.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,11 @@ class ServedMedia:
         """What has been done so far."""
         return self._front.stats
 
-    async def open(self, part: MediaPart, tenant: str, options: Mapping[str, object] | None = None) -> OpenedMedia:
-        """Fetches an item and counts it; see `MediaProcessor.open`."""
-        return await self._front.open(part, tenant, {**self._options.processor_options, **(options or {})})
+    async def open_all(
+        self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
+    ) -> Sequence[OpenedMedia]:
+        """Fetches the items of one request and counts them; see `MediaProcessor.open_all`."""
+        return await self._front.open_all(parts, tenant, {**self._options.processor_options, **(options or {})})
 
     async def shutdown(self) -> None:
         """Ends the children that decode. Idempotent."""
@@ -65,9 +67,13 @@ def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
         Path(options.local_path).resolve() if options.local_path else None,
         options.has_redirects,
     )
+    limits = MediaLimits(
+        max_image_pixels=options.max_image_pixels, max_source_bytes=options.source_bytes,
+        max_request_bytes=options.source_bytes // 8,
+    )  # fmt: skip
     try:
         made = MediaFront(
-            files, Fetcher(policy), limits=MediaLimits(max_image_pixels=options.max_image_pixels),
+            files, Fetcher(policy), limits=limits,
             cache_bytes=options.cache_bytes, background=options.background,
         )  # fmt: skip
         made.processor.with_options(options.processor_options)

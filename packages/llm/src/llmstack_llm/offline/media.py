@@ -37,6 +37,7 @@ class OfflineMedia:
 
     def __init__(self, door: MediaDoor) -> None:
         self._door = door
+        door.set_unbounded()
         self._gate = TextGate()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmstack_llm.media.parts import MediaPart
@@ -24,14 +24,18 @@ class FakePictures:
         self.stats: Any = None  # nothing here reads it
         self.opened: list[tuple[str, str]] = []
         self.decoded: list[str] = []
+        self.closed: list[str] = []
         self.num_held = 0
 
-    async def open(self, part: MediaPart, tenant: str, options: Mapping[str, object] | None = None) -> FakeOpened:
+    async def open_all(
+        self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
+    ) -> list[FakeOpened]:
         await asyncio.sleep(0)
-        if part.url.startswith("absent:"):
-            raise InvalidRequestError("There is none.", param=part.param, code="media_fetch_failed")
-        self.opened.append((part.url, tenant))
-        return FakeOpened(self, part.url)
+        for part in parts:
+            if part.url.startswith("absent:"):
+                raise InvalidRequestError("There is none.", param=part.param, code="media_fetch_failed")
+            self.opened.append((part.url, tenant))
+        return [FakeOpened(self, part.url) for part in parts]
 
     async def shutdown(self) -> None:
         """There is nothing to end."""
@@ -42,6 +46,9 @@ class FakeOpened:
 
     def __init__(self, pictures: FakePictures, url: str) -> None:
         self._pictures, self._url = pictures, url
+
+    def close(self) -> None:
+        self._pictures.closed.append(self._url)
 
     async def prepare(self) -> FakePrepared:
         await asyncio.sleep(0)

@@ -49,6 +49,9 @@ class OpenedWindow:
         """
         return await self._front._prepare(self._key, self._samples)
 
+    def close(self) -> None:
+        """Nothing is fetched for a window: its samples are the caller's."""
+
 
 class WindowFront:
     """Windows of one model's requests. Used by one event loop.
@@ -100,11 +103,11 @@ class WindowFront:
         if entry is None:
             num_bytes = self.log_mel.num_bytes
             async with self._places.hold(key[0], 1):
-                self._store.reserve(num_bytes)
+                self._store.reserve(key[0], num_bytes)
                 try:
                     memory = await asyncio.to_thread(self._filled, key, samples)
                 except BaseException:
-                    self._store.cancel(num_bytes)
+                    self._store.cancel(key[0], num_bytes)
                     raise
             entry = self._store.add(key, self._layout, memory)
         return PreparedMedia(self._store, entry, "audio")

@@ -23,6 +23,11 @@ def decode_data_url(url: str, max_bytes: int) -> bytes:
     return decode_base64(url[len(head) + 1 :], max_bytes)
 
 
+def decoded_length(url: str) -> int:
+    """The number of bytes that a `data:` URL may have at most."""
+    return len(url) // 4 * 3
+
+
 def decode_base64(text: str, max_bytes: int) -> bytes:
     """The bytes of a text in the standard alphabet, with padding; white space in it is ignored.
 

@@ -11,9 +11,9 @@ from urllib.parse import urljoin
 
 from llmstack_media.errors import fetch_failed, url_not_allowed
 from llmstack_media.fetch.addresses import may_dial
-from llmstack_media.fetch.data_urls import decode_data_url
-from llmstack_media.fetch.http_get import Response, read_body, read_head, send_get
-from llmstack_media.fetch.local_files import read_local
+from llmstack_media.fetch.data_urls import decode_data_url, decoded_length
+from llmstack_media.fetch.http_get import Reserve, Response, read_body, read_head, send_get
+from llmstack_media.fetch.local_files import names_below, read_local
 from llmstack_media.fetch.policy import FetchPolicy, Target, http_target, split
 from llmstack_types import InvalidRequestError
 
@@ -38,22 +38,31 @@ class Fetcher:
         self._resolve = resolve or resolve_host
         self._connect = connect or connect_to
 
-    async def fetch(self, url: str) -> bytes:
-        """The bytes.
+    def check(self, url: str) -> None:
+        """Refuses a URL by its text alone, before anything is opened, resolved or read; raises as `fetch`."""
+        scheme = _scheme(url)
+        if scheme == "file":
+            names_below(url, self._policy.local_path)
+        elif scheme != "data":
+            http_target(url, self._policy)
+
+    async def fetch(self, url: str, reserve: Reserve = lambda num_bytes: None) -> bytes:
+        """The bytes. `reserve` is called before some are read, in any thread.
 
         Raises:
             InvalidRequestError: The URL is not allowed, or gives nothing usable. The message repeats neither the URL
-                nor content.
+                nor content. Also what `reserve` raises.
         """
-        scheme = url[:6].partition(":")[0].lower()
+        scheme = _scheme(url)
         if scheme == "data":
+            reserve(decoded_length(url))
             return await _off_the_loop(len(url), decode_data_url, url, self._policy.max_bytes)
         if scheme == "file":
             policy = self._policy
-            return await asyncio.to_thread(read_local, url, policy.local_path, policy.max_bytes)
+            return await asyncio.to_thread(read_local, url, policy.local_path, policy.max_bytes, reserve)
         try:
             async with asyncio.timeout(self._policy.timeout_s):
-                return await self._over_http(url)
+                return await self._over_http(url, reserve)
         except InvalidRequestError:
             raise
         except TimeoutError as error:
@@ -61,10 +70,10 @@ class Fetcher:
         except (OSError, EOFError, ValueError) as error:  # ValueError: a line or a name beyond what streams take
             raise fetch_failed("The connection to the server of this URL failed") from error
 
-    async def _over_http(self, url: str) -> bytes:
+    async def _over_http(self, url: str, reserve: Reserve) -> bytes:
         target = http_target(url, self._policy)
         for num_redirects in range(self._policy.max_redirects + 1):
-            found = await self._get(target)
+            found = await self._get(target, reserve)
             if isinstance(found, bytes):
                 return found
             if not self._policy.has_redirects or num_redirects == self._policy.max_redirects:
@@ -78,7 +87,7 @@ class Fetcher:
             target = following
         raise fetch_failed("The URL leads to more redirects than are followed")
 
-    async def _get(self, target: Target) -> bytes | Response:
+    async def _get(self, target: Target, reserve: Reserve) -> bytes | Response:
         """The body of a URL, or the answer that redirects it."""
         reader, writer = await self._connected(await self._checked_addresses(target), target)
         try:
@@ -88,7 +97,7 @@ class Fetcher:
                 return response
             if response.status != 200:
                 raise fetch_failed(f"The server of this URL answered with {response.described}")
-            return await read_body(reader, response, self._policy.max_bytes)
+            return await read_body(reader, response, self._policy.max_bytes, reserve)
         finally:
             writer.transport.abort()
 
@@ -132,6 +141,15 @@ async def connect_to(address: str, port: int, server_name: str | None) -> Stream
     if server_name is None:
         return await asyncio.open_connection(address, port)
     return await asyncio.open_connection(address, port, ssl=_tls(), server_hostname=server_name)
+
+
+def is_inline(url: str) -> bool:
+    """Whether a URL has its content in itself."""
+    return _scheme(url) == "data"
+
+
+def _scheme(url: str) -> str:
+    return url[:6].partition(":")[0].lower()
 
 
 @lru_cache(maxsize=1)

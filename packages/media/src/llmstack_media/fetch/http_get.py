@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmstack_media.errors import fetch_failed
@@ -11,6 +12,8 @@ from llmstack_media.fetch.data_urls import check_length
 from llmstack_media.fetch.policy import Target
 from llmstack_types import InvalidRequestError
 
+Reserve = Callable[[int], None]
+"""Counts bytes that are about to be read, and raises where there must not be so many."""
 _MAX_HEAD_BYTES = 32_768
 _MAX_LINE_BYTES = 1024
 _MAX_INTERIM = 4
@@ -56,11 +59,15 @@ async def read_head(reader: asyncio.StreamReader) -> Response:
     raise _not_http()
 
 
-async def read_body(reader: asyncio.StreamReader, response: Response, max_bytes: int) -> bytes:
+async def read_body(
+    reader: asyncio.StreamReader, response: Response, max_bytes: int, reserve: Reserve = lambda num_bytes: None
+) -> bytes:
     """Reads a body in either of its forms.
 
+    `reserve` is called before bytes are read: with all of them where their number is declared, else with each piece's.
+
     Raises:
-        InvalidRequestError: It is longer than allowed, compressed, or ends too early.
+        InvalidRequestError: It is longer than allowed, compressed, or ends too early. Also what `reserve` raises.
     """
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise fetch_failed("The server of this URL answered with compressed content, which it was not asked for")
@@ -68,13 +75,14 @@ async def read_body(reader: asyncio.StreamReader, response: Response, max_bytes:
     if coding:
         if coding != "chunked":
             raise _not_http()
-        return await _chunked(reader, max_bytes)
+        return await _chunked(reader, max_bytes, reserve)
     declared = response.headers.get("content-length")
     if declared is None:
-        return await _to_the_end(reader, max_bytes)
+        return await _to_the_end(reader, max_bytes, reserve)
     if not (declared.isascii() and declared.isdigit() and len(declared) < 20):
         raise _not_http()
     check_length(int(declared), max_bytes)
+    reserve(int(declared))
     return await reader.readexactly(int(declared))
 
 
@@ -105,17 +113,18 @@ def _parsed_head(text: bytes) -> Response:
     return Response(int(found[1]), headers)
 
 
-async def _to_the_end(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
+async def _to_the_end(reader: asyncio.StreamReader, max_bytes: int, reserve: Reserve) -> bytes:
     pieces: list[bytes] = []
     total = 0
     while piece := await reader.read(_PIECE_BYTES):
         total += len(piece)
         check_length(total, max_bytes)
+        reserve(len(piece))
         pieces.append(piece)
     return b"".join(pieces)
 
 
-async def _chunked(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
+async def _chunked(reader: asyncio.StreamReader, max_bytes: int, reserve: Reserve) -> bytes:
     pieces: list[bytes] = []
     total = 0
     while True:
@@ -128,6 +137,7 @@ async def _chunked(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
             return b"".join(pieces)
         total += length
         check_length(total, max_bytes)
+        reserve(length)
         pieces.append(await reader.readexactly(length))
         if await reader.readexactly(2) != b"\r\n":
             raise _not_http()

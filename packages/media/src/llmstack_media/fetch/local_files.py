@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,12 +15,35 @@ from llmstack_media.fetch.policy import split
 _MAX_DEPTH = 64
 
 
-def read_local(url: str, folder: Path | None, max_bytes: int) -> bytes:
-    """The content of a `file:` URL.
+def read_local(
+    url: str, folder: Path | None, max_bytes: int, reserve: Callable[[int], None] = lambda num_bytes: None
+) -> bytes:
+    """The content of a `file:` URL. `reserve` is called with its length before it is read.
 
     Raises:
         InvalidRequestError: It is not below the folder, no regular file, or too large. All of them have one message,
-            so that a refusal says nothing of other files.
+            so that a refusal says nothing of other files. Also what `reserve` raises.
+    """
+    root, names = names_below(url, folder)
+    try:
+        descriptor = _open_below(root, names)
+    except OSError as error:
+        raise fetch_failed("The file cannot be read: it does not exist, is a link, or is no regular file") from error
+    with os.fdopen(descriptor, "rb") as file:
+        length = os.fstat(descriptor).st_size
+        check_length(length, max_bytes)
+        reserve(length)
+        data = file.read(length + 1)
+    if len(data) > length:
+        raise fetch_failed("The file cannot be read: it is being written")
+    return data
+
+
+def names_below(url: str, folder: Path | None) -> tuple[str, list[str]]:
+    """The folder, and the names from there to the file. Nothing is opened.
+
+    Raises:
+        InvalidRequestError: The URL names nothing below the folder, or there is none.
     """
     if folder is None:
         raise url_not_allowed("is not read: this server reads no local files")
@@ -32,15 +56,7 @@ def read_local(url: str, folder: Path | None, max_bytes: int) -> bytes:
     names = [name for name in names if name not in ("", ".")]
     if not names or ".." in names or len(names) > _MAX_DEPTH:
         raise url_not_allowed("is not below the folder of allowed local media")
-    try:
-        descriptor = _open_below(root, names)
-    except OSError as error:
-        raise fetch_failed("The file cannot be read: it does not exist, is a link, or is no regular file") from error
-    with os.fdopen(descriptor, "rb") as file:
-        check_length(os.fstat(descriptor).st_size, max_bytes)
-        data = file.read(max_bytes + 1)
-    check_length(len(data), max_bytes)
-    return data
+    return root, names
 
 
 def _open_below(root: str, names: list[str]) -> int:
