@@ -74,3 +74,9 @@ def test_overrides_are_of_the_text_model(overrides: dict[str, Any], expected: di
     whole = found["whole_config"]
     assert found == read_model_config(tmp_path, {}) | expected | {"whole_config": whole}
     assert whole == overridden(LLAVA, overrides)
+
+
+def test_a_number_of_experts_is_not_absent_under_its_other_name() -> None:
+    whole = {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}
+    assert "num_experts" not in text_config_of(whole | {"text_config": {"num_local_experts": 4}})
+    assert text_config_of(whole | {"text_config": {}})["num_experts"] == 60

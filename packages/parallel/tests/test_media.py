@@ -46,7 +46,8 @@ def test_several_ranks_encode_and_place_the_vectors_that_one_does(toy: Path) -> 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
-    "name", ["idefics3", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma 3", "qwen 2.5 vl"))]
+    "name",
+    ["idefics3", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma 3", "qwen 2.5 vl", "qwen 3 vl"))],
 )
 @pytest.mark.parametrize("ranks", RANKS, ids=["tensor", "pipeline"])
 def test_a_tower_of_each_rank_makes_the_vectors_that_one_does(name: str, ranks: dict[str, Any], tmp_path: Path) -> None:

@@ -185,7 +185,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """`model_type` to the values of fields that are absent; a field that is null is given."""
 # Names under which transformers' classes take a field too, of other fields.
-_ALIASES: Mapping[str, tuple[str, ...]] = {"hidden_size": ("n_embed",), "n_positions": ("max_position_embeddings",)}
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embed",),
+    "n_positions": ("max_position_embeddings",),
+    "num_experts": ("num_local_experts",),
+}
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:

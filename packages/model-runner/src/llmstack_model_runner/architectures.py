@@ -48,6 +48,10 @@ PICTURE_ENCODERS: Mapping[str, str] = {
     "Mistral3ForConditionalGeneration": "llmstack_model_runner.models.mistral3:Mistral3Encoder",
     "Qwen2VLForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:QwenVLEncoder",
     "Qwen2_5_VLForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:Qwen2_5VLEncoder",
+    "Qwen3VLForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:Qwen3VLEncoder",
+    "Qwen3VLMoeForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:Qwen3VLEncoder",
+    "Qwen3_5ForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:Qwen3_5Encoder",
+    "Qwen3_5MoeForConditionalGeneration": "llmstack_model_runner.models.qwen_vl:Qwen3_5Encoder",
     "SmolVLMForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
 }
 

@@ -123,7 +123,8 @@ class StepDriver:
     def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
         """Drives an initialized runner; blocks are allocated in order and freed on removal.
 
-        Blocks that sliding windows have passed are kept: only a scheduler frees them.
+        Blocks that sliding windows have passed are kept: only a scheduler frees them. A request of a model with states
+        has two state blocks in turns, those from `2 * n + 1` on for the n-th request, and shares none.
         """
         self.outputs: dict[str, list[int]] = {}
         self.errors: dict[str, str] = {}
@@ -139,6 +140,8 @@ class StepDriver:
         self._num_sent_blocks: dict[str, int] = {}
         self._num_computed: dict[str, int] = {}
         self._num_steps = 0
+        self._has_states = spec.state_group is not None
+        self._state_blocks: dict[str, tuple[int, int]] = {}  # of each request: its state, and the other one
 
     def add(
         self,
@@ -176,6 +179,8 @@ class StepDriver:
         """
         if self._blocks[request_id]:
             raise ValueError(f"request {request_id} has blocks already")
+        if self._has_states:
+            return 0
         tokens = self._token_ids(request_id)[:-1]
         computed = self._token_ids(other_id)[: self._num_computed[other_id]]
         num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, computed, strict=False)))
@@ -201,6 +206,7 @@ class StepDriver:
             self._schedule(request_id, num, drafts.get(request_id, ()))
             for request_id, num in request_id_to_num_tokens.items()
         ]
+        states = [self._next_states(row) for row in scheduled] if self._has_states else []
         output = self._runner.execute_model(
             SchedulerOutput(
                 step=self._num_steps,
@@ -208,6 +214,7 @@ class StepDriver:
                 scheduled_requests=scheduled,
                 removed_request_ids=self._removed,
                 total_num_scheduled_tokens=sum(row.num_scheduled_tokens for row in scheduled),
+                states=states,
                 encoder_work=list(encoder_work),
                 freed_media=list(freed_media),
             )
@@ -243,6 +250,13 @@ class StepDriver:
         num_sent, self._num_sent_blocks[request_id] = self._num_sent_blocks[request_id], len(blocks)
         self._num_computed[request_id] = start + num_tokens
         return ScheduledRequest(request_id, start, num_tokens + len(drafts), blocks[num_sent:], drafts)
+
+    def _next_states(self, row: ScheduledRequest) -> tuple[int, int]:
+        """The state blocks that a row reads and writes."""
+        first = 2 * len(self._state_blocks) + 1
+        block, other = self._state_blocks.get(row.request_id, (first, first + 1))
+        self._state_blocks[row.request_id] = other, block
+        return (block if row.num_computed_tokens else 0), other
 
     def _token_ids(self, request_id: str) -> list[int]:
         request = self._requests[request_id]

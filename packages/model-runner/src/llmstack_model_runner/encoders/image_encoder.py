@@ -28,13 +28,14 @@ class ImageEncoder(ABC):
 
     Attributes:
         prefixes: Of its tensors' names in checkpoints, behind an optional `model.`.
-        is_atomic: See `MediaEncoder`.
+        is_atomic: See `MediaEncoder`, also for `num_deep`.
     """
 
     prefixes: ClassVar[tuple[str, ...]]
     ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors that nothing here needs."""
     is_atomic: bool = False
+    num_deep: int = 0
     text_class: ClassVar[type[Any] | None] = None
     """A class between the text model's and the one with pictures, which changes how text is computed."""
     _parts: Sequence[HasSlots]

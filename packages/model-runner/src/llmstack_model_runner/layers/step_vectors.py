@@ -27,9 +27,19 @@ class StepVectors(NamedTuple):
     """Some of a step's tokens, and their vectors in the type of the model; on the device of its embedding.
 
     Every rank that embeds has all of them: they go in after the parts of a table are added up.
+
+    Attributes:
+        axes: Positions of the places, where those of a token are not all equal.
+        deep: What is added to the hidden states of the places behind the first decoder layers; of these tensors, each
+            has the shape of `vectors`.
     """
 
     places: torch.Tensor  # [num_places] int64, flat tokens of the step
     vectors: torch.Tensor  # [num_places, size]
     blocks: tuple[Block, ...] = ()
-    axes: torch.Tensor | None = None  # [3, num_places] int64: positions, where those of a token are not all equal
+    axes: torch.Tensor | None = None  # [3, num_places] int64
+    deep: tuple[torch.Tensor, ...] = ()
+
+    def add_deep(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [num_tokens, size] behind decoder layer `number`, with what is added there."""
+        return hidden if number >= len(self.deep) else hidden.index_add(0, self.places, self.deep[number])

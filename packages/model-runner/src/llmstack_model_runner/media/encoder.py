@@ -37,6 +37,11 @@ class MediaEncoder(Protocol):
         ...
 
     @property
+    def num_deep(self) -> int:
+        """The first decoder layers behind which an item's hidden states are added vectors of their own."""
+        ...
+
+    @property
     def work_bytes(self) -> int:
         """Upper estimate of what the largest item needs while it is encoded, besides weights and vectors."""
         ...
@@ -60,6 +65,9 @@ class MediaEncoder(Protocol):
         """The state after so many layers from number `first` on."""
         ...
 
-    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:  # [item.num_vectors, size]
-        """The vectors after the last layer, in the type of the model."""
+    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
+        """The vectors after the last layer, [item.num_vectors, size], in the type of the model.
+
+        Behind each stand those for the first decoder layers, so a row has `1 + num_deep` times the size.
+        """
         ...

@@ -38,7 +38,8 @@ class MediaStore:
 
     Attributes:
         failures: Numbers of items that have no vectors, to the text that their requests end with.
-        size: Width of the vectors; `dtype` and `device` are theirs too.
+        size: Width of a vector; `dtype` and `device` are theirs too.
+        width: Of all that is kept of a place: its vector, and those for the first decoder layers.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class MediaStore:
         """
         self._encoder = encoder
         self.size, self.dtype, self.device = size, dtype, device
+        self.width = size * (1 + (0 if encoder is None else encoder.num_deep))
         self._make_room = make_room
         self._is_first = is_first
         self._begun: dict[int, _Begun] = {}
@@ -83,7 +85,7 @@ class MediaStore:
             self.failures.pop(media_id, None)
 
     def vectors(self, media_id: int, first: int, count: int) -> torch.Tensor:
-        """Some vectors [count, size] of an item that is complete; those of one that failed are NaN.
+        """Some vectors [count, width] of an item that is complete; those of one that failed are NaN.
 
         A later stage has vectors of no numbers: all that it needs is that a step has some, so that none is captured.
 
@@ -93,7 +95,7 @@ class MediaStore:
         if not self._is_first:
             return torch.empty((count, 0))
         if media_id in self.failures:
-            return torch.full((count, self.size), torch.nan, dtype=self.dtype, device=self.device)
+            return torch.full((count, self.width), torch.nan, dtype=self.dtype, device=self.device)
         vectors = self._vectors.get(media_id)
         if vectors is None or len(vectors) < first + count:
             raise MediaWorkError(f"a row needs vectors of item {media_id} that were not encoded")
@@ -161,7 +163,7 @@ class MediaStore:
             self._begun[media_id] = _Begun(item, state, num_layers_done)
             return
         vectors = self._encoder.finish(item, state)
-        if vectors.shape != (item.num_vectors, self.size):
+        if vectors.shape != (item.num_vectors, self.width):
             raise ValueError(f"vectors of shape {list(vectors.shape)} for {item.num_vectors} places")
         self._keep(media_id, vectors)
         self._begun.pop(media_id, None)
@@ -171,7 +173,8 @@ class MediaStore:
         data = read_memory(item)
         if len(data) != item.num_vectors * self.size * self.dtype.itemsize:
             raise ValueError(f"{len(data)} bytes are not {item.num_vectors} vectors of {self.size} numbers")
-        return torch.frombuffer(data, dtype=self.dtype).view(-1, self.size).to(self.device)
+        given = torch.frombuffer(data, dtype=self.dtype).view(-1, self.size).to(self.device)
+        return given if self.width == self.size else torch.nn.functional.pad(given, (0, self.width - self.size))
 
     def _keep(self, media_id: int, vectors: torch.Tensor) -> None:
         if not bool(vectors.isfinite().all()):

@@ -88,7 +88,10 @@ def media_bytes(config: ModelRunnerConfig, spec: KVCacheSpec, encoder: MediaEnco
     if media is None:
         return 0
     num_vectors = media.num_cache_tokens(config.encoder_cache_tokens, config.max_num_batched_tokens)
-    return num_vectors * media.vector_size * int(dtype.itemsize) + (0 if encoder is None else encoder.work_bytes)
+    vector_bytes = media.vector_size * int(dtype.itemsize)
+    if encoder is None:
+        return num_vectors * vector_bytes
+    return num_vectors * vector_bytes * (1 + encoder.num_deep) + encoder.work_bytes
 
 
 def largest_rows(spec: KVCacheSpec, max_num_seqs: int, most_state_bytes: int) -> tuple[int, int]:

@@ -168,9 +168,11 @@ class Llama(CausalLM):
         first_attention = self.kv_spec.first_attention
         key_cache = None if first_attention is None else kv_caches[first_attention][0]
         planned = plan_layers(metadata, key_cache, self.kv_spec.sliding_windows)
-        hidden, residual = self._enter(token_ids, metadata.vectors)
-        for layer, kv_cache, (own_metadata, plans) in zip(self._own_layers, kv_caches, planned, strict=True):
-            hidden, residual = layer(hidden, residual, positions, kv_cache, own_metadata, plans)
+        given = metadata.vectors
+        hidden, residual = self._enter(token_ids, given)
+        for number, (layer, kv_cache, plan) in enumerate(zip(self._own_layers, kv_caches, planned, strict=True)):
+            hidden, residual = layer(hidden, residual, positions, kv_cache, *plan)
+            hidden = hidden if given is None else given.add_deep(number, hidden)
         if residual is None or self._sharding.is_last_stage:
             return self._norm.add(hidden, residual)[0]
         self._sharding.send([hidden, residual])

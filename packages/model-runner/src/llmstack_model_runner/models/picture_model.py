@@ -40,6 +40,13 @@ class PictureModel(TextPart):
         self._has_encoder = sharding().is_first_stage
         with adapted(None):  # adapters change the language model alone
             self._encoder = self.make_encoder(whole, self.vector_size, processor, dtype, device)
+        num_deep, num_layers = self._encoder.num_deep, self.kv_spec.num_layers
+        # The model's last layer may leave out the tokens that its vectors would be added to.
+        if self._has_encoder and num_deep > num_layers - sharding().is_last_stage:
+            raise ValueError(
+                f"Pictures change the output of {num_deep} decoder layers, of which none is the model's last. "
+                f"The first pipeline stage has {num_layers}, which are too few."
+            )
 
     def media_encoder(self) -> ImageEncoder:
         return self._encoder

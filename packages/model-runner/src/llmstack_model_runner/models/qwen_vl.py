@@ -1,4 +1,4 @@
-"""Pictures of Qwen2-VL and Qwen2.5-VL, and positions on three axes."""
+"""Pictures of Qwen2-VL, 2.5-VL, 3-VL and 3.5, and positions on three axes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import torch
 
 from llmstack_media import ImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
-from llmstack_model_runner.encoders.qwen_vl import QwenTower
+from llmstack_model_runner.encoders.qwen_vl import NORM_EPS, QWEN2, QWEN2_5, QWEN3, QwenForm, QwenTower
 from llmstack_model_runner.encoders.vision_config import vision_fields
-from llmstack_model_runner.layers import LayerNorm, Linear, RMSNorm
+from llmstack_model_runner.layers import Linear, WeightSlot, collect_slots
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.llama import Llama
 from llmstack_types import MediaItem
-
-_SECTIONS = (16, 24, 24)
 
 
 class ThreeAxes(Llama):
@@ -30,20 +28,26 @@ class ThreeAxes(Llama):
     """
 
     moves_positions: ClassVar[bool] = True
+    sections: ClassVar[tuple[int, ...]] = (16, 24, 24)
+    """Pairs of each axis, if the configuration does not say it."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
         found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        sections = found.get("mrope_section") or _SECTIONS
+        sections: Any = found.get("mrope_section") or self.sections
         (self._rotary,) = self._rotaries
         num_pairs = self._rotary.rotary_dim // 2
         is_list = isinstance(sections, (list, tuple)) and all(type(size) is int and size > 0 for size in sections)
-        if not is_list or len(sections) != 3 or sum(sections) != num_pairs or found.get("mrope_interleaved"):
-            raise ValueError(
-                f"config.json: mrope_section must be three sizes with the sum {num_pairs}, one section after the other."
-            )
-        axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+        if not is_list or len(sections) != 3 or sum(sections) != num_pairs:
+            raise ValueError(f"config.json: mrope_section must be three sizes with the sum {num_pairs}.")
+        axes = self._axes_of_pairs(sections, is_interleaved=bool(found.get("mrope_interleaved")))
         self._axes = torch.cat((axes, axes)).to(device)  # of each column of the table: cosines, then sines
+
+    def _axes_of_pairs(self, sections: list[int], *, is_interleaved: bool) -> torch.Tensor:
+        """The axis of each pair of dimensions, 0 to 2; `is_interleaved` is what the configuration says."""
+        if is_interleaved:
+            raise ValueError("config.json: mrope_interleaved is not this architecture's order of sections.")
+        return torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
 
     @torch.inference_mode()
     def forward(
@@ -61,34 +65,69 @@ class ThreeAxes(Llama):
             )
 
 
+class InterleavedAxes(ThreeAxes):
+    """Qwen3-VL's order: frame, row, column, frame, row, column, and frames alone at the end."""
+
+    sections: ClassVar[tuple[int, ...]] = (24, 20, 20)
+
+    def _axes_of_pairs(self, sections: list[int], *, is_interleaved: bool) -> torch.Tensor:
+        """The order is the class's, whatever the configuration says, as in transformers."""
+        pairs = torch.arange(sum(sections))
+        axes = pairs % 3
+        return torch.where(pairs < 3 * torch.tensor(sections)[axes], axes, 0)
+
+
+class InterleavedAxesOfQwen3_5(InterleavedAxes):
+    """The same for the rotated part of Qwen 3.5's heads."""
+
+    sections: ClassVar[tuple[int, ...]] = (11, 11, 10)
+
+
+class _Merger:
+    """Squares of patches to one vector each."""
+
+    def __init__(
+        self, prefix: str, tower: QwenTower, form: QwenForm, text_size: int, dtype: torch.dtype,
+        device: torch.device, *, is_merged_before: bool = False,
+    ) -> None:  # fmt: skip
+        """`is_merged_before`: The norm is that of a square."""
+        norm, first, second = (prefix + name for name in form.merger_names)
+        self._size = tower.size * tower.merge_size**2
+        self._norm_size = self._size if is_merged_before else tower.size
+        self._norm = form.make_norm(norm, self._norm_size, NORM_EPS, dtype=dtype, device=device)
+        self._first, self._second = (
+            Linear(self._size, {name: out_features}, has_bias=True, dtype=dtype, device=device, keeps_precision=True)
+            for name, out_features in ((first, self._size), (second, text_size))
+        )
+
+    def slots(self) -> dict[str, WeightSlot]:
+        return collect_slots([self._norm, self._first, self._second])
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[patches, size] to [vectors, text_size]."""
+        normed = self._norm(hidden.reshape(-1, self._norm_size)).view(-1, self._size)
+        return self._second(self._first(normed, "gelu"))
+
+
 class QwenVLEncoder(ImageEncoder):
     """The layout of an item is (1, rows, columns) of patches before merging."""
 
     prefixes: ClassVar[tuple[str, ...]] = ("visual.",)
-    text_class: ClassVar[type[Llama] | None] = ThreeAxes
-    has_windows: ClassVar[bool] = False
+    text_class: ClassVar[type[Llama]] = ThreeAxes
+    form: ClassVar[QwenForm] = QWEN2
 
     def __init__(
         self, whole: Mapping[str, Any], text_size: int, processor: ImageProcessor, dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
-        tower = QwenTower(vision_fields(whole), has_windows=self.has_windows, dtype=dtype, device=device)
+        tower = QwenTower(vision_fields(whole), self.form, dtype, device)
         super().__init__(processor, tower.num_layers, (tower.size, tower.inner_size), dtype, device)
         self._tower = tower
         self._patch_shape = processor.largest().shape[1:]
         if self._patch_shape != (3, 1, tower.patch_size, tower.patch_size):
             raise ValueError(f"Patches of shape {list(self._patch_shape)} do not fit the encoder of this model.")
-        make_norm = RMSNorm if self.has_windows else LayerNorm
-        self._norm = make_norm("visual.merger.ln_q", tower.size, 1e-6, dtype=dtype, device=device)
-        size = tower.size * tower.merge_size**2
-        self._first, self._second = (
-            Linear(
-                size, {f"visual.merger.mlp.{name}": out_features}, has_bias=True, dtype=dtype, device=device,
-                keeps_precision=True,
-            )
-            for name, out_features in ((0, size), (2, text_size))
-        )  # fmt: skip
-        self._parts = (tower, self._norm, self._first, self._second)
+        self._merger = _Merger("visual.merger.", tower, self.form, text_size, dtype, device)
+        self._parts = (tower, self._merger)
 
     def positions(self, item: MediaItem) -> torch.Tensor | None:
         """Frame, row and column of each vector; None where the layout is not the item's, which `begin` refuses."""
@@ -107,19 +146,64 @@ class QwenVLEncoder(ImageEncoder):
         return (num_patches, *self._patch_shape)
 
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
-        return self._tower.enter(values, *item.layout[1:])
+        return self._tower.enter(values, item.layout)
 
     def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
-        hidden, angles = state
-        return (self._tower.run_layer(number, hidden, angles, *item.layout[1:]), angles)
+        hidden, angles, *rest = state
+        return (self._tower.run_layer(number, hidden, angles, item.layout), angles, *rest)
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""
-        merged = self._norm(state[0]).view(-1, self._tower.size * self._tower.merge_size**2)
-        return self._tower.in_order(self._second(self._first(merged, "gelu")), *item.layout[1:])
+        return self._tower.in_order(self._merger(state[0]), item.layout)
 
 
 class Qwen2_5VLEncoder(QwenVLEncoder):
     """Most layers attend in windows."""
 
-    has_windows: ClassVar[bool] = True
+    form: ClassVar[QwenForm] = QWEN2_5
+
+
+class Qwen3_5Encoder(QwenVLEncoder):
+    """Patches have learned positions."""
+
+    text_class: ClassVar[type[Llama]] = InterleavedAxesOfQwen3_5
+    form: ClassVar[QwenForm] = QWEN3
+
+
+class Qwen3VLEncoder(Qwen3_5Encoder):
+    """Some layers make a further vector of each square, for the hidden states of the first decoder layers."""
+
+    text_class: ClassVar[type[Llama]] = InterleavedAxes
+
+    def __init__(
+        self, whole: Mapping[str, Any], text_size: int, processor: ImageProcessor, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(whole, text_size, processor, dtype, device)
+        tower = self._tower
+        numbers = vision_fields(whole).get("deepstack_visual_indexes", (8, 16, 24))
+        known = range(tower.num_layers)
+        if not isinstance(numbers, (list, tuple)) or any(number not in known for number in numbers):
+            raise ValueError("config.json: vision_config.deepstack_visual_indexes must be numbers of its layers.")
+        if list(numbers) != sorted(set(numbers)):
+            raise ValueError("config.json: vision_config.deepstack_visual_indexes must ascend.")
+        self._deep_mergers = {
+            number: _Merger(
+                f"visual.deepstack_merger_list.{index}.", tower, self.form, text_size, dtype, device,
+                is_merged_before=True,
+            )
+            for index, number in enumerate(numbers)
+        }  # fmt: skip
+        self.num_deep = len(numbers)
+        self._parts = (*self._parts, *self._deep_mergers.values())
+        deep_bytes = self.num_deep * self.max_num_tokens["image"] * text_size * dtype.itemsize
+        self.work_bytes += 2 * deep_bytes  # of the state, and joined
+
+    def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
+        found = super()._run_layer(item, state, number)
+        merger = self._deep_mergers.get(number)
+        return found if merger is None else (*found, merger(found[0]))
+
+    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
+        """The vectors, and behind each what is added to its hidden state after the first layers."""
+        return torch.cat((super().finish(item, state), *state[2:]), dim=1)

@@ -58,9 +58,9 @@ class StepMedia:
                     blocks.append(Block(index, run_start + shift, run_start, run_end))
         if not places:
             return None
-        joined = torch.cat(vectors)
+        joined, *deep = torch.cat(vectors).split(self._store.size, dim=1)
         on_axes = torch.cat(axes, dim=1).to(joined.device) if axes else None
-        return StepVectors(torch.cat(places).to(joined.device), joined, tuple(blocks), on_axes)
+        return StepVectors(torch.cat(places).to(joined.device), joined, tuple(blocks), on_axes, tuple(deep))
 
     def _move_positions(self, step: StepRows) -> None:
         """Notes where rows' positions are not their places, once for each row."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,10 @@ class PictureFamily:
     hub_name: Callable[[str], str] = as_it_is
     sizes: tuple[tuple[int, int], ...] = ((70, 50), (30, 95), (64, 64))
     """Of pictures, width and height."""
+    spread: float = 0.25
+    """Of random matrices. Sums in another order change more of what delta nets compute, so theirs are smaller."""
+    offset_norms: str = "(?!)"
+    """Of names of norms whose scale is stored minus 1."""
     by_tokens: Callable[[list[int]], dict[str, Any]] = lambda tokens: {}
     """From token ids to what transformers reads besides them, with or without pictures."""
 
@@ -75,9 +80,10 @@ class PictureFamily:
         made = model_class(transformers.AutoConfig.from_pretrained(folder)).eval()
         with torch.no_grad():
             for name, parameter in made.named_parameters():
-                spread = 0.1 if parameter.dim() == 1 else 0.25
+                spread = 0.1 if parameter.dim() == 1 else self.spread
                 is_scale = parameter.dim() == 1 and not name.endswith(("bias", "embedding", "image_newline"))
-                parameter.copy_(torch.randn_like(parameter) * spread + (is_scale and "gemma" not in str(model_class)))
+                is_scale = is_scale and not re.search(self.offset_norms, name)
+                parameter.copy_(torch.randn_like(parameter) * spread + is_scale)
             made.get_output_embeddings().weight[PLACEHOLDER] = 0  # no output is one, which would ask for a vector
         if is_hub:
             state = {self.hub_name(key): value.contiguous().clone() for key, value in made.state_dict().items()}
@@ -179,6 +185,12 @@ def before_language_model(name: str) -> str:
 
 M_ROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
 _QWEN_FILES = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 30}
+_QWEN3_VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 32,
+                 "patch_size": 14, "num_position_embeddings": 25}  # fmt: skip
+_QWEN3_ROPE = {"rope_theta": 1e4, "rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2],
+                                                   "mrope_interleaved": True}}  # fmt: skip
+_QWEN3_VISION_TEXT = TEXT | _QWEN3_ROPE | {"head_dim": 16, "num_hidden_layers": 4}
+_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _CLIP = {"model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4,
          "num_attention_heads": 3, "image_size": 42, "patch_size": 14, "projection_dim": 32}  # fmt: skip
 _CLIP_FILES = {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}}
@@ -206,7 +218,7 @@ FAMILIES: dict[str, PictureFamily] = {
                            "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 56, "patch_size": 14},
          "mm_tokens_per_image": 4, "image_token_id": PLACEHOLDER, "boi_token_index": 95, "eoi_token_index": 94},
         {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}, _one_each,
-        {"image_seq_length": 4}, before_language_model,
+        {"image_seq_length": 4}, before_language_model, offset_norms="",
         by_tokens=lambda tokens: {"token_type_ids": is_placeholder(tokens)},
     ),
     "llava": PictureFamily(
@@ -251,6 +263,37 @@ FAMILIES: dict[str, PictureFamily] = {
                                   "out_hidden_size": 32, "patch_size": 14, "window_size": 56,
                                   "fullatt_block_indexes": [1]}, "image_token_id": PLACEHOLDER},
         _QWEN_FILES, _patches, hub_name=of_qwen_2_vl, sizes=((170, 90), (60, 195), (90, 90)),
+        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+    ),
+    "qwen 3 vl": PictureFamily(
+        "Qwen3VL",
+        {"text_config": _QWEN3_VISION_TEXT | {"model_type": "qwen3_vl_text"},
+         "vision_config": _QWEN3_VISION | {"deepstack_visual_indexes": [0, 2], "model_type": "qwen3_vl"},
+         "tie_word_embeddings": False, "image_token_id": PLACEHOLDER, "video_token_id": 95},
+        _QWEN_FILES | _HALVES, _patches,
+        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+    ),
+    "qwen 3 vl with experts": PictureFamily(
+        "Qwen3VLMoe",
+        {"text_config": _QWEN3_VISION_TEXT | {"model_type": "qwen3_vl_moe_text", "num_experts": 4,
+                                              "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+         "vision_config": _QWEN3_VISION | {"deepstack_visual_indexes": [1], "model_type": "qwen3_vl_moe"},
+         "tie_word_embeddings": False, "image_token_id": PLACEHOLDER, "video_token_id": 95},
+        _QWEN_FILES | _HALVES, _patches,
+        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+    ),
+    "qwen 3.5": PictureFamily(
+        "Qwen3_5",
+        {"text_config": TEXT | {"model_type": "qwen3_5_text", "head_dim": 32, "num_hidden_layers": 4,
+                                "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+                                "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+                                "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+                                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                                    "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2],
+                                                    "mrope_interleaved": True}},
+         "vision_config": _QWEN3_VISION | {"model_type": "qwen3_5"},
+         "tie_word_embeddings": False, "image_token_id": PLACEHOLDER, "video_token_id": 95},
+        _QWEN_FILES | _HALVES, _patches, spread=0.12, offset_norms=r"language_model\.(norm|.*(layer|[qk]_)norm)",
         by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
     ),
     "llava next": PictureFamily(
