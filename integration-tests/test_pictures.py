@@ -193,9 +193,28 @@ def test_what_becomes_of_pictures_is_counted(server: Any) -> None:
     assert grown == {"lookup_hits_total": 1, "fetches_total": 2, "failures_total": 1}
 
 
-def test_a_text_that_spells_the_symbol_is_text(server: Any) -> None:
-    answer = ask(server, "what is <image>?")
-    assert len(tokens(answer)) == NUM_TOKENS
+def test_a_message_that_spells_the_symbol_is_text(server: Any, reference: Any) -> None:
+    for content in ("what is <image>?", [{"type": "text", "text": "what is <image>?"}]):
+        answer = ask(server, content)
+        assert len(tokens(answer)) == NUM_TOKENS
+        assert answer.usage.prompt_tokens_details.image_tokens in (0, None)
+    beside = ask(server, [*parts((0,))[:1], {"type": "text", "text": "<image>"}])
+    alone = ask(server, parts((0,), ""))
+    assert beside.usage.prompt_tokens - alone.usage.prompt_tokens == len("<image>")  # its bytes, and no special token
+    assert beside.usage.prompt_tokens_details.image_tokens == alone.usage.prompt_tokens_details.image_tokens
+
+
+def test_a_placeholder_without_its_picture_is_refused_where_it_is_a_token(server: Any) -> None:
+    _, tokenized, _ = server.post("/tokenize", {"model": "m", "prompt": "a<image>"})
+    assert len(tokenized["tokens"]) == 2
+    _, whole, _ = server.post("/tokenize", {"model": "m", "messages": [{"role": "user", "content": parts((0,))}]})
+    for prompt in ("a<image>", tokenized["tokens"], [tokenized["tokens"]], whole["tokens"]):
+        status, answer, _ = server.post("/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 1})
+        error = answer["error"]
+        assert (status, error["param"].partition("[")[0], error["code"]) == (400, "prompt", "invalid_value")
+        assert "'<image>'" in error["message"]
+    body = {"model": "m", "prompt": "<row_1_col_1>", "max_tokens": 1}
+    assert server.post("/v1/completions", body)[0] == 200  # a special token that no vector replaces
 
 
 @pytest.mark.full

@@ -88,6 +88,7 @@ def test_pictures_of_later_prompts_wait_until_there_is_memory(llm: LLM, referenc
         ({"prompt_token_ids": [1], "multi_modal_data": {"image": png(0)}}, "prompt_token_ids", "unsupported_parameter"),
         ({"prompt": prompt(65), "multi_modal_data": {"image": [b"x"] * 65}}, "prompts[0].multi_modal_data",
          "too_many_images"),
+        (prompt(1), "prompts[0]", "invalid_value"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(llm: LLM, asked: Any, param: str | None, code: str | None) -> None:

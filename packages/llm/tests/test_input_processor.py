@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llm_helpers.pictures import FakeOpened, FakePictures
 
 from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.admission.seeds import draw_seeds_from
 from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.pooling.admission import AdmittedPooling
-from llmstack_llm.requests import AdmittedRequest, GenerationRequest
+from llmstack_llm.requests import AdmittedRequest, GenerationRequest, RenderedPrompt
 from llmstack_llm.testing import byte_tokenizer
 from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import EngineReady, InvalidRequestError, PoolingParams, SamplingParams
@@ -203,3 +205,20 @@ def test_a_request_for_no_output_takes_one_step():
     ours = processor()
     (request,) = ours.process_inputs("r", admit(ours, "Hi", SamplingParams(max_tokens=0), is_echo=True))
     assert request.sampling_params.max_tokens == 1
+
+
+def test_a_token_that_stands_for_a_picture_is_refused_without_one() -> None:
+    inputs = InputProcessor(CONFIG, Tokenizer(byte_tokenizer(("<image>",))))
+    inputs.media.processor = FakePictures()
+    inputs.set_ready(EngineReady(8, 16, 64, 300, "float32", "cpu", embedding_size=4))
+    (token_id,) = inputs.tokenizer.encode("<image>")
+    assert dict(inputs.limits.placeholders) == {token_id: "<image>"}
+    works = [lambda prompt=prompt: admit(inputs, prompt, SamplingParams()) for prompt in ("a<image>", [97, token_id])]
+    works += [lambda: inputs.admit_pooling("a<image>", PoolingParams())]
+    for work in works:
+        with pytest.raises(InvalidRequestError, match="token 1 is '<image>'") as caught:
+            work()
+        assert (caught.value.param, caught.value.code) == ("prompt", "invalid_value")
+    place = PlacedMedia(FakeOpened(inputs.media.processor, "1"), "image", 0, 1, ((0, 1),))
+    rendered = RenderedPrompt("<image>", [token_id], media=(place,))
+    assert admit(inputs, rendered, SamplingParams()).placed == (place,)

@@ -13,7 +13,13 @@ from llmstack_llm.admission.contradictions import check_contradictions
 from llmstack_llm.admission.control_fields import check_control_fields
 from llmstack_llm.admission.limits import check_prompt_chars, limits_of, limits_with
 from llmstack_llm.admission.prompt_embeds import read_prompt_embeds
-from llmstack_llm.admission.rules import check_text, check_token_ids, check_truncation, check_truncation_side
+from llmstack_llm.admission.rules import (
+    check_placeholders,
+    check_text,
+    check_token_ids,
+    check_truncation,
+    check_truncation_side,
+)
 from llmstack_llm.admission.sampling import (
     NO_NAMES,
     CheckedSampling,
@@ -125,7 +131,8 @@ class InputProcessor:
             EngineStartError: The model takes pictures, and they cannot be prepared.
         """
         self.media.set_ready(ready)
-        self.limits = limits_with(self.limits, ready)
+        placeholders = self.media.placeholders(self.tokenizer)
+        self.limits = dataclasses.replace(limits_with(self.limits, ready), placeholders=placeholders)
         self._check_defaults()
 
     def _check_defaults(self) -> None:
@@ -323,12 +330,14 @@ class InputProcessor:
         check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
+        placed = prompt.media if isinstance(prompt, RenderedPrompt) else ()
+        if embeds is None and not placed:
+            check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(
             sampling, len(token_ids), self.limits, param=param, default_max_tokens=default_max_tokens
         )
         seed = values.get("seed")
         media = () if embeds is None else embeds.media
-        placed = prompt.media if isinstance(prompt, RenderedPrompt) else ()
         draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens}, media, placed)
         draft.values["seed"] = self._draw() if seed is None else seed
         draft.values.pop("truncate_prompt_tokens", None)  # done, and nothing that the engine core reads

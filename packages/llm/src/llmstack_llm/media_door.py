@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmstack_llm.chat.media_chat import render_with_media
@@ -17,6 +17,7 @@ from llmstack_llm.media.served import make_served_media
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, RenderedPrompt
 from llmstack_llm.speech.served import Speech, make_speech
 from llmstack_llm.text.gate import TextGate
+from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import EngineReady
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,14 @@ class MediaDoor:
             logger.warning(
                 "%s: only its text is served; --language-model-only says that this is meant", self._options.whole
             )
+
+    def placeholders(self, tokenizer: Tokenizer | None) -> Mapping[int, str]:
+        """Tokens that stand for media in prompts, by id."""
+        if self.processor is None or tokenizer is None:
+            return {}
+        tokens = {token for symbols in self.processor.symbols.values() for token in (symbols.token, *symbols.vectors)}
+        ids = tokenizer.special_tokens
+        return {ids[token]: token for token in tokens if token in ids}
 
     async def render(self, renderers: ChatRenderers, chat: ChatPrompt, gate: TextGate) -> RenderedPrompt:
         """The conversation as text and token ids, its media counted and not decoded; see `render_with_media`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ class AdmissionLimits:
         max_logprobs: Most likely tokens that may be requested at each position.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
         max_item_vectors: So many of them are one item of the prompt at most.
+        placeholders: Tokens that stand for media, by id. A prompt has them only where its media are.
         dtype: The type in which the model computes, and of such vectors.
         max_request_tokens: The longest request that can ever run, in tokens; follows from the others.
     """
@@ -54,6 +56,7 @@ class AdmissionLimits:
     max_logprobs: int = MAX_LOGPROBS
     prompt_embeds_size: int = 0
     max_item_vectors: int = 1
+    placeholders: Mapping[int, str] = field(default_factory=dict)
     dtype: str = ""
     max_request_tokens: int = field(init=False, compare=False)
 

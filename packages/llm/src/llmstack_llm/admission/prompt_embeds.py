@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
-from llmstack_llm.admission.rules import check_token_ids
+from llmstack_llm.admission.rules import check_placeholders, check_token_ids
 from llmstack_llm.admission.sampling import CheckedSampling
 from llmstack_types import InvalidRequestError, MediaItem, MediaMemory
 
@@ -122,6 +122,7 @@ def _tokens_beside(
             raise request_errors.invalid_value(name, f"it has {len(value)} entries for {num_tokens} vectors")
     whole = [one if is_token else PLACEHOLDER for one, is_token in zip(token_ids or (), mask or (), strict=True)]
     check_token_ids(IDS, whole, limits.vocab_size)
+    check_placeholders(IDS, whole, limits.placeholders)
     runs, start = [], 0
     for is_token, places in groupby(mask or ()):
         end = start + sum(1 for _ in places)

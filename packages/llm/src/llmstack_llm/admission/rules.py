@@ -141,6 +141,25 @@ def check_token_ids(
             _refuse_token_id(param, part, start, vocab_size)
 
 
+def check_placeholders(param: str, token_ids: Sequence[int], placeholders: Mapping[int, str]) -> None:
+    """Refuses a prompt without media that has a token which stands for one.
+
+    A model has nothing to put there: it would read an embedding that was never trained.
+
+    `placeholders`: These tokens, by id.
+
+    Raises:
+        InvalidRequestError: Code `invalid_value`, with the token and its place.
+    """
+    if placeholders.keys().isdisjoint(token_ids):
+        return
+    index, token_id = next((index, one) for index, one in enumerate(token_ids) if one in placeholders)
+    reason = (
+        f"token {index} is {placeholders[token_id]!r} (id {token_id}), which stands for media that this prompt lacks"
+    )
+    raise request_errors.invalid_value(param, f"{reason}; send media as parts of messages")
+
+
 def _refuse_token_id(param: str, token_ids: Sequence[object], start: int, vocab_size: int) -> None:
     for index, token_id in enumerate(token_ids, start):  # pragma: no branch - one of them is at fault
         if type(token_id) is not int:

@@ -50,10 +50,12 @@ class MediaSymbols(NamedTuple):
     Attributes:
         token: What a chat template prints where an item stands; it is replaced by the item's pieces.
         prompt: What is put into the text of a message where the template takes texts alone; it holds `token` once.
+        vectors: The tokens of an item's pieces that vectors replace.
     """
 
     token: str
     prompt: str
+    vectors: tuple[str, ...] = ()
 
 
 class MediaStats(Protocol):

@@ -25,7 +25,9 @@ class ServedMedia:
     def __init__(self, front: MediaFront, options: MediaOptions) -> None:
         self._front = front
         self._options = options
-        symbols = MediaSymbols(front.processor.placeholder, front.processor.placeholder_in_text)
+        processor = front.processor
+        vectors = {piece.text for piece in processor.placeholders(processor.largest()) if piece.num_vectors}
+        symbols = MediaSymbols(processor.placeholder, processor.placeholder_in_text, tuple(vectors))
         self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": symbols}
         self.max_items: Mapping[MediaKind, int] = {"image": options.max_items.get("image", DEFAULT_MAX_ITEMS)}
 

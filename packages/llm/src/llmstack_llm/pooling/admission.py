@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
-from llmstack_llm.admission.rules import IntegerRule, check_token_ids
+from llmstack_llm.admission.rules import IntegerRule, check_placeholders, check_token_ids
 from llmstack_llm.model.pooling_config import PoolingConfig
 from llmstack_llm.requests import Adapter
 from llmstack_types import PoolingParams, PoolingTask, PoolingType
@@ -99,6 +99,7 @@ def admit_pooling(
     check_token_ids(param, prompt_token_ids, limits.vocab_size, num_checked=limits.max_request_tokens)
     if not prompt_token_ids:
         raise request_errors.empty_array(param)
+    check_placeholders(param, prompt_token_ids, limits.placeholders)
     _check_second_text_start(resolved.second_text_start, len(prompt_token_ids), limits)
     if len(prompt_token_ids) > limits.max_request_tokens:
         raise request_errors.context_length_exceeded(param, limits.max_request_tokens, len(prompt_token_ids))

@@ -19,7 +19,7 @@ class FakePictures:
     """Pictures by their URL; `broken:…` fails when it is decoded, `absent:…` when it is opened."""
 
     def __init__(self, max_items: int = 4) -> None:
-        self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": MediaSymbols("<image>", "<image>")}
+        self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": MediaSymbols("<image>", "<image>", ("<image>",))}
         self.max_items: Mapping[MediaKind, int] = {"image": max_items}
         self.stats: Any = None  # nothing here reads it
         self.opened: list[tuple[str, str]] = []
