@@ -38,7 +38,7 @@ request.onsuccess = async () => {
   done(JSON.stringify(await Promise.all(names.map(read))));
 };
 """
-DRAFT = "store.value(draftName(state.chat)).then(arguments[arguments.length - 1])"
+DRAFT = "store.value(draftName(state.chat)).then((draft) => arguments[arguments.length - 1](draft?.text))"
 SLOW = {"offline": False, "latency": 0, "downloadThroughput": 2000, "uploadThroughput": -1}  # bytes per second
 
 

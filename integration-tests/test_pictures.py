@@ -61,6 +61,11 @@ def test_answers_are_those_of_transformers_alone_together_and_again(server: Any,
     assert [tokens(several, index) for index in range(3)] == [reference[(1,)]] * 3
 
 
+def test_the_limits_are_said(server: Any) -> None:
+    [model] = server.get_json("/v1/models")["data"]
+    assert model["chat"]["pictures"] == {"max_items": 64, "max_bytes": 25 << 20, "max_pixels": 50_000_000}
+
+
 def test_the_second_request_with_a_picture_encodes_nothing(server: Any) -> None:
     ask(server, parts((7,)))
     encoded = server.metric("llmstack:encoder_units_total")

@@ -81,7 +81,7 @@ def markdown() -> Iterator[Scripts]:
 
 @pytest.fixture(scope="module")
 def chats() -> Iterator[Scripts]:
-    with started("conversation.js", "stream.js") as scripts:
+    with started("conversation.js", "stream.js", "pictures.js") as scripts:
         yield scripts
 
 
@@ -217,6 +217,34 @@ def test_a_request_carries_the_conversation_and_the_settings(chats: Scripts) -> 
     assert (body["temperature"], body["seed"], body["top_logprobs"], body["max_tokens"]) == (0, 7, 5, 1024)
     assert "top_p" not in body
     assert "reasoning" not in body["messages"][2]
+
+
+def test_pictures_go_before_their_text_and_are_exported(chats: Scripts) -> None:
+    picture = {"name": "a [cat].png", "url": "data:image/png;base64,AAAA"}
+    messages = ({"role": "user", "content": "what?", "pictures": [picture]},
+                {"role": "user", "content": "", "pictures": [picture, picture]})  # fmt: skip
+    sent = chats("requestBody($0, $1).messages", chat(*messages), MODEL)
+    image = {"type": "image_url", "image_url": {"url": picture["url"]}}
+    assert [one["content"] for one in sent] == [[image, {"type": "text", "text": "what?"}], [image, image]]
+    assert "![a cat.png](data:image/png;base64,AAAA)\n\nwhat?" in chats("exportedMarkdown($0)", chat(*messages))
+    assert json.loads(chats("exportedJson($0)", {**chat(*messages), "createdMs": 0}))["messages"][0]["pictures"] == [
+        picture
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "reason"),
+    [
+        ("image/png", 2_000_000, None),
+        ("image/svg+xml", 10, "a.x is no picture that the server reads."),
+        ("", 10, "a.x is no picture that the server reads."),
+        ("image/jpeg", 2_500_001, "a.x has 2.5 MB; 2 are the most."),
+    ],
+)
+def test_a_file_is_refused_before_it_is_read(chats: Scripts, kind: str, size: int, reason: str | None) -> None:
+    limits = {"max_items": 2, "max_bytes": 2_000_000, "max_pixels": 50_000_000}
+    assert chats("refusalOf($0, $1)", {"name": "a.x", "type": kind, "size": size}, limits) == reason
+    assert chats("limitsText($0, 1)", limits) == "1 of 2 pictures; each at most 2 MB and 50 megapixels"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,9 @@ class AsyncLLM(EngineFrontEnd):
     @property
     def chat_facts(self) -> ChatFacts | None:
         """What a page for chats offers; None for a model that does not complete text, or has no tokenizer."""
-        return None if self._renderers is None else chat_facts(self._renderers, self.model_config, self.limits)
+        if self._renderers is None:
+            return None
+        return chat_facts(self._renderers, self.model_config, self.limits, self.input_processor.media.processor)
 
     @property
     def media_stats(self) -> MediaStats | None:

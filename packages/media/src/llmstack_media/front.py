@@ -154,6 +154,11 @@ class MediaFront:
         return self._processor
 
     @property
+    def limits(self) -> MediaLimits:
+        """Of each picture and of all."""
+        return self._limits
+
+    @property
     def store(self) -> MediaStore:
         """What is kept, for metrics."""
         return self._store

@@ -18,13 +18,16 @@ class HtmlPage(NamedTuple):
     policy: str
 
 
-def html_page(template: str, style: str, script: str, *, has_server: bool = True) -> HtmlPage:
+def html_page(
+    template: str, style: str, script: str, *, has_server: bool = True, has_pictures: bool = False
+) -> HtmlPage:
     """Puts style and script where the template has `/* style */` and `/* script */`.
 
     The policy allows them by their hashes, and connections to the server that the page comes from. A template with
     `/* policy */` in a `meta` element keeps the policy as a file.
 
     `has_server`: Whether it may connect to its server; a page that is made as a file has none.
+    `has_pictures`: Whether it shows files that its user gives it.
     """
     script = f'"use strict";\n{script}'
     directives = [
@@ -32,7 +35,7 @@ def html_page(template: str, style: str, script: str, *, has_server: bool = True
         f"style-src '{_hash(style)}'",
         f"script-src '{_hash(script)}'",
         "connect-src 'self'" if has_server else "connect-src 'none'",
-        "img-src data:",
+        "img-src blob: data:" if has_pictures else "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
     ]

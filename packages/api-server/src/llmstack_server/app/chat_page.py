@@ -19,7 +19,7 @@ from llmstack_types.html_page import HtmlPage, html_page
 
 _SCRIPTS = (
     "elements.js", "inline.js", "markdown.js", "drawing.js", "chats.js", "conversation.js", "stream.js", "requests.js",
-    "tokens.js", "messages.js", "sidebar.js", "settings.js", "load.js", "script.js",
+    "tokens.js", "pictures.js", "messages.js", "sidebar.js", "settings.js", "load.js", "script.js",
 )  # fmt: skip
 
 
@@ -82,7 +82,8 @@ def page_response(request: Request, page: HtmlPage, http: HTTPConfig) -> Respons
 
 @functools.cache
 def _chat_page() -> HtmlPage:
-    return html_page(_read("page.html"), _read("style.css"), "".join(_read(name) for name in _SCRIPTS))
+    scripts = "".join(_read(name) for name in _SCRIPTS)
+    return html_page(_read("page.html"), _read("style.css"), scripts, has_pictures=True)
 
 
 def _read(name: str) -> str:

@@ -200,12 +200,21 @@ class Weights(TypedDict):
     since: NotRequired[int]
 
 
+class PictureLimits(TypedDict):
+    """What may come as pictures."""
+
+    max_items: int
+    max_bytes: int
+    max_pixels: int
+
+
 class ChatFacts(TypedDict):
     """What a page for chats needs to know of a model."""
 
     has_template: bool
     has_system_prompt: bool
     default_max_tokens: int | None
+    pictures: PictureLimits | None
 
 
 class Model(TypedDict):

@@ -11,6 +11,7 @@ from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.chat.renderer import ChatRenderer, LengthCheck, allow_any_length
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.chat.template_files import ChatTemplateError, find_chat_template
+from llmstack_llm.media.processor import MediaProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.gate import MAX_LARGE_CHARS
@@ -25,6 +26,20 @@ MAX_COUNTED_VALUES = 1 << 14
 """Counting more would hold the event loop; a conversation with more of them is rendered alone."""
 
 
+class PictureLimits(NamedTuple):
+    """What may come as pictures.
+
+    Attributes:
+        max_items: Pictures in one conversation.
+        max_bytes: Of a file.
+        max_pixels: Width × height.
+    """
+
+    max_items: int
+    max_bytes: int
+    max_pixels: int
+
+
 class ChatFacts(NamedTuple):
     """What a page for chats needs to know of a model.
 
@@ -32,11 +47,13 @@ class ChatFacts(NamedTuple):
         has_template: Whether the model has a chat template; without one messages are joined by newlines.
         has_system_prompt: Whether its template shows a system message.
         default_max_tokens: The longest answer where a request sets none; None for all that fits.
+        pictures: None for a model that takes none.
     """
 
     has_template: bool
     has_system_prompt: bool
     default_max_tokens: int | None
+    pictures: PictureLimits | None = None
 
 
 class ChatRenderers:
@@ -98,13 +115,21 @@ class ChatRenderers:
         )
 
 
-def chat_facts(renderers: ChatRenderers, model_config: ModelConfig, limits: AdmissionLimits) -> ChatFacts | None:
+def chat_facts(
+    renderers: ChatRenderers, model_config: ModelConfig, limits: AdmissionLimits, media: MediaProcessor | None
+) -> ChatFacts | None:
     """What a page for chats needs to know; None for a model that does not complete text."""
     if not limits.is_generative:
         return None
     renderer = renderers.pick(has_tools=False)
     default_max_tokens = model_config.default_sampling.get("max_tokens")
-    return ChatFacts(not renderer.template.is_fallback, renderer.has_system_prompt, default_max_tokens)
+    has_template = not renderer.template.is_fallback
+    return ChatFacts(has_template, renderer.has_system_prompt, default_max_tokens, _picture_limits(media))
+
+
+def _picture_limits(media: MediaProcessor | None) -> PictureLimits | None:
+    max_items = 0 if media is None else media.max_items.get("image", 0)
+    return PictureLimits(max_items, media.max_bytes, media.max_pixels) if media and max_items else None
 
 
 def load_chat_template(

@@ -110,6 +110,16 @@ class MediaProcessor(Protocol):
         """Items of each kind in one prompt at most."""
         ...
 
+    @property
+    def max_bytes(self) -> int:
+        """Of an item as it comes."""
+        ...
+
+    @property
+    def max_pixels(self) -> int:
+        """Width × height of a picture."""
+        ...
+
     async def open_all(
         self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
     ) -> Sequence[OpenedMedia]:

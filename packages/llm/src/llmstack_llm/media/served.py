@@ -30,6 +30,7 @@ class ServedMedia:
         symbols = MediaSymbols(processor.placeholder, processor.placeholder_in_text, tuple(vectors))
         self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": symbols}
         self.max_items: Mapping[MediaKind, int] = {"image": options.max_items.get("image", DEFAULT_MAX_ITEMS)}
+        self.max_bytes, self.max_pixels = front.limits.max_bytes, front.limits.max_image_pixels
 
     @property
     def stats(self) -> MediaStats:

@@ -21,6 +21,7 @@ class FakePictures:
     def __init__(self, max_items: int = 4) -> None:
         self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": MediaSymbols("<image>", "<image>", ("<image>",))}
         self.max_items: Mapping[MediaKind, int] = {"image": max_items}
+        self.max_bytes, self.max_pixels = 1 << 20, 1 << 22
         self.stats: Any = None  # nothing here reads it
         self.opened: list[tuple[str, str]] = []
         self.decoded: list[str] = []

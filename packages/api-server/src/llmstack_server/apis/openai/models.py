@@ -32,7 +32,9 @@ def model_object(state: ServerState, name: str) -> dict[str, Any]:
 def _chat_facts(state: ServerState) -> dict[str, Any] | None:
     """What a page for chats offers; None before the engine is ready, and for a model that does not chat."""
     facts = state.engine.chat_facts if state.ready is not None and state.opened_engine is not None else None
-    return None if facts is None else facts._asdict()
+    if facts is None:
+        return None
+    return {**facts._asdict(), "pictures": None if facts.pictures is None else facts.pictures._asdict()}
 
 
 def _weight_fields(state: ServerState) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 // A chat: its messages, what of them a request carries, and how it is exported. Nothing here knows the page.
 //
-// A message is `{role, content}`, and an answer may have `reasoning`, `toolCalls` (`{id, name, arguments}`), `tokens`,
+// A message is `{role, content}`. One of the user may have `pictures` (`{name, url}`). An answer may have `reasoning`, `toolCalls` (`{id, name, arguments}`), `tokens`,
 // `note`, `facts`, and `stream` (`{id, after}`) while the server still has more of it.
 
 const MAX_TITLE_CHARS = 60;
@@ -27,12 +27,19 @@ function apiMessages(chat, system) {
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const message of chat.messages) {
     if (isEmptyAnswer(message)) continue;
-    const { role, content, toolCalls, callId } = message;
+    const { role, content, toolCalls, callId, pictures } = message;
     if (role === "tool") messages.push({ role, content, tool_call_id: callId });
+    else if (pictures?.length) messages.push({ role, content: apiParts(message) });
     else if (!toolCalls?.length) messages.push({ role, content });
     else messages.push({ role, content, tool_calls: toolCalls.map(apiCall) });
   }
   return messages;
+}
+
+// Pictures stand before the text, as in the templates of most models.
+function apiParts({ pictures, content }) {
+  const images = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return content ? [...images, { type: "text", text: content }] : images;
 }
 
 function apiCall({ id, name, arguments: given }) {
@@ -117,8 +124,10 @@ const SPEAKERS = { user: "You", assistant: "Model", tool: "Result of the tool" }
 function exportedMarkdown(chat) {
   const parts = [`# ${chat.title}`];
   if (chat.settings.system?.trim()) parts.push("## System prompt", chat.settings.system.trim());
-  for (const { role, content, toolCalls } of chat.messages) {
-    parts.push(`## ${SPEAKERS[role]}`, content);
+  for (const { role, content, toolCalls, pictures } of chat.messages) {
+    parts.push(`## ${SPEAKERS[role]}`);
+    for (const { name, url } of pictures ?? []) parts.push(`![${name.replace(/[[\]\\]/g, "")}](${url})`);
+    parts.push(content);
     for (const call of toolCalls ?? []) parts.push(`\`${call.name}\`\n\n\`\`\`json\n${call.arguments}\n\`\`\``);
   }
   return `${parts.filter(Boolean).join("\n\n")}\n`;
@@ -126,8 +135,8 @@ function exportedMarkdown(chat) {
 
 function exportedJson(chat) {
   const { title, createdMs, settings, messages } = chat;
-  const kept = messages.map(({ role, content, reasoning, toolCalls, callId }) => ({
-    role, content, reasoning: reasoning || undefined, tool_calls: toolCalls?.length ? toolCalls.map(apiCall) : undefined,
+  const kept = messages.map(({ role, content, reasoning, toolCalls, callId, pictures }) => ({
+    role, content, pictures: pictures?.length ? pictures : undefined, reasoning: reasoning || undefined, tool_calls: toolCalls?.length ? toolCalls.map(apiCall) : undefined,
     tool_call_id: callId,
   }));
   return JSON.stringify({ title, created: new Date(createdMs).toISOString(), settings, messages: kept }, null, 2);

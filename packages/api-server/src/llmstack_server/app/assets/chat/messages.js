@@ -12,6 +12,11 @@ class MessageView {
     this.buttons = element("div", undefined, "actions");
     this.foot.append(this.facts, this.buttons);
     this.root.append(element("h2", SPEAKERS[message.role]));
+    if (message.pictures?.length) {
+      const pictures = element("div", undefined, "pictures");
+      pictures.append(...message.pictures.map(drawnPicture));
+      this.root.append(pictures);
+    }
     if (message.role === "assistant") this.addAnswerParts();
     this.root.append(this.body);
     if (message.role === "assistant") this.root.append(this.calls);

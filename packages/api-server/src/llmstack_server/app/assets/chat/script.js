@@ -6,6 +6,11 @@ const state = { chat: newChat({}), edited: null };
 const SAVE_MS = 500;
 const DRAW_MS = 50; // drawing for each token costs more than the tokens
 
+const tray = new PictureTray(byId("tray"), {
+  limits: pictureLimits,
+  count: () => numPictures(messagesBefore(state.chat, state.edited)),
+  onChange: keepDraft,
+});
 const list = new MessageList(byId("messages"), { edit, regenerate, goOn, sendResults });
 const sidebar = new Sidebar({
   open: (id) => openChat(id).catch(complain),
@@ -42,8 +47,9 @@ function fitPrompt() {
   box.style.height = `${box.scrollHeight + 2}px`;
 }
 
-function setPrompt(text) {
+function setPrompt(text, pictures = []) {
   byId("prompt").value = text;
+  tray.set(pictures);
   fitPrompt();
   keepDraft();
 }
@@ -68,7 +74,9 @@ async function showChat(chat) {
   showSettings(chat.settings);
   showModel();
   byId("token").hidden = true;
-  byId("prompt").value = (await store.value(draftName(chat))) ?? "";
+  const draft = await store.value(draftName(chat));
+  byId("prompt").value = draft?.text ?? "";
+  tray.set(draft?.pictures ?? []);
   fitPrompt();
   say("");
   list.isFollowing = true;
@@ -117,21 +125,28 @@ function draftName(chat) {
 }
 
 function keepDraft() {
-  store.setValue(draftName(state.chat), byId("prompt").value || undefined).catch(complain);
+  const draft = { text: byId("prompt").value, pictures: tray.pictures };
+  const isEmpty = !draft.text && !draft.pictures.length;
+  store.setValue(draftName(state.chat), isEmpty ? undefined : draft).catch(complain);
 }
 
 // ---- answers -----------------------------------------------------------------------------------------------------
 
-async function send(text) {
+async function send(text, pictures = []) {
   const { chat } = state;
   const before = [...chat.messages];
   setPrompt("");
-  if (state.edited !== null) chat.messages.splice(chat.messages.indexOf(state.edited));
+  chat.messages = messagesBefore(chat, state.edited);
   state.edited = null;
   chat.settings = readSettings();
-  if (!chat.messages.length && !chat.isNamed) chat.title = titleOf(text);
-  chat.messages.push({ role: "user", content: text });
-  await answer(chat, { before, text });
+  if (!chat.messages.length && !chat.isNamed) chat.title = titleOf(text.trim() || pictures[0].name);
+  chat.messages.push({ role: "user", content: text, ...(pictures.length && { pictures }) });
+  await answer(chat, { before, text, pictures });
+}
+
+// What stays when a message is replaced: all before it, or all where none is.
+function messagesBefore({ messages }, edited) {
+  return edited === null ? [...messages] : messages.slice(0, messages.indexOf(edited));
 }
 
 function regenerate() {
@@ -162,9 +177,14 @@ function sendResults(results) {
 
 function edit(message) {
   state.edited = message;
-  setPrompt(message.content);
+  setPrompt(message.content, message.pictures);
   byId("prompt").focus();
   show();
+}
+
+// The pictures of the composer, unless another model or mode was chosen since, which takes none.
+function takenPictures() {
+  return tray.limits() ? tray.pictures : [];
 }
 
 function stopEditing() {
@@ -174,7 +194,7 @@ function stopEditing() {
 }
 
 // Asks for the next answer of a chat. Where nothing comes, the chat is as it was `before`, and the text is given back.
-async function answer(chat, { before, text, continued, kept }) {
+async function answer(chat, { before, text, pictures, continued, kept }) {
   const model = models.current();
   const isJson = chat.settings.mode !== "completion" && Boolean(chat.settings.schema?.trim());
   const made = continued ?? { role: "assistant", content: "", ...(isJson && { isJson }) };
@@ -184,7 +204,7 @@ async function answer(chat, { before, text, continued, kept }) {
   try {
     body = requestBody(chat, model, Boolean(continued));
   } catch (error) {
-    return giveBack(chat, before, text, error);
+    return giveBack(chat, { before, text, pictures }, error);
   }
   if (!continued) chat.messages.push(made);
   list.isFollowing = true;
@@ -193,7 +213,7 @@ async function answer(chat, { before, text, continued, kept }) {
   const hasMore = made.content.length > length || made.reasoning || made.toolCalls?.length;
   if (!error || hasMore) return undefined;
   if (continued) Object.assign(continued, kept);
-  return giveBack(chat, before, text, error);
+  return giveBack(chat, { before, text, pictures }, error);
 }
 
 // Goes on with an answer that came when the page was left.
@@ -250,13 +270,14 @@ function noteFailure(made, error) {
   say(error.status === 404 ? "The server has no more of this answer." : "The request failed.");
 }
 
-async function giveBack(chat, before, text, error) {
+async function giveBack(chat, { before, text, pictures }, error) {
   chat.messages = before;
   const isSaved = before.length > 0;
   if (isSaved) await saveChat(chat).catch(complain);
   else await store.remove(chat.id).catch(complain);
   if (state.chat === chat) {
-    if (text && !byId("prompt").value) setPrompt(text);
+    const isUsed = byId("prompt").value || tray.pictures.length;
+    if ((text || pictures?.length) && !isUsed) setPrompt(text, pictures);
     if (!isSaved) history.replaceState(null, "", location.pathname + location.search);
     show();
   }
@@ -283,7 +304,8 @@ byId("key-form").addEventListener("submit", () => {
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = byId("prompt").value;
-  if (text.trim() && !turns.has(state.chat.id)) send(text).catch(complain);
+  const pictures = takenPictures();
+  if ((text.trim() || pictures.length) && !turns.has(state.chat.id)) send(text, pictures).catch(complain);
 });
 byId("prompt").addEventListener("input", () => {
   fitPrompt();
@@ -302,15 +324,26 @@ byId("prompt").addEventListener("keydown", (event) => {
     stopEditing();
   }
 });
-// The place for pictures: a model that takes them is served one day.
+// Files may be dropped anywhere on the page: a browser would open them in its place.
+const filesOf = (event) => [...((event.clipboardData ?? event.dataTransfer)?.files ?? [])];
 for (const name of ["paste", "drop"]) {
-  byId("composer").addEventListener(name, (event) => {
-    const files = [...((event.clipboardData ?? event.dataTransfer)?.files ?? [])];
+  document.addEventListener(name, (event) => {
+    const files = filesOf(event);
     if (!files.length) return;
     event.preventDefault();
-    say("This model takes text only.");
+    tray.add(files).catch(complain);
   });
 }
+document.addEventListener("dragover", (event) => {
+  if (event.dataTransfer?.types.includes("Files")) event.preventDefault();
+});
+byId("add-pictures").addEventListener("click", () => byId("files").click());
+byId("files").accept = PICTURE_TYPES.join(",");
+byId("files").addEventListener("change", ({ target }) => {
+  const files = [...target.files];
+  target.value = ""; // so that the same file can be chosen again
+  tray.add(files).catch(complain);
+});
 byId("stop").addEventListener("click", () => turns.get(state.chat.id)?.stop());
 byId("cancel-edit").addEventListener("click", stopEditing);
 byId("new-chat").addEventListener("click", () => startChat().catch(complain));
@@ -323,7 +356,7 @@ byId("settings").addEventListener("change", () => {
   if (state.chat.messages.length) store.save(state.chat).catch(complain);
 });
 for (const example of document.querySelectorAll("#greeting button")) {
-  example.addEventListener("click", () => send(example.textContent).catch(complain));
+  example.addEventListener("click", () => send(example.textContent, takenPictures()).catch(complain));
 }
 
 // ---- start -------------------------------------------------------------------------------------------------------

@@ -18,6 +18,13 @@ function showMode() {
   const isChat = byId("mode").value === "chat";
   byId("system-field").hidden = !isChat || models.current()?.chat?.has_system_prompt === false;
   for (const id of ["schema-field", "tools-field"]) byId(id).hidden = !isChat;
+  byId("add-pictures").hidden = !pictureLimits();
+  tray.draw();
+}
+
+// What may come as pictures; nothing if the model or the mode takes text only.
+function pictureLimits() {
+  return byId("mode").value === "chat" ? models.current()?.chat?.pictures : null;
 }
 
 // What the model is, as the server says it.
