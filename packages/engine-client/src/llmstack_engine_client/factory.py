@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from llmstack_engine_client.clients.async_inproc import AsyncInprocClient
 from llmstack_engine_client.clients.async_mp import AsyncAttachedClient, AsyncMPClient
-from llmstack_engine_client.clients.inproc import InprocClient
 from llmstack_engine_client.clients.sync_mp import SyncMPClient
 from llmstack_engine_client.hosts.relay import RelayedMembers
 from llmstack_engine_client.hosts.rendezvous import Rendezvous
@@ -24,14 +23,22 @@ from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.link import Link
 from llmstack_types import EngineStartError
 
-AnyAsyncClient = (
-    AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient | ReloadingClient
-)
+if TYPE_CHECKING:
+    from llmstack_engine_client.clients.async_inproc import AsyncInprocClient
+    from llmstack_engine_client.clients.inproc import InprocClient
+
+    AnyAsyncClient = (
+        AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient | ReloadingClient
+    )
 
 
 def make_client(config: EngineConfig, *, multiprocess: bool = False) -> InprocClient | SyncMPClient:
     """A client for plain code, with an engine core of its own."""
-    return SyncMPClient(config) if multiprocess else InprocClient(config)
+    if multiprocess:
+        return SyncMPClient(config)
+    from llmstack_engine_client.clients.inproc import InprocClient  # late: it imports the whole engine core
+
+    return InprocClient(config)
 
 
 def make_async_client(
@@ -60,6 +67,8 @@ def make_async_client(
     if not multiprocess:
         if len(configs) > 1:
             raise ValueError("one process holds one engine core; several need processes of their own")
+        from llmstack_engine_client.clients.async_inproc import AsyncInprocClient  # late: as above
+
         return AsyncInprocClient(config)
     if config.hosts is not None and not config.hosts.num_local:
         configs = []
