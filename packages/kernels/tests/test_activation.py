@@ -7,7 +7,16 @@ import math
 import pytest
 import torch
 
-from llmstack_kernels.activation import clamped_swiglu, gelu, gelu_tanh, gelu_tanh_and_mul, relu, silu_and_mul
+from llmstack_kernels.activation import (
+    clamped_swiglu,
+    gelu,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    multiply_columns,
+    relu,
+    relu_squared,
+    silu_and_mul,
+)
 
 
 def test_activations_follow_their_formulas() -> None:
@@ -16,6 +25,15 @@ def test_activations_follow_their_formulas() -> None:
     torch.testing.assert_close(gelu_tanh(x), 0.5 * x * (1 + inner.tanh()), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(gelu(x), 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), atol=1e-6, rtol=1e-5)
     assert torch.equal(relu(x), x.clamp(min=0))
+    assert torch.equal(relu_squared(x), x.clamp(min=0).square())
+
+
+def test_columns_are_multiplied_by_their_factors() -> None:
+    x = torch.randn(3, 8)
+    for factors in (torch.randn(8), torch.tensor([0.3])):
+        assert torch.equal(multiply_columns(x, factors), x * factors)
+    with pytest.raises(ValueError, match="factors"):
+        multiply_columns(x, torch.randn(7))
 
 
 def test_the_first_half_gates_the_second() -> None:

@@ -20,6 +20,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu": F.relu}
+EXACT["relu_squared"] = lambda x: F.relu(x).square()
 EXACT_GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu_and_mul": F.silu,
     "gelu_tanh_and_mul": gelu_tanh,
@@ -59,7 +60,7 @@ def test_gates_and_ups_in_turns_are_bounded(
     check(kernels.clamped_swiglu(x, 1.702, 7.0), (up + 1) * gate * torch.sigmoid(1.702 * gate), triton_dtype)
 
 
-@pytest.mark.parametrize("name", ["gelu_tanh", "gelu", "relu"])
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu", "relu", "relu_squared"])
 def test_large_values_neither_overflow_nor_vanish(name: str, triton_device: str) -> None:
     x = torch.tensor([[-1e10, -200.0, -20.0, 0.0, 20.0, 200.0, 1e10]], device=triton_device)
     check(getattr(kernels, name)(x), EXACT[name](x.double()), torch.float32)

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_helpers.states import make_rows, make_states
 
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, gated_delta_rule, native, reference
 from llmstack_kernels.native import NativeLibrary
@@ -33,18 +34,8 @@ def make_inputs(
     )  # fmt: skip
 
 
-def make_rows(counts: list[int], known: list[int] | None = None, first_block: int = 1) -> StateRows:
-    """Row i reads block `first_block` + 2 i, and writes the one behind it."""
-    starts = torch.tensor([0, *counts]).cumsum(0).int()
-    sources = torch.arange(len(counts)) * 2 + first_block
-    return StateRows(starts, sources, sources + 1, torch.tensor(known or counts))
-
-
 def make_matrices(num_blocks: int, shape: tuple[int, int, int, int]) -> torch.Tensor:
-    _, num_heads, key_dim, value_dim = shape
-    size = num_heads * key_dim * value_dim
-    storage = torch.randn((num_blocks, size + 3), generator=torch.Generator().manual_seed(1))  # of other layers too
-    return storage[:, 3:].unflatten(1, (num_heads, key_dim, value_dim))
+    return make_states(num_blocks, shape[1:])
 
 
 def tokens(inputs: DeltaRuleInputs, start: int, end: int) -> DeltaRuleInputs:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_helpers.states import make_rows
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, reference
 from llmstack_kernels.gated_delta_rule import triton as kernels
-from llmstack_kernels.state_rows import StateRows
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 SHAPES = [(2, 4, 16, 16), (1, 3, 24, 40), (1, 1, 8, 5)]  # key heads, value heads, dimensions
@@ -27,13 +27,6 @@ def make_inputs(num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.
     )  # fmt: skip
 
 
-def make_rows(counts: list[int], known: list[int], device: str, first_block: int = 1) -> StateRows:
-    """Row i reads block `first_block` + 2 i, and writes the one behind it."""
-    sources = torch.arange(len(counts), device=device) * 2 + first_block
-    starts = torch.tensor([0, *counts], device=device).cumsum(0).int()
-    return StateRows(starts, sources, sources + 1, torch.tensor(known, device=device))
-
-
 def make_matrices(num_blocks: int, shape: tuple[int, int, int, int], device: str) -> torch.Tensor:
     return torch.randn(num_blocks, *shape[1:], device=device)
 
@@ -43,7 +36,7 @@ def test_rows_and_drafts_agree_with_the_reference(
     shape: tuple[int, int, int, int], triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     inputs, matrices = make_inputs(9, shape, triton_dtype, triton_device), make_matrices(7, shape, triton_device)
-    rows, expected_matrices = make_rows([5, 1, 3], [5, 0, 2], triton_device), matrices.clone()
+    rows, expected_matrices = make_rows([5, 1, 3], [5, 0, 2], device=triton_device), matrices.clone()
     expected = reference.gated_delta_rule(inputs, expected_matrices, rows)
     out = kernels.gated_delta_rule(inputs, matrices, rows)
     assert out.dtype == triton_dtype
@@ -55,12 +48,12 @@ def test_rows_and_drafts_agree_with_the_reference(
 def test_no_cut_changes_a_bit(triton_device: str) -> None:
     shape = SHAPES[0]
     inputs, matrices = make_inputs(7, shape, torch.float32, triton_device), make_matrices(9, shape, triton_device)
-    whole = kernels.gated_delta_rule(inputs, matrices, make_rows([7], [7], triton_device))
+    whole = kernels.gated_delta_rule(inputs, matrices, make_rows([7], device=triton_device))
     expected, start = matrices[2].clone(), 0
     for block, count in enumerate([1, 4, 2], start=1):
         own = slice(start, start + count)
         part = replace(inputs, mixed=inputs.mixed[own], decays=inputs.decays[own], rates=inputs.rates[own])
-        found = kernels.gated_delta_rule(part, matrices, make_rows([count], [count], triton_device, block))
+        found = kernels.gated_delta_rule(part, matrices, make_rows([count], None, block, triton_device))
         assert torch.equal(found, whole[own])
         start += count
     assert torch.equal(matrices[4], expected)

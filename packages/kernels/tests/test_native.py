@@ -65,11 +65,13 @@ def test_norms_equal_the_reference(variant: str, dtype: torch.dtype, size: int) 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_activations_equal_the_reference(variant: str, dtype: torch.dtype, size: int) -> None:
     x = torch.cat((torch.randn(2000, size) * 4, torch.full((1, size), 200.0), torch.full((1, size), -200.0))).to(dtype)
-    for name in ("relu", "gelu", "gelu_tanh"):
+    for name in ("relu", "relu_squared", "gelu", "gelu_tanh"):
         assert_equal(getattr(native_activation, name)(x), getattr(reference, name)(x))
     gated = torch.cat((x, torch.randn(x.shape).to(dtype)), dim=-1)
     for name in ("silu_and_mul", "gelu_tanh_and_mul"):
         assert_equal(getattr(native_activation, name)(gated), getattr(reference, name)(gated))
+    for factors in (torch.randn(x.shape[-1]), torch.tensor([0.3])):
+        assert_equal(native_activation.multiply_columns(x, factors), reference.multiply_columns(x, factors))
     capped, expected = x.float(), x.float()
     native_activation.soft_cap_(capped, 30.0)
     reference.soft_cap_(expected, 30.0)
@@ -85,15 +87,15 @@ def test_gates_of_slices_of_a_projection_equal_the_reference(variant: str, dtype
     x, gate = torch.randn(40, 3 * size).to(dtype), projected[:, 5:]
     for opened in (gate, projected[:, 2:3]):
         assert_equal(native_activation.sigmoid_gate(x, opened), reference.sigmoid_gate(x, opened))
-    weight, (heads, gates) = torch.randn(size).to(dtype), (part.view(40, 3, size) for part in (x, gate))
-    found = native_rms_norm.gated_rms_norm(heads, gates, weight, 1e-6)
-    torch.testing.assert_close(
-        found,
-        reference.gated_rms_norm(heads, gates, weight, 1e-6),
-        atol=4 * TOLERANCES[dtype],
-        rtol=4 * TOLERANCES[dtype],
-    )
-    assert torch.equal(native_rms_norm.gated_rms_norm(heads[7:8], gates[7:8], weight, 1e-6), found[7:8])
+        assert_equal(native_activation.silu_gate(x, opened), reference.silu_gate(x, opened))
+    weights, (heads, gates) = torch.randn(3, size).to(dtype), (part.view(40, 3, size) for part in (x, gate))
+    tolerance = 4 * TOLERANCES[dtype]
+    for weight, is_gated_first in ((weights[0], False), (weights, True)):
+        found = native_rms_norm.gated_rms_norm(heads, gates, weight, 1e-6, is_gated_first)
+        expected = reference.gated_rms_norm(heads, gates, weight, 1e-6, is_gated_first)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+        row = native_rms_norm.gated_rms_norm(heads[7:8], gates[7:8], weight, 1e-6, is_gated_first)
+        assert torch.equal(row, found[7:8])
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 20, 32])

@@ -47,10 +47,18 @@ def test_a_gated_norm_is_the_norm_times_silu_of_the_gate() -> None:
     expected = rms_norm(x, weight, 1e-6) * gate * torch.sigmoid(gate)
     torch.testing.assert_close(gated_rms_norm(x, gate, weight, 1e-6), expected, atol=1e-6, rtol=1e-6)
 
+    weights = torch.randn(3, 16)
+    first = torch.stack(
+        [rms_norm((x * gate * torch.sigmoid(gate))[:, head], weights[head], 1e-6) for head in range(3)], 1
+    )
+    torch.testing.assert_close(gated_rms_norm(x, gate, weights, 1e-6, is_gated_first=True), first, atol=1e-6, rtol=1e-6)
+
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="gates"):
         gated_rms_norm(torch.zeros(2, 2, 3), torch.zeros(2, 3), torch.zeros(3), 1e-6)
+    with pytest.raises(ValueError, match="does not fit heads"):
+        gated_rms_norm(torch.zeros(2, 2, 3), torch.zeros(2, 2, 3), torch.zeros(1, 3), 1e-6)
     with pytest.raises(ValueError, match="weight"):
         rms_norm(torch.zeros(2, 3), torch.zeros(2), 1e-6)
     with pytest.raises(ValueError, match="float16"):

@@ -43,6 +43,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rotary_and_cache": {"cpu": ("composed",), "cuda": (TRITON,)},
     "rotary_embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "sample_tokens": {"cuda": (TRITON,)},
+    "state_space_scan": {"cpu": ("native",), "cuda": (TRITON,)},
     "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
 }
 
@@ -59,6 +60,7 @@ _OWN_REFERENCES = frozenset(
         "low_rank",
         "paged_attention",
         "sample_tokens",
+        "state_space_scan",
     }
 )
 

@@ -29,7 +29,7 @@ _OP_TO_KEEPERS = {
     "rms_norm": _BY_ROWS,
     "rotary_embedding": _BY_ROWS,
 }
-_STATE_OP_TO_KEEPERS = {"causal_convolution": (_NATIVE,), "gated_delta_rule": (_NATIVE,)}
+_STATE_OP_TO_KEEPERS = dict.fromkeys(("causal_convolution", "gated_delta_rule", "state_space_scan"), (_NATIVE,))
 
 
 def find_breaches(

@@ -36,6 +36,11 @@ def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
 
 
+def silu_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Computed in float32 and rounded once."""
+    return (x.float() * F.silu(gate.float())).to(x.dtype)
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
@@ -47,6 +52,15 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 def relu(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x)
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+def multiply_columns(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Computed in float32 and rounded once."""
+    return (x * factors).to(x.dtype)
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> None:
@@ -89,9 +103,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return ((wide * scale).to(weight.dtype) * weight).to(x.dtype)
 
 
-def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, is_gated_first: bool
+) -> torch.Tensor:
     """The normed row is rounded before it is gated."""
-    return (rms_norm(x, weight, eps).float() * F.silu(gate.float())).to(x.dtype)
+    opened = F.silu(gate.float())
+    if is_gated_first:
+        return rms_norm(x.float() * opened, weight, eps).to(x.dtype)
+    return (rms_norm(x, weight, eps).float() * opened).to(x.dtype)
 
 
 def fused_add_rms_norm(

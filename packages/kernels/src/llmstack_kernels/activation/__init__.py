@@ -33,10 +33,12 @@ def sigmoid_gate(
     gate: torch.Tensor,  # [num_tokens, size], or [num_tokens, 1]; tokens may be slices of a wider projection
 ) -> torch.Tensor:  # [num_tokens, size]
     """x * sigmoid(gate), computed in float32."""
-    if x.ndim != 2 or gate.dtype != x.dtype or gate.shape not in (x.shape, (len(x), 1)):
-        raise ValueError(f"gates {gate.shape} of {gate.dtype} do not fit {x.shape} of {x.dtype}.")
-    out: torch.Tensor = implementation("activation", x.device.type).sigmoid_gate(x, gate)
-    return out
+    return _apply_gate("sigmoid_gate", x, gate)
+
+
+def silu_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x * gate * sigmoid(gate), computed in float32; shapes are those of `sigmoid_gate`."""
+    return _apply_gate("silu_gate", x, gate)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -54,11 +56,34 @@ def relu(x: torch.Tensor) -> torch.Tensor:
     return _apply("relu", x)
 
 
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    """The square of the larger of x and 0, element by element."""
+    return _apply("relu_squared", x)
+
+
+def multiply_columns(
+    x: torch.Tensor,  # [..., size]
+    factors: torch.Tensor,  # [size] or [1], float32
+) -> torch.Tensor:
+    """Each column times its factor, or all of them times one."""
+    if factors.dtype != torch.float32 or factors.shape not in (x.shape[-1:], (1,)):
+        raise ValueError(f"factors {factors.shape} of {factors.dtype} do not fit {x.shape}.")
+    out: torch.Tensor = implementation("activation", x.device.type).multiply_columns(x, factors)
+    return out
+
+
 def soft_cap_(x: torch.Tensor, cap: float) -> None:
     """cap * tanh(x / cap), in place: close to x for small values, never beyond ±cap."""
     if cap <= 0:
         raise ValueError(f"a soft cap must be positive, got {cap}.")
     implementation("activation", x.device.type).soft_cap_(x, cap)
+
+
+def _apply_gate(name: str, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    if x.ndim != 2 or gate.dtype != x.dtype or gate.shape not in (x.shape, (len(x), 1)):
+        raise ValueError(f"gates {gate.shape} of {gate.dtype} do not fit {x.shape} of {x.dtype}.")
+    out: torch.Tensor = getattr(implementation("activation", x.device.type), name)(x, gate)
+    return out
 
 
 def _apply_gated(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -39,15 +39,28 @@ void clamped_swiglu(const T* x, T* out, int64_t num_rows, int64_t size, float al
   });
 }
 
-// Tokens of the gate are `gate_stride` apart; each has as many numbers as one of x, or one for all.
+// Tokens of the gate are `gate_stride` apart; each has as many numbers as one of x, or one for all. With `is_silu` gates are
+// multiplied by their sigmoids.
 template <class T>
-void sigmoid_gate(const T* x, const T* gate, int64_t gate_stride, T* out, int64_t num_rows, int64_t size, bool is_single) {
+void sigmoid_gate(const T* x, const T* gate, int64_t gate_stride, T* out, int64_t num_rows, int64_t size, bool is_single,
+                  bool is_silu) {
   for_each_row(num_rows, size, [=](int64_t row) {
     const T* gates = gate + row * gate_stride;
     const Floats single = is_single ? broadcast(to_float(*gates)) : Floats{};
     for_each_vector(size, [&](int64_t i, int n) {
       const Floats opened = is_single ? single : load_some(gates + i, n);
-      store_some(out + row * size + i, load_some(x + row * size + i, n) / (1.0f + exponential(-opened)), n);
+      const Floats own = load_some(x + row * size + i, n);
+      store_some(out + row * size + i, (is_silu ? own * opened : own) / (1.0f + exponential(-opened)), n);
+    });
+  });
+}
+
+template <class T>
+void multiply_columns(const T* x, const float* factors, bool is_single, T* out, int64_t num_rows, int64_t size) {
+  for_each_row(num_rows, size, [=](int64_t row) {
+    for_each_vector(size, [&](int64_t i, int n) {
+      const Floats own = is_single ? broadcast(*factors) : load_some(factors + i, n);
+      store_some(out + row * size + i, load_some(x + row * size + i, n) * own, n);
     });
   });
 }
@@ -90,14 +103,25 @@ LLMSTACK_CLAMPED_SWIGLU(f16, Float16)
 #define LLMSTACK_SIGMOID_GATE(suffix, T)                                                                          \
   extern "C" void llmstack_sigmoid_gate_##suffix(const llmstack::T* x, const llmstack::T* gate, int64_t gate_stride, \
                                                  llmstack::T* out, int64_t num_rows, int64_t size,                \
-                                                 int64_t is_single) {                                             \
-    llmstack::sigmoid_gate(x, gate, gate_stride, out, num_rows, size, is_single != 0);                            \
+                                                 int64_t is_single, int64_t is_silu) {                            \
+    llmstack::sigmoid_gate(x, gate, gate_stride, out, num_rows, size, is_single != 0, is_silu != 0);              \
   }                                                                                                               \
   LLMSTACK_REPEATABLE(sigmoid_gate_##suffix)
 
 LLMSTACK_SIGMOID_GATE(f32, Float32)
 LLMSTACK_SIGMOID_GATE(bf16, BFloat16)
 LLMSTACK_SIGMOID_GATE(f16, Float16)
+
+#define LLMSTACK_MULTIPLY_COLUMNS(suffix, T)                                                                          \
+  extern "C" void llmstack_multiply_columns_##suffix(const llmstack::T* x, const float* factors, int64_t is_single,  \
+                                                     llmstack::T* out, int64_t num_rows, int64_t size) {             \
+    llmstack::multiply_columns(x, factors, is_single != 0, out, num_rows, size);                                     \
+  }                                                                                                                  \
+  LLMSTACK_REPEATABLE(multiply_columns_##suffix)
+
+LLMSTACK_MULTIPLY_COLUMNS(f32, Float32)
+LLMSTACK_MULTIPLY_COLUMNS(bf16, BFloat16)
+LLMSTACK_MULTIPLY_COLUMNS(f16, Float16)
 
 extern "C" void llmstack_soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
   llmstack::soft_cap(x, num_rows, size, cap);

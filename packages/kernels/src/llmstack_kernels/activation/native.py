@@ -33,15 +33,25 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Gates may be slices of a wider projection."""
+    return _run_gate(x, gate, is_silu=False)
+
+
+def silu_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Gates may be slices of a wider projection."""
+    return _run_gate(x, gate, is_silu=True)
+
+
+def _run_gate(x: torch.Tensor, gate: torch.Tensor, *, is_silu: bool) -> torch.Tensor:
     if x.dtype not in DTYPE_TO_SUFFIX:
-        return reference.sigmoid_gate(x, gate)
+        return reference.silu_gate(x, gate) if is_silu else reference.sigmoid_gate(x, gate)
     x = x.contiguous()
     gate = gate if gate.stride(1) == 1 else gate.contiguous()
     out = torch.empty_like(x)
     function = require_library().function(
-        f"sigmoid_gate_{DTYPE_TO_SUFFIX[x.dtype]}", Pointer, Pointer, Int, Pointer, Int, Int, Int
+        f"sigmoid_gate_{DTYPE_TO_SUFFIX[x.dtype]}", Pointer, Pointer, Int, Pointer, Int, Int, Int, Int
     )
-    function(x.data_ptr(), gate.data_ptr(), gate.stride(0), out.data_ptr(), *x.shape, gate.shape[1] < x.shape[1])
+    is_single = gate.shape[1] < x.shape[1]
+    function(x.data_ptr(), gate.data_ptr(), gate.stride(0), out.data_ptr(), *x.shape, is_single, is_silu)
     return out
 
 
@@ -56,6 +66,22 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 def relu(x: torch.Tensor) -> torch.Tensor:
     return _run(x, "relu")
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return _run(x, "relu_squared")
+
+
+def multiply_columns(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """In one pass, rounded once."""
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        return reference.multiply_columns(x, factors)
+    x, size = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x)
+    name = f"multiply_columns_{DTYPE_TO_SUFFIX[x.dtype]}"
+    function = require_library().function(name, Pointer, Pointer, Int, Pointer, Int, Int)
+    function(x.data_ptr(), factors.data_ptr(), factors.shape[0] < size, out.data_ptr(), x.numel() // size, size)
+    return out
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "gelu_tanh_and_mul",
     "is_available",
     "relu",
+    "relu_squared",
     "sigmoid",
     "silu_and_mul",
     "soft_cap_",
@@ -52,6 +53,8 @@ def activate(x, ACTIVATION: tl.constexpr):
         return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "relu":
         return tl.where(x < 0, 0.0, x)
+    elif ACTIVATION == "relu_squared":
+        return tl.where(x < 0, 0.0, x * x)
     else:
         tl.static_assert(ACTIVATION == "none", "there is no activation of that name")
         return x
@@ -154,6 +157,10 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 def relu(x: torch.Tensor) -> torch.Tensor:
     return _run(x, "relu")
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return _run(x, "relu_squared")
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> None:

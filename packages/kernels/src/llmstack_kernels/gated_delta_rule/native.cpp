@@ -1,17 +1,12 @@
 // The gated delta rule: token by token, each head by itself, and of a head some columns of its matrix at a time.
 //
-// The columns of a matrix do not depend on each other, so a strip of them stays in the first cache for all tokens of a row
-// (128 rows of 64 columns: 32 KiB). The sums over the matrix's rows have one order, so no cut of a prompt changes a bit.
+// The sums over the matrix's rows have one order, so no cut of a prompt changes a bit.
 
 #include "../native/repeat.h"
-#include "../native/rows.h"
+#include "../native/state_strip.h"
 
 namespace llmstack {
 namespace {
-
-constexpr int kVectors = kHasFewRegisters ? 2 : 4;  // of a strip: with as many of each, three sums fit into the registers
-constexpr int64_t kStrip = kVectors * kLanes;
-constexpr int64_t kMaxKeyDim = 256;  // as in native.py
 
 // Of each token and head the factor of its matrix, and the share of what was predicted wrongly that is learnt. They take
 // libraries' functions, whose errors do not add up over thousands of tokens as those of `exponential` could.
@@ -20,10 +15,9 @@ void compute_factors(const T* decays, int64_t decays_stride, const T* rates, int
                      const float* decay_bias, float* factors, int64_t num_tokens, int64_t num_heads) {
   for_each_row(num_tokens, 64 * num_heads, [=](int64_t token) {
     for (int64_t head = 0; head < num_heads; ++head) {
-      const float shifted = to_float(decays[token * decays_stride + head]) + decay_bias[head];
-      const float softplus = shifted > 20.0f ? shifted : std::log1p(std::exp(shifted));
+      const float step = softplus(to_float(decays[token * decays_stride + head]) + decay_bias[head]);
       float* pair = factors + (token * num_heads + head) * 2;
-      pair[0] = std::exp(-std::exp(log_decay[head]) * softplus);
+      pair[0] = std::exp(-std::exp(log_decay[head]) * step);
       pair[1] = 1.0f / (1.0f + std::exp(-to_float(rates[token * rates_stride + head])));
     }
   });
@@ -39,65 +33,6 @@ void normalise(const T* x, float* out, int64_t size, float factor) {
   const Floats scale = broadcast(factor / std::sqrt(sum(squares) + 1e-6f));
   for_each_vector(size, [&](int64_t i, int n) { store_some(out + i, load_some(x + i, n) * scale, n); });
 }
-
-struct Strip {
-  float columns[kMaxKeyDim * kStrip];
-  Floats predicted[kVectors];  // the key of the next token times the columns, before they decay
-  Floats out[kVectors];
-
-  // Copies up to kStrip columns of a matrix; the others are 0.
-  void load_from(const float* matrix, int64_t key_dim, int64_t value_dim, int64_t count) {
-    for (int64_t i = 0; i < key_dim; ++i) {
-      for (int v = 0; v < kVectors; ++v) store(columns + i * kStrip + v * kLanes, vector(matrix + i * value_dim, v, count));
-    }
-  }
-  void store_to(float* matrix, int64_t key_dim, int64_t value_dim, int64_t count) const {
-    for (int64_t i = 0; i < key_dim; ++i) {
-      for (int v = 0; v < kVectors; ++v) {
-        const int64_t rest = count - v * kLanes;
-        if (rest <= 0) break;
-        const Floats x = load(columns + i * kStrip + v * kLanes);
-        store_some(matrix + i * value_dim + v * kLanes, x, rest < kLanes ? static_cast<int>(rest) : kLanes);
-      }
-    }
-  }
-  template <class T>
-  static Floats vector(const T* x, int v, int64_t count) {
-    const int64_t rest = count - v * kLanes;
-    return rest >= kLanes ? load(x + v * kLanes) : rest > 0 ? load_first(x + v * kLanes, static_cast<int>(rest)) : Floats{};
-  }
-
-  void predict(const float* key, int64_t key_dim) {
-    Floats sums[kVectors] = {};
-    for (int64_t i = 0; i < key_dim; ++i) {
-      const Floats factor = broadcast(key[i]);
-      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-        sums[v] = multiply_add(factor, load(columns + i * kStrip + v * kLanes), sums[v]);
-      });
-    }
-    for (int v = 0; v < kVectors; ++v) predicted[v] = sums[v];
-  }
-
-  // One token, and the prediction for the next one in the same pass over the columns.
-  template <bool kHasNext>
-  void learn(const float* query, const float* key, const float* next_key, Floats decay, const Floats* change,
-             int64_t key_dim) {
-    Floats outs[kVectors] = {}, sums[kVectors] = {}, own[kVectors];
-    for (int v = 0; v < kVectors; ++v) own[v] = change[v];
-    for (int64_t i = 0; i < key_dim; ++i) {
-      const Floats asked = broadcast(query[i]), learnt = broadcast(key[i]);
-      const Floats next = broadcast(kHasNext ? next_key[i] : 0.0f);
-      float* line = columns + i * kStrip;
-      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-        const Floats updated = multiply_add(learnt, own[v], load(line + v * kLanes) * decay);
-        store(line + v * kLanes, updated);
-        outs[v] = multiply_add(asked, updated, outs[v]);
-        if constexpr (kHasNext) sums[v] = multiply_add(next, updated, sums[v]);
-      });
-    }
-    for (int v = 0; v < kVectors; ++v) out[v] = outs[v], predicted[v] = sums[v];
-  }
-};
 
 template <class T>
 struct Heads {
@@ -118,7 +53,7 @@ template <class T>
 void run_strip(const Heads<T>& heads, const float* factors, const float* source, float* target, T* out, int64_t head,
                int64_t first, int64_t start, int64_t end, int64_t known) {
   alignas(64) static thread_local Strip strip;
-  alignas(64) float query[kMaxKeyDim], keys[2][kMaxKeyDim];
+  alignas(64) float query[kMaxStateRows], keys[2][kMaxStateRows];
   const int64_t key_dim = heads.key_dim, value_dim = heads.value_dim;
   const int64_t count = value_dim - first < kStrip ? value_dim - first : kStrip;
   const float scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
@@ -130,8 +65,8 @@ void run_strip(const Heads<T>& heads, const float* factors, const float* source,
   for (int64_t token = start; token < end; ++token) {
     const float* pair = factors + (token * heads.num_heads + head) * 2;
     const Floats decay = broadcast(pair[0]), rate = broadcast(pair[1]);
-    Floats change[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
+    Floats change[kStripVectors];
+    for (int v = 0; v < kStripVectors; ++v) {
       const Floats value = Strip::vector(heads.value(token, head) + first, v, count);
       change[v] = (value - decay * strip.predicted[v]) * rate;
     }
@@ -145,7 +80,7 @@ void run_strip(const Heads<T>& heads, const float* factors, const float* source,
       strip.template learn<false>(query, key, nullptr, decay, change, key_dim);
     }
     T* answers = out + (token * heads.num_heads + head) * value_dim + first;
-    for (int v = 0; v < kVectors && v * kLanes < count; ++v) {
+    for (int v = 0; v < kStripVectors && v * kLanes < count; ++v) {
       const int64_t rest = count - v * kLanes;
       store_some(answers + v * kLanes, strip.out[v], rest < kLanes ? static_cast<int>(rest) : kLanes);
     }

@@ -40,7 +40,7 @@ __all__ = [
     "quantize",
 ]
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+ACTIVATIONS = ("none", "relu", "relu_squared", "gelu", "gelu_tanh", "silu")
 GATED_ACTIVATIONS = tuple(GATES)
 """Applied to the first half of the outputs, times the second half; the output has half as many features."""
 

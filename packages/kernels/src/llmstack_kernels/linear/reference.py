@@ -28,6 +28,7 @@ QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # none is computed
 STORED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # nor are weights of quantized checkpoints
 _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,

@@ -28,7 +28,7 @@ Float = ctypes.c_float
 DTYPE_TO_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 # As in elementwise.h.
-ACTIVATION_TO_CODE = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+ACTIVATION_TO_CODE = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu_squared": 5}
 
 
 REBUILD = "run 'make setup' in the clone, or 'python -m llmstack_kernels.build_native'"

@@ -6,7 +6,7 @@
 namespace llmstack {
 
 // Numbered as `ACTIVATION_TO_CODE` in __init__.py.
-enum class Activation : int64_t { kNone = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4 };
+enum class Activation : int64_t { kNone = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kReluSquared = 5 };
 
 // tanh(x) = 1 - 2 / (e^2x + 1).
 inline Floats hyperbolic_tangent(Floats x) {
@@ -29,10 +29,16 @@ inline Floats silu(Floats x) {
   return x / (1.0f + exponential(-x));
 }
 
+inline Floats relu(Floats x) {
+  return x < 0.0f ? broadcast(0.0f) : x;  // a NaN stays one
+}
+
 inline Floats activate(Floats x, Activation activation) {
   switch (activation) {
     case Activation::kRelu:
-      return x < 0.0f ? broadcast(0.0f) : x;  // a NaN stays one
+      return relu(x);
+    case Activation::kReluSquared:
+      return relu(x) * relu(x);
     case Activation::kGelu:
       return gelu(x);
     case Activation::kGeluTanh:

@@ -34,14 +34,21 @@ def fused_add_rms_norm(
 def gated_rms_norm(
     x: torch.Tensor,  # [num_tokens, num_heads, head_dim]
     gate: torch.Tensor,  # [num_tokens, num_heads, head_dim]; tokens may be slices of a wider projection
-    weight: torch.Tensor,  # [head_dim], of x's type
+    weight: torch.Tensor,  # [head_dim], or [num_heads, head_dim]; of x's type
     eps: float,
+    *,
+    is_gated_first: bool = False,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """The norm of each head times silu(gate), which is computed in float32."""
-    _check(x, weight)
+    """The norm of each head times silu(gate), which is computed in float32.
+
+    With `is_gated_first` it is the norm of x * silu(gate), which is not rounded in between.
+    """
     if x.ndim != 3 or (gate.shape, gate.dtype, weight.dtype) != (x.shape, x.dtype, x.dtype):
         raise ValueError(f"gates {gate.shape} and weight must be of the shape {x.shape} and the type {x.dtype}.")
-    out: torch.Tensor = implementation("rms_norm", x.device.type).gated_rms_norm(x, gate, weight, eps)
+    if weight.shape not in (x.shape[1:], x.shape[2:]):
+        raise ValueError(f"weight of shape {weight.shape} does not fit heads of {x.shape[1:]}.")
+    backend = implementation("rms_norm", x.device.type)
+    out: torch.Tensor = backend.gated_rms_norm(x, gate, weight, eps, is_gated_first)
     return out
 
 

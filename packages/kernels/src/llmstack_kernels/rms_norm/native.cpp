@@ -32,23 +32,28 @@ void rms_norm(const T* x, int64_t group_rows, int64_t group_stride, const T* res
   });
 }
 
-// Rows of x follow each other; groups of `group_rows` rows of the gate are `gate_stride` apart.
-template <class T>
-void gated_rms_norm(const T* x, const T* gate, int64_t group_rows, int64_t gate_stride, const T* weight, T* out,
-                    int64_t num_rows, int64_t size, float eps) {
+// Rows of x follow each other; groups of `group_rows` rows of the gate are `gate_stride` apart. There are `weight_rows` rows
+// of weights, which those of x have in turns.
+template <bool kIsGatedFirst, class T>
+void gated_rms_norm(const T* x, const T* gate, int64_t group_rows, int64_t gate_stride, const T* weight,
+                    int64_t weight_rows, T* out, int64_t num_rows, int64_t size, float eps) {
   for_each_row(num_rows, size, [=](int64_t row) {
     const T* source = x + row * size;
     const T* gates = gate + row / group_rows * gate_stride + row % group_rows * size;
+    const T* factors = weight + row % weight_rows * size;
+    const auto values = [&](int64_t i, int n) {
+      const Floats own = load_some(source + i, n);
+      return kIsGatedFirst ? own * silu(load_some(gates + i, n)) : own;
+    };
     Floats squares = {};
     for_each_vector(size, [&](int64_t i, int n) {
-      const Floats values = load_some(source + i, n);
-      squares = multiply_add(values, values, squares);
+      const Floats own = values(i, n);
+      squares = multiply_add(own, own, squares);
     });
     const Floats scale = broadcast(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps));
     for_each_vector(size, [&](int64_t i, int n) {
-      const Floats scaled = rounded_to<T>(load_some(source + i, n) * scale);
-      const Floats normed = rounded_to<T>(scaled * load_some(weight + i, n));
-      store_some(out + row * size + i, normed * silu(load_some(gates + i, n)), n);
+      const Floats scaled = rounded_to<T>(values(i, n) * scale) * load_some(factors + i, n);
+      store_some(out + row * size + i, kIsGatedFirst ? scaled : rounded_to<T>(scaled) * silu(load_some(gates + i, n)), n);
     });
   });
 }
@@ -75,9 +80,12 @@ LLMSTACK_RMS_NORM(f16_f32, Float16, Float32)
 
 #define LLMSTACK_GATED_RMS_NORM(suffix, T)                                                                             \
   extern "C" void llmstack_gated_rms_norm_##suffix(const llmstack::T* x, const llmstack::T* gate, int64_t group_rows,  \
-                                                   int64_t gate_stride, const llmstack::T* weight, llmstack::T* out,   \
-                                                   int64_t num_rows, int64_t size, float eps) {                        \
-    llmstack::gated_rms_norm(x, gate, group_rows, gate_stride, weight, out, num_rows, size, eps);                      \
+                                                   int64_t gate_stride, const llmstack::T* weight,                     \
+                                                   int64_t weight_rows, llmstack::T* out, int64_t num_rows,            \
+                                                   int64_t size, float eps, int64_t is_gated_first) {                  \
+    const auto norm = is_gated_first ? llmstack::gated_rms_norm<true, llmstack::T>                                     \
+                                     : llmstack::gated_rms_norm<false, llmstack::T>;                                   \
+    norm(x, gate, group_rows, gate_stride, weight, weight_rows, out, num_rows, size, eps);                             \
   }                                                                                                                    \
   LLMSTACK_REPEATABLE(gated_rms_norm_##suffix)
 

@@ -8,7 +8,7 @@ from llmstack_kernels import reference
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 _ARGUMENTS = (Pointer, Int, Int, Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
-_GATED_ARGUMENTS = (Pointer, Pointer, Int, Int, Pointer, Pointer, Int, Int, Float)
+_GATED_ARGUMENTS = (Pointer, Pointer, Int, Int, Pointer, Int, Pointer, Int, Int, Float, Int)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -36,18 +36,21 @@ def fused_add_rms_norm(
     return out, total
 
 
-def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, is_gated_first: bool
+) -> torch.Tensor:
     """Norm and gate in one pass; gates may be slices of a wider projection."""
     size = x.shape[-1]
     if x.dtype not in DTYPE_TO_SUFFIX:
-        return reference.gated_rms_norm(x, gate, weight, eps)
+        return reference.gated_rms_norm(x, gate, weight, eps, is_gated_first)
     x = x.contiguous()
     if gate.stride()[1:] != (size, 1):
         gate = gate.contiguous()
     out = torch.empty_like(x)
     function = require_library().function(f"gated_rms_norm_{DTYPE_TO_SUFFIX[x.dtype]}", *_GATED_ARGUMENTS)
     gates = (gate.data_ptr(), gate.shape[1], gate.stride(0))
-    function(x.data_ptr(), *gates, weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps)
+    sizes = (x.numel() // size, size, eps, int(is_gated_first))
+    function(x.data_ptr(), *gates, weight.data_ptr(), weight.numel() // size, out.data_ptr(), *sizes)
     return out
 
 

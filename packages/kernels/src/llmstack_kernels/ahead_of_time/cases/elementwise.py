@@ -1,4 +1,4 @@
-"""Compile cases of activations, embeddings, norms and the delta rule."""
+"""Compile cases of activations, embeddings, norms and recurrences."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from llmstack_kernels.gated_delta_rule import triton as delta_rule
 from llmstack_kernels.layer_norm import triton as layer_norm
 from llmstack_kernels.rms_norm import triton as rms_norm
 from llmstack_kernels.state_rows import StateRows
+from llmstack_kernels.state_space_scan import ScanInputs
+from llmstack_kernels.state_space_scan import triton as scan
 
 
 def _activation_cases() -> Iterator[CompileCase]:
@@ -24,7 +26,7 @@ def _activation_cases() -> Iterator[CompileCase]:
     yield CompileCase("gelu_tanh_and_mul_bf16", partial(activation.gelu_tanh_and_mul, meta_tensor(64, 2 * 16384)))
     pairs = meta_tensor(64, 2 * 2880)
     yield CompileCase("clamped_swiglu_bf16", partial(activation.clamped_swiglu, pairs, 1.702, 7.0), is_sample=True)
-    for name in ("gelu_tanh", "gelu", "relu"):
+    for name in ("gelu_tanh", "gelu", "relu", "relu_squared"):
         yield CompileCase(f"{name}_gpt2_bf16", partial(getattr(activation, name), meta_tensor(64, 3072)))
     logits = torch.empty((64, 256_000), device="meta")
     yield CompileCase("soft_cap_f32", partial(activation.soft_cap_, logits, 30.0), is_sample=True)
@@ -44,10 +46,22 @@ def _gated_delta_rule_cases() -> Iterator[CompileCase]:
     """The heads of a layer of Qwen3-Next."""
     gate, head = meta_tensor(64, 32), torch.empty(32, device="meta")
     inputs = DeltaRuleInputs(meta_tensor(64, 8192), gate, gate, head, head, 16)
-    number = torch.empty(8, dtype=torch.int64, device="meta")
-    rows = StateRows(torch.empty(9, dtype=torch.int32, device="meta"), number, number, number)
     matrices = torch.empty((16, 32, 128, 128), device="meta")
-    yield CompileCase("next_bf16", partial(delta_rule.gated_delta_rule, inputs, matrices, rows), is_sample=True)
+    call = partial(delta_rule.gated_delta_rule, inputs, matrices, _state_rows())
+    yield CompileCase("next_bf16", call, is_sample=True)
+
+
+def _state_space_scan_cases() -> Iterator[CompileCase]:
+    """The heads of a layer of Granite 4 H Small."""
+    steps, head = meta_tensor(64, 128), torch.empty(128, device="meta")
+    inputs = ScanInputs(meta_tensor(64, 8448), steps, head, head, head, 1)
+    states = torch.empty((16, 128, 128, 64), device="meta")
+    yield CompileCase("granite_bf16", partial(scan.state_space_scan, inputs, states, _state_rows()), is_sample=True)
+
+
+def _state_rows() -> StateRows:
+    number = torch.empty(8, dtype=torch.int64, device="meta")
+    return StateRows(torch.empty(9, dtype=torch.int32, device="meta"), number, number, number)
 
 
 def _layer_norm_cases() -> Iterator[CompileCase]:
@@ -76,4 +90,5 @@ CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
     "gated_delta_rule": _gated_delta_rule_cases,
     "layer_norm": _layer_norm_cases,
     "rms_norm": _rms_norm_cases,
+    "state_space_scan": _state_space_scan_cases,
 }
