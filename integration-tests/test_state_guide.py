@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = re.compile(
-    r"short_convolution|ShortConvolution|convolution_layer|ConvolutionLayer|convolution_tail|Lfm2ForCausalLM|models\.lfm2"
-)
+NAMES = re.compile(r"short_convolution|ShortConvolution|convolution_tail|Lfm2ForCausalLM|models\.lfm2")
 
 
 def guide() -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from state_engine import (
     NUM_OUTPUT_TOKENS,
+    OTHER_FAMILIES,
     PROMPTS,
     SHARED,
     STATE_DTYPES,
@@ -32,7 +33,9 @@ from llmstack_step_log.replay import verify
 from llmstack_types import EngineCoreRequest, SamplingParams
 
 
-@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["lfm2", *(pytest.param(name, marks=pytest.mark.full) for name in OTHER_FAMILIES)]
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("models") / request.param
     return folder, write_checkpoint(folder, request.param)

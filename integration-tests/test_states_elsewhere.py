@@ -12,6 +12,7 @@ import transformers
 from state_engine import (
     CONFIG,
     NUM_OUTPUT_TOKENS,
+    OTHER_FAMILIES,
     PROMPTS,
     build,
     requests,
@@ -29,7 +30,9 @@ from llmstack_types import EngineCoreOutput, EngineCoreRequest, EngineStartError
 from llmstack_types.model_runner import LEAST_STATE_BLOCKS
 
 
-@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["lfm2", *(pytest.param(name, marks=pytest.mark.full) for name in OTHER_FAMILIES)]
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("models") / request.param
     return folder, write_checkpoint(folder, request.param)

@@ -27,11 +27,23 @@ QWEN3_5 = {name: value for name, value in CONFIG.items() if name != "block_multi
     "linear_num_value_heads": 4, "initializer_range": 0.1,
     "layer_types": ["full_attention" if kind == "full_attention" else "linear_attention" for kind in KINDS],
 }  # fmt: skip
+_OF_LLAMA = {name: value for name, value in CONFIG.items() if name not in ("block_multiple_of", "layer_types")}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 32,
+         "initializer_range": 0.1}  # fmt: skip
+BAMBA = _OF_LLAMA | MAMBA | {"attn_layer_indices": [2, 4]}
+GRANITE = _OF_LLAMA | MAMBA | {
+    "layer_types": ["attention" if kind == "full_attention" else "mamba" for kind in KINDS], "num_local_experts": 6,
+    "num_experts_per_tok": 2, "shared_intermediate_size": 40, "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5, "logits_scaling": 2.0, "mamba_n_groups": 1,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
+    "bamba": ("BambaConfig", "BambaForCausalLM", BAMBA),
+    "granite": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", GRANITE),
 }
-STATE_DTYPES = {"lfm2": ["bfloat16"], "qwen3_5": ["bfloat16", "float32"]}
+OTHER_FAMILIES = [name for name in FAMILIES if name != "lfm2"]
+STATE_DTYPES = {name: ["bfloat16"] if name == "lfm2" else ["bfloat16", "float32"] for name in FAMILIES}
 SHARED = [(7 * i + 3) % VOCAB_SIZE for i in range(150)]
 PROMPTS = [SHARED[: 27 * i] + [(11 * i + j) % VOCAB_SIZE for j in range(2 + 9 * i)] for i in range(6)]
 NUM_OUTPUT_TOKENS = 16

@@ -57,6 +57,13 @@ _ROBERTA: Mapping[str, Any] = {"vocab_size": 50_265, "max_position_embeddings": 
 
 # What the models' own code completes is left out, except what requests depend on.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {
+        **_LLAMA,
+        "vocab_size": 128_000,
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262_144,
+    },
     "bert": {"vocab_size": 30_522, "max_position_embeddings": 512},
     "bloom": {"vocab_size": 250_880},
     "deepseek_v2": {
@@ -99,6 +106,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt_oss": {"vocab_size": 201_088, "max_position_embeddings": 131_072},
     "gptj": {"vocab_size": 50_400, "n_positions": 2048},
+    "granitemoehybrid": _LLAMA,
     "lfm2": {
         "vocab_size": 65_536,
         "hidden_size": 2560,

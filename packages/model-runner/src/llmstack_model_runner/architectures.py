@@ -10,6 +10,7 @@ OLD_GROUP = "llmstack.models_out_of_tree"
 """Name of the group before 0.2. Its entries are read until 0.3, with a deprecation line in the log."""
 
 ARCHITECTURES: Mapping[str, str] = {
+    "BambaForCausalLM": "llmstack_model_runner.models.bamba:Bamba",
     "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
     "DeepseekV2ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV3",
@@ -23,6 +24,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
     "Lfm2ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2Moe",
+    "GraniteMoeHybridForCausalLM": "llmstack_model_runner.models.granite_hybrid:GraniteHybrid",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",

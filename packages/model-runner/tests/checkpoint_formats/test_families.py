@@ -29,6 +29,10 @@ DELTA_NETS = SIZES | {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
     "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
 }  # fmt: skip
+MAMBA = SIZES | {
+    "intermediate_size": 64, "num_hidden_layers": 2, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomForCausalLM", {"vocab_size": 97, "hidden_size": 64, "n_layer": 1, "n_head": 4}),
     "falcon with groups": ("FalconForCausalLM", SIZES | {"new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -48,6 +52,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLmForCausalLM", SIZES),
     "qwen 3.5": ("Qwen3_5ForCausalLM", DELTA_NETS),
     "qwen 3.5 with experts": ("Qwen3_5MoeForCausalLM", DELTA_NETS),
+    "bamba": ("BambaForCausalLM", MAMBA | {"attn_layer_indices": [1]}),
+    "granite 4 h": (
+        "GraniteMoeHybridForCausalLM",
+        MAMBA | {"layer_types": ["mamba", "attention"], "num_local_experts": 3, "shared_intermediate_size": 64},
+    ),
     "qwen3 next": ("Qwen3NextForCausalLM", DELTA_NETS),
 }
 # What published checkpoints of these families leave in full precision.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_model_runner import model_runner
+from llmstack_model_runner.layers.mixer import StateTensor
 from llmstack_model_runner.memory.kv_cache_groups import (
     allocate_storage,
     by_layer,
@@ -20,10 +21,14 @@ from llmstack_model_runner.memory.kv_cache_groups import (
 )
 from llmstack_model_runner.memory.profile import MemoryState
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_model_runner.models.kv_spec import keys_and_values, one_latent, one_state
+from llmstack_model_runner.models.kv_spec import LayerKVSpec, keys_and_values, one_latent
 from llmstack_types import KVCacheGroupSpec, KVCacheSpec, KVTensorSpec, ModelRunnerConfig
 
 SIZES = {"block_size": 16, "dtype": "float32", "bytes_per_block": 1, "vocab_size": 9}
+
+
+def one_state(shape):
+    return LayerKVSpec(kind="state", states=(StateTensor("tail", shape, "float32"),))
 
 
 def group(sliding_windows):
@@ -95,7 +100,7 @@ def test_the_storage_has_the_tensors_that_the_groups_name():
 
 
 def test_states_of_different_shapes_are_refused():
-    states = [one_state("a", (size,), "float32") for size in (2, 3)]
+    states = [one_state((size,)) for size in (2, 3)]
     with pytest.raises(ValueError, match="states of different shapes"):
         group_layers([keys_and_values(1, 8), *states], 1024, 4, dtype="float32")
 
@@ -204,7 +209,7 @@ def test_the_log_says_which_layers_free_blocks_and_if_not_why():
     expected = "layers: 2 with a window of 32, 1 with full attention; 3 block tables"
     assert describe_groups(groups, is_enabled=True) == expected
     assert describe_groups(groups, is_enabled=False).endswith("--disable-hybrid-kv-cache-manager")
-    with_states = group_layers([keys_and_values(2, 4), one_state("tail", (2, 8), "float32")], 64, 16, "float32")
+    with_states = group_layers([keys_and_values(2, 4), one_state((2, 8))], 64, 16, "float32")
     assert describe_groups(with_states, is_enabled=True) == (
         "layers: 1 with a state, 1 with attention; 64 bytes per state, and prefix hits end at a block boundary where "
         "one is kept"

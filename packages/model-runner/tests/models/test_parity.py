@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers.mamba_cases import MAMBA_CASES
 from model_runner_helpers.paged_harness import PagedHarness
 
+from llmstack_model_files import parse_json_object
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.weights import load_weights, resolve_dtype
 
@@ -122,7 +124,7 @@ QWEN3_NEXT = QWEN3_5 | {
     "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
     "mlp_only_layers": [1],
 }  # fmt: skip
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = MAMBA_CASES | {
     "gpt2": ("GPT2", GPT2),
     "gpt2 with inner size and exact gelu": ("GPT2", GPT2 | {"n_inner": 40, "activation_function": "gelu"}),
     "gpt2 scaled by layer": ("GPT2", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
@@ -262,7 +264,12 @@ CLASSES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.full if name in MAMBA_CASES and name != "bamba" else ()) for name in CASES
+]
+
+
+@pytest.fixture(scope="module", params=PARAMETERS, ids=lambda name: name.replace(" ", "-"))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
     """A random checkpoint, and transformers' logits at every position of the prompt and 8 greedy tokens after it."""
     family, values = CASES[request.param]
@@ -286,7 +293,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def load(
     folder: Path, dtype: torch.dtype = torch.float32, max_model_len: int | None = None, **changes: Any
 ) -> CausalLM:
-    config = json.loads((folder / "config.json").read_text()) | changes
+    config = parse_json_object((folder / "config.json").read_bytes(), "config.json") | changes
     model = load_model_class(config["architectures"][0])(config, dtype, torch.device("cpu"))
     if max_model_len is not None:
         model.limit_context(max_model_len)

@@ -57,6 +57,11 @@ OWN_SIZES |= {
 OWN_SIZES["Lfm2MoeForCausalLM"] = SIZES | {
     "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3
 }  # fmt: skip
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16}
+OWN_SIZES["BambaForCausalLM"] = SIZES | MAMBA | {"attn_layer_indices": [1]}
+OWN_SIZES["GraniteMoeHybridForCausalLM"] = SIZES | MAMBA | {
+    "layer_types": ["mamba", "attention"], "position_embedding_type": "rope"
+}  # fmt: skip
 DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
 PARTLY_ROTATED = ("GPTNeoXForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}

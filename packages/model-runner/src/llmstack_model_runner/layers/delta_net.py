@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from llmstack_kernels.causal_convolution import causal_convolution
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, gated_delta_rule
 from llmstack_kernels.rms_norm import gated_rms_norm
+from llmstack_model_runner.layers.attention import AttentionPlans
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.linear import Linear
+from llmstack_model_runner.layers.mixer import Mixer, StateTensor, number_slot, states_of_rows, tap_slot
 from llmstack_model_runner.layers.norm import RMSNorm
 from llmstack_model_runner.layers.sharding import sharding, spread
-from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, collect_slots
+from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,26 @@ class DeltaNetSettings:
         heads, key_heads = sharding().heads(self.num_heads, self.num_key_heads)
         return DeltaNetSettings(len(key_heads), len(heads), self.key_dim, self.value_dim, self.length)
 
+    def states(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+        """The inputs before the next token and the matrices, of this rank's heads."""
+        own = self.of_rank()
+        tail, matrices = (own.length - 1, own.num_channels), (own.num_heads, own.key_dim, own.value_dim)
+        return (
+            StateTensor("last_inputs", tail, str(dtype).removeprefix("torch.")),
+            StateTensor("delta_matrices", matrices, "float32"),
+        )
+
+    def make(self, prefix: str, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> DeltaNet:
+        """The net without weights."""
+        return DeltaNet(f"{prefix}linear_attn.", size, self, eps, dtype, device)
+
     @property
     def num_channels(self) -> int:
         """Queries, keys and values of a token."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
-class DeltaNet:
+class DeltaNet(Mixer):
     """out(norm(gated_delta_rule(convolve(q, k, v))) * silu(z)), where q, k, v, z and two gates are projections.
 
     Among several ranks each has some of the value heads, with their key heads.
@@ -107,39 +121,28 @@ class DeltaNet:
     def slots(self) -> dict[str, WeightSlot]:
         """Those of the projections, the convolution, the decays and the norm."""
         whole, prefix = self._settings, self._prefix
-        is_whole = len(self._heads) == whole.num_heads
-        channels, heads = (None if is_whole else WeightPart(0, tuple(runs)) for runs in (self._channels, [self._heads]))
-        shape = (whole.num_channels, 1, whole.length)
-        slots = {f"{prefix}conv1d.weight": WeightSlot(shape, self._load_taps, WeightKind.SCALE, part=channels)}
+        slots = tap_slot(f"{prefix}conv1d.weight", self._taps, whole.num_channels, self._channels)
         for name, target in (("A_log", self._log_decay), ("dt_bias", self._decay_bias)):
-            load = partial(_copy, target)
-            slots[f"{prefix}{name}"] = WeightSlot((whole.num_heads,), load, WeightKind.BIAS, part=heads)
+            slots |= number_slot(f"{prefix}{name}", target, whole.num_heads, [self._heads])
         return slots | collect_slots([self._in, self._norm, self._out])
 
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        state: LayerCache,  # tails [num_blocks, length - 1, channels], matrices [num_blocks, heads, key_dim, value_dim]
+        positions: torch.Tensor,
+        kv_cache: LayerCache,  # [num_blocks, length - 1, channels], and [num_blocks, heads, key_dim, value_dim]
         metadata: AttentionMetadata,
+        plans: AttentionPlans,
     ) -> torch.Tensor:  # [num_tokens, size]
         """Reads and writes the states of the rows."""
-        if metadata.states is None:
-            raise ValueError("the rows of the step have no states")
-        (tails, matrices), own = state, self._own
+        rows, (tails, matrices), own = states_of_rows(metadata), kv_cache, self._own
         num_values, heads = own.num_heads * own.value_dim, (len(x), own.num_heads, own.value_dim)
         mixed, gate, rates, decays = self._in(x).split([own.num_channels, num_values, own.num_heads, own.num_heads], -1)
-        mixed = causal_convolution(mixed, self._taps, None, tails, metadata.states, "silu")
+        mixed = causal_convolution(mixed, self._taps, None, tails, rows, "silu")
         inputs = DeltaRuleInputs(mixed, decays, rates, self._log_decay, self._decay_bias, own.num_key_heads)
-        answers = gated_delta_rule(inputs, matrices, metadata.states)
+        answers = gated_delta_rule(inputs, matrices, rows)
         normed = gated_rms_norm(answers.view(heads), gate.view(heads), self._norm.weight, self._norm.eps)
         return self._out(normed.view(len(x), num_values))
-
-    def _load_taps(self, tensor: torch.Tensor) -> None:
-        self._taps.copy_(tensor[:, 0].T)
-
-
-def _copy(target: torch.Tensor, tensor: torch.Tensor) -> None:
-    target.copy_(tensor)
 
 
 def _runs(*shifted: tuple[int, range]) -> list[range]:

@@ -18,6 +18,7 @@ from llmstack_kernels.embedding import (
 from llmstack_kernels.linear import PackedLinear, PackedWeight, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, ReadRows, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before, packing
+from llmstack_model_runner.layers.scale import Scale
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, finite, skip_nothing
@@ -158,7 +159,7 @@ class OutputHead:
     """Maps hidden states to logits. With `tied_to` it packs that table, which is then looked up in the packed weight.
 
     Where it cannot be, such as in quantized heads, with adapters and on GPUs, both are kept.
-    With a soft cap the logits are soft_cap * tanh(logits / soft_cap).
+    With a soft cap the logits are soft_cap * tanh(logits / soft_cap). With a scale they are multiplied by it before.
     """
 
     def __init__(
@@ -172,7 +173,9 @@ class OutputHead:
         name: str = "lm_head",
         has_bias: bool = False,
         soft_cap: float | None = None,
+        scale: float = 1.0,
     ) -> None:
+        self._scale = Scale(scale, device)
         self._tied_to = tied_to
         self._name = name
         self._soft_cap = soft_cap
@@ -267,6 +270,7 @@ class OutputHead:
         logits = self._packed(hidden, out_dtype=torch.float32)
         if self._adapted is not None and self._adapted.changes(self._adapted.head):
             self._adapted.update_head(logits, hidden)
+        logits = self._scale(logits)
         if self._soft_cap is not None:
             soft_cap_(logits, self._soft_cap)
         return self._sharding.all_gather(logits, self._num_rows)

@@ -45,7 +45,8 @@ class ExpertSettings:
         gate_name: Name of an expert's gate projection.
         up_name: Name of an expert's up projection.
         down_name: Name of an expert's down projection.
-        gated_shared_size: Inner size of an expert beside them that computes every token, with a gate; 0 for none.
+        shared_size: Inner size of the experts beside them that compute every token, as one; 0 for none.
+        gated_shared_size: That of one with a gate.
         routing: Choice within groups of experts; `is_normalised` has then no meaning. None: the most likely experts.
     """
 
@@ -58,6 +59,7 @@ class ExpertSettings:
     up_name: str = "up_proj"
     down_name: str = "down_proj"
     routing: GroupedRouting | None = None
+    shared_size: int = 0
     gated_shared_size: int = 0
 
 

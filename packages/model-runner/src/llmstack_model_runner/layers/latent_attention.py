@@ -27,6 +27,7 @@ from llmstack_model_runner.layers.attention import AttentionPlans
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.linear import Linear
+from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.norm import RMSNorm
 from llmstack_model_runner.layers.packing import packing
 from llmstack_model_runner.layers.rotary import RotaryEmbedding
@@ -66,7 +67,7 @@ class LatentSettings:
         return self.rank + self.rotary_dim
 
 
-class LatentAttention:
+class LatentAttention(Mixer):
     """Latent attention with its projections. Ranks share out the heads; each has the latents of all tokens."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Experts beside one that computes every token, with a gate of its own."""
+"""Experts beside some that compute every token."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ from llmstack_model_runner.layers.experts import Experts
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.packing import packing
 from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
+
+
+class SharedExperts:
+    """The sum of experts(x) and shared(x)."""
+
+    def __init__(self, experts: Experts, shared: GatedFeedForward) -> None:
+        self._experts, self._shared = experts, shared
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Those of both parts."""
+        return collect_slots([self._experts, self._shared])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Output of the layer: [num_tokens, size] to [num_tokens, size]."""
+        return self._experts(x) + self._shared(x)
 
 
 class GatedSharedExpert:

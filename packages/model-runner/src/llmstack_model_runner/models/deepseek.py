@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from llmstack_model_files import extended_positions
-from llmstack_model_runner.layers import AttentionPlans, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
-from llmstack_model_runner.layers.experts import Experts, ExpertSettings
-from llmstack_model_runner.layers.feed_forward import GatedFeedForward
+from llmstack_model_runner.layers import RotaryEmbedding
+from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.layers.latent_attention import LatentAttention, LatentSettings
+from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, one_latent
@@ -32,14 +31,20 @@ class DeepseekLayerSettings(LlamaLayerSettings):
 
     Attributes:
         latent: Those of its attention.
-        shared_size: Inner size of the experts that compute every token, as one; 0 for none.
     """
 
     latent: LatentSettings
-    shared_size: int = 0
 
     def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
         return one_latent(self.latent.width)
+
+    def make_mixer(
+        self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
+    ) -> Mixer:
+        """Its attention, without weights."""
+        if rotary is None:
+            raise TypeError("latent attention has a rotary embedding")
+        return LatentAttention(f"{prefix}self_attn.", self.hidden_size, self.latent, rotary, dtype, device)
 
 
 class DeepseekV2(Llama):
@@ -64,13 +69,6 @@ class DeepseekV2(Llama):
         num_layers = len(self._layers)
         return (layer is not None and int(layer[1]) >= num_layers) or super().is_ignored(name)
 
-    def _make_layer(
-        self, prefix: str, entry: LlamaLayerSettings, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device
-    ) -> DeepseekLayer:
-        if not isinstance(entry, DeepseekLayerSettings):
-            raise TypeError("a layer of this model has settings of its own")
-        return DeepseekLayer(prefix, entry, rotary, dtype, device)
-
 
 class DeepseekV3(DeepseekV2):
     """`DeepseekV3ForCausalLM`, also of Kimi K2 and GigaChat: experts by corrected sigmoids of their scores."""
@@ -89,63 +87,6 @@ class DeepseekV3(DeepseekV2):
         return _read_settings({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, routing)
 
 
-class DeepseekLayer:
-    """Latent attention and a feed-forward, each after a norm and added to the residual."""
-
-    def __init__(
-        self,
-        prefix: str,
-        settings: DeepseekLayerSettings,
-        rotary: RotaryEmbedding,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        size, activation = settings.hidden_size, settings.activation
-
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device)
-
-        def feed_forward(inner_size: int, name: str) -> GatedFeedForward:
-            return GatedFeedForward(
-                prefix, size, inner_size, activation, has_bias=settings.has_mlp_bias, is_joined=False, dtype=dtype,
-                device=device, name=name,
-            )  # fmt: skip
-
-        self._attention_norm = norm("input_layernorm")
-        self._attention = LatentAttention(f"{prefix}self_attn.", size, settings.latent, rotary, dtype, device)
-        self._mlp_norm = norm("post_attention_layernorm")
-        self._shared = feed_forward(settings.shared_size, "mlp.shared_experts") if settings.shared_size else None
-        if settings.experts is None:
-            self._feed_forward: GatedFeedForward | Experts = feed_forward(settings.intermediate_size, "mlp")
-        else:
-            self._feed_forward = Experts(prefix, size, activation, settings.experts, dtype, device)
-
-    def slots(self) -> dict[str, WeightSlot]:
-        """Slots of all parts."""
-        parts = (self._attention_norm, self._attention, self._mlp_norm, self._feed_forward, self._shared)
-        return collect_slots(parts)
-
-    def optional_slots(self) -> dict[str, WeightSlot]:
-        """None: checkpoints have no scales of latents."""
-        return {}
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The feed-forward's output, and the residual that the next norm adds it to."""
-        normed, residual = self._attention_norm.add(hidden, residual)
-        attended = self._attention(normed, positions, kv_cache, metadata, plans)
-        normed, residual = self._mlp_norm.add(attended, metadata.of_queries(residual))
-        fed = self._feed_forward(normed)
-        return fed if self._shared is None else fed + self._shared(normed), residual
-
-
 def _read_settings(config: Mapping[str, Any], routing: GroupedRouting) -> Settings:
     """The fields that configurations of V2 and V3 share."""
     refuse(config, "pretraining_tp", 1)
@@ -157,7 +98,6 @@ def _read_settings(config: Mapping[str, Any], routing: GroupedRouting) -> Settin
     num_layers = read_int(config, "num_hidden_layers")
     num_dense = config.get("first_k_dense_replace") or 0
     experts = _read_experts(config, routing)
-    inner_size = 0 if experts is None else experts.inner_size * (config.get("n_shared_experts") or 0)
     fields: dict[str, Any] = {
         "hidden_size": hidden_size,
         "intermediate_size": read_int(config, "intermediate_size"),
@@ -171,7 +111,7 @@ def _read_settings(config: Mapping[str, Any], routing: GroupedRouting) -> Settin
         "latent": latent,
     }
     dense = DeepseekLayerSettings(**fields)
-    mixed = DeepseekLayerSettings(**fields, experts=experts, shared_size=inner_size)
+    mixed = replace(dense, experts=experts)
     return Settings(
         hidden_size=hidden_size,
         vocab_size=read_int(config, "vocab_size"),
@@ -220,6 +160,12 @@ def _read_experts(config: Mapping[str, Any], routing: GroupedRouting) -> ExpertS
             f"config.json: {num_choices} experts of a token are more than {num_group_choices} of {num_groups} groups "
             "have."
         )
+    inner_size = read_int(config, "moe_intermediate_size")
     return ExpertSettings(
-        num_experts, num_choices, read_int(config, "moe_intermediate_size"), is_normalised=False, routing=routing
+        num_experts,
+        num_choices,
+        inner_size,
+        is_normalised=False,
+        routing=routing,
+        shared_size=inner_size * (config.get("n_shared_experts") or 0),
     )

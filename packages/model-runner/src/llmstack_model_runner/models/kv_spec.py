@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from llmstack_model_runner.layers.attention_metadata import LayerCache
+from llmstack_model_runner.layers.mixer import StateTensor
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_types import KVTensorSpec
 from llmstack_types.vocabulary import KVGroupKind
@@ -24,19 +25,6 @@ class TokenTensor(NamedTuple):
     name: str
     num_heads: int
     width: int
-
-
-class StateTensor(NamedTuple):
-    """What a layer keeps of all tokens together.
-
-    Attributes:
-        name: What it is, such as the matrix of a recurrence.
-        dtype: The type of its numbers, whatever the type of stored keys and values is.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +53,6 @@ def keys_and_values(num_kv_heads: int, head_dim: int, sliding_window: int | None
     """A layer with keys and values of one shape."""
     tensors = tuple(TokenTensor(name, num_kv_heads, head_dim) for name in ("keys", "values"))
     return LayerKVSpec(tensors, sliding_window=sliding_window)
-
-
-def one_state(name: str, shape: tuple[int, ...], dtype: str) -> LayerKVSpec:
-    """A layer with a state of one tensor."""
-    return LayerKVSpec(kind="state", states=(StateTensor(name, shape, dtype),))
 
 
 def one_latent(width: int) -> LayerKVSpec:

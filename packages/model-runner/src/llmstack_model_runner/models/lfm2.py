@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-import torch
-
-from llmstack_model_runner.layers import RotaryEmbedding
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
+from llmstack_model_runner.layers.short_convolution import ShortConvolutionSettings
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int
-from llmstack_model_runner.models.convolution_layer import ConvolutionLayer, ConvolutionLayerSettings
-from llmstack_model_runner.models.llama import DecoderLayer, Llama, Settings, read_llama
-from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.mixture_of_experts import read_expert_numbers
+from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
 
 _LAYER_NAMES: Mapping[str, str] = {
     "operator_norm": "input_layernorm",
@@ -36,15 +33,8 @@ _EXPERT_NAMES: Mapping[str, str] = {
 _NAMES: Mapping[str, str] = {"model.embedding_norm.weight": "model.norm.weight"}
 
 
-class Lfm2(Llama):
+class Lfm2(HybridModel):
     """`Lfm2ForCausalLM`: the dense models of LFM2 and LFM2.5."""
-
-    can_omit_tokens: ClassVar[bool] = False
-
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        if device.type != "cpu":
-            raise ValueError("LFM2 runs on CPUs only: its convolutions have no kernel for GPUs.")
-        super().__init__(config, dtype, device)
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -62,17 +52,9 @@ class Lfm2(Llama):
         length, has_bias = read_int(config, "conv_L_cache", 3), read_bool(config, "conv_bias", False)
         if length < 2:
             raise ValueError(f"config.json: conv_L_cache must be at least 2, got {length}.")
-        attention = settings.layers[0]
-        convolution = ConvolutionLayerSettings(**_fields(attention), length=length, has_bias=has_bias)
+        convolution = ShortConvolutionSettings(settings.hidden_size, length, has_bias)
         kinds = _have_attention(config, len(settings.layers))
-        return replace(settings, layers=[attention if has_attention else convolution for has_attention in kinds])
-
-    def _make_layer(
-        self, prefix: str, entry: LlamaLayerSettings, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device
-    ) -> DecoderLayer:
-        if isinstance(entry, ConvolutionLayerSettings):
-            return ConvolutionLayer(prefix, entry, dtype, device)
-        return super()._make_layer(prefix, entry, rotary, dtype, device)
+        return replace(settings, layers=mix_layers(settings.layers, convolution, kinds))
 
     def rename(self, name: str) -> str:
         """The name that the Llama family has for a tensor."""
@@ -114,10 +96,6 @@ class Lfm2Moe(Lfm2):
         return super().rename(name)
 
 
-def _fields(settings: LlamaLayerSettings) -> dict[str, Any]:
-    return {field.name: getattr(settings, field.name) for field in fields(settings)}
-
-
 def _intermediate_size(config: Mapping[str, Any]) -> int:
     """Width of the feed-forward, which a configuration may give before two thirds of it are taken and rounded up."""
     size = read_int(config, "block_ff_dim", read_int(config, "intermediate_size", 12288))
@@ -135,8 +113,4 @@ def _have_attention(config: Mapping[str, Any], num_layers: int) -> list[bool]:
         numbers = config.get("full_attn_idxs")
         numbers = range(num_layers) if numbers is None else numbers
         kinds = ["full_attention" if number in numbers else "conv" for number in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {"full_attention", "conv"}:
-        raise ValueError("config.json: layer_types must name each layer full_attention or conv.")
-    if "full_attention" not in kinds:
-        raise ValueError("config.json: layer_types has no layer with attention, which is not supported.")
-    return [kind == "full_attention" for kind in kinds]
+    return read_layer_kinds(kinds, num_layers, "conv")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
 from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers import (
-    AttentionPlans,
     Embedding,
     OutputHead,
     RMSNorm,
@@ -22,14 +21,14 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     plan_layers,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
-from llmstack_model_runner.models.llama_layer import LlamaLayer, LlamaLayerSettings
+from llmstack_model_runner.models.llama_layer import DecoderLayer, LlamaLayerSettings
 from llmstack_model_runner.models.stages import stage_slots
 
 
@@ -44,27 +43,7 @@ class Settings:
     layers: list[LlamaLayerSettings]
     embedding_scale: float = 1.0
     logit_soft_cap: float | None = None
-
-
-class DecoderLayer(Protocol):
-    """One block of a model of the family."""
-
-    def slots(self) -> dict[str, WeightSlot]:
-        """Slots of all tensors that it needs."""
-
-    def optional_slots(self) -> dict[str, WeightSlot]:
-        """Slots of tensors that only some checkpoints have."""
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output, and the residual that the next norm adds it to."""
+    logit_scale: float = 1.0
 
 
 class Llama(CausalLM):
@@ -97,7 +76,9 @@ class Llama(CausalLM):
         ropes = _distinct([entry.rope for entry in settings.layers])
         self._rotaries = [RotaryEmbedding(rope, device) for rope in ropes]
         self._layers = [
-            self._make_layer(f"model.layers.{index}.", entry, self._rotaries[ropes.index(entry.rope)], dtype, device)
+            entry.make_layer(
+                index, None if entry.rope is None else self._rotaries[ropes.index(entry.rope)], dtype, device
+            )
             for index, entry in enumerate(settings.layers)
         ]
         self._norm = RMSNorm("model.norm", size, layer.eps, dtype=dtype, device=device, is_offset=layer.is_norm_offset)
@@ -108,12 +89,8 @@ class Llama(CausalLM):
             device=device,
             tied_to=self._tokens if settings.is_tied else None,
             soft_cap=settings.logit_soft_cap,
+            scale=settings.logit_scale,
         )
-
-    def _make_layer(
-        self, prefix: str, entry: LlamaLayerSettings, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device
-    ) -> DecoderLayer:
-        return LlamaLayer(prefix, entry, rotary, dtype, device)
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -263,8 +240,8 @@ def read_llama(
     )
 
 
-def _distinct(ropes: list[RopeParameters]) -> list[RopeParameters]:
-    return [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
+def _distinct(ropes: list[RopeParameters | None]) -> list[RopeParameters]:
+    return [rope for index, rope in enumerate(ropes) if rope is not None and rope not in ropes[:index]]
 
 
 def _sliding_windows(config: Mapping[str, Any], num_layers: int, sliding_window: int | None) -> list[int | None]:

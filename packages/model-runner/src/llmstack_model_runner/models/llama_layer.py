@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -21,10 +22,33 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, L
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.head_split import HeadSplit
+from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.rotary import RopeParameters
-from llmstack_model_runner.layers.shared_expert import GatedSharedExpert
+from llmstack_model_runner.layers.scale import Scale
+from llmstack_model_runner.layers.shared_expert import GatedSharedExpert, SharedExperts
 from llmstack_model_runner.layers.stacked_experts import StackedExperts, StackedExpertSettings
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, keys_and_values
+
+
+class DecoderLayer(Protocol):
+    """One block of a model of the family."""
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Slots of all tensors that it needs."""
+
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """Slots of tensors that only some checkpoints have."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        kv_cache: LayerCache,
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output, and the residual that the next norm adds it to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +56,17 @@ class LlamaLayerSettings:
     """Sizes and variants of one block.
 
     Attributes:
+        rope: None for a layer whose attention knows no positions.
         scale: Factor of the attention scores; head_dim ** -0.5 if None.
         soft_cap: Soft cap of the attention scores, or None.
         has_qk_norm: Query and key heads are normalised.
         has_post_norms: The outputs of attention and feed-forward are normalised too.
         is_norm_offset: Norms are stored as their scale minus 1.
         has_fused_projections: The checkpoint joins q, k and v, and gate and up.
+        has_joined_gate: It joins gate and up alone.
         has_output_gate: What a head attends to is multiplied by the sigmoid of a gate, which follows its query.
         has_sinks: Each head's softmax has a score more, which has no value.
+        residual_scale: Factor of what attention and feed-forward add to the residual.
         experts: Experts that replace the feed-forward, or None.
     """
 
@@ -49,7 +76,7 @@ class LlamaLayerSettings:
     num_kv_heads: int
     head_dim: int
     eps: float
-    rope: RopeParameters
+    rope: RopeParameters | None
     activation: str
     sliding_window: int | None = None
     scale: float | None = None
@@ -61,16 +88,30 @@ class LlamaLayerSettings:
     has_post_norms: bool = False
     is_norm_offset: bool = False
     has_fused_projections: bool = False
+    has_joined_gate: bool = False
     has_output_gate: bool = False
     has_sinks: bool = False
+    residual_scale: float = 1.0
     experts: ExpertSettings | None = None
 
     def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
         """What the layer keeps in the KV storage, of the whole model, which computes in `dtype`."""
         return keys_and_values(self.num_kv_heads, self.head_dim, self.sliding_window)
 
+    def make_mixer(
+        self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
+    ) -> Mixer:
+        """Its attention, without weights; `prefix` is that of the block's tensors, and `rotary` is that of `rope`."""
+        return SelfAttention(f"{prefix}self_attn.", self, rotary, dtype, device)
 
-FeedForward = GatedFeedForward | Experts | GatedSharedExpert
+    def make_layer(
+        self, number: int, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
+    ) -> DecoderLayer:
+        """The layer of this number, without weights."""
+        return LlamaLayer(f"model.layers.{number}.", self, rotary, dtype, device)
+
+
+FeedForward = GatedFeedForward | Experts | SharedExperts | GatedSharedExpert
 
 
 def make_feed_forward(
@@ -86,7 +127,7 @@ def make_feed_forward(
             inner_size,
             activation,
             has_bias=settings.has_mlp_bias,
-            is_joined=settings.has_fused_projections,
+            is_joined=settings.has_fused_projections or settings.has_joined_gate,
             dtype=dtype,
             device=device,
             name=name,
@@ -97,38 +138,34 @@ def make_feed_forward(
     if isinstance(experts, StackedExpertSettings):
         return StackedExperts(prefix, size, activation, experts, dtype, device)
     routed = Experts(prefix, size, activation, experts, dtype, device)
+    if experts.shared_size:
+        return SharedExperts(routed, dense(experts.shared_size, f"{experts.name}.shared_experts"))
     if not experts.gated_shared_size:
         return routed
     shared = dense(experts.gated_shared_size, f"{experts.name}.shared_expert")
     return GatedSharedExpert(f"{prefix}{experts.name}.shared_expert_gate", routed, shared, size, dtype, device)
 
 
-class LlamaLayer:
-    """Attention and gated feed-forward, each after a norm and added to the residual."""
+class SelfAttention(Mixer):
+    """Attention of a block with its projections; heads are normalised and rotated in between."""
 
     def __init__(
         self,
         prefix: str,
         settings: LlamaLayerSettings,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._prefix = prefix
-        self._settings = settings
+        """`prefix` is that of the attention's tensors, such as `model.layers.0.self_attn.`."""
+        self._prefix, self._settings = prefix, settings
         split = HeadSplit(
             settings.num_heads, settings.num_kv_heads, settings.head_dim, has_gates=settings.has_output_gate
         )
         self._sizes = [split.query_size, split.gate_size, split.kv_size, split.kv_size]
-
-        def norm(name: str, size: int) -> RMSNorm:
-            is_offset = settings.is_norm_offset
-            return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device, is_offset=is_offset)
-
         size, head_dim = settings.hidden_size, settings.head_dim
-        has_post_norms = settings.has_post_norms
-        self._attention_norm = norm("input_layernorm", size)
-        qkv_names = [f"{prefix}self_attn.{name}" for name in self._qkv_names()]
+        names = ["qkv_proj"] if settings.has_fused_projections else ["q_proj", "k_proj", "v_proj"]
+        qkv_names = [f"{prefix}{name}" for name in names]
         self._qkv = Linear(
             size,
             split.parts(qkv_names),
@@ -138,8 +175,7 @@ class LlamaLayer:
             part_to_row_order=split.orders(qkv_names),
             part_to_outputs=split.outputs(qkv_names),
         )
-        head_norms = (norm("self_attn.q_norm", head_dim), norm("self_attn.k_norm", head_dim))
-        self._rotate = HeadRotation(rotary, head_norms if settings.has_qk_norm else None)
+        self._rotate = None if rotary is None else HeadRotation(rotary, self._make_head_norms(dtype, device))
         self._attention = Attention(
             len(split.heads),
             len(split.kv_heads),
@@ -151,33 +187,96 @@ class LlamaLayer:
             has_sinks=settings.has_sinks,
         )
         self._heads_of_rank = split.heads
-        self._attention_out = Linear(
+        self._out = Linear(
             settings.num_heads * head_dim,
-            {f"{prefix}self_attn.o_proj": size},
+            {f"{prefix}o_proj": size},
             has_bias=settings.has_attention_out_bias,
             dtype=dtype,
             device=device,
             inputs=split.inputs,
         )
-        self._post_attention_norm = norm("post_attention_layernorm", size) if has_post_norms else None
-        mlp_norm_name = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
-        self._mlp_norm = norm(mlp_norm_name, size)
-        self._feed_forward = make_feed_forward(prefix, settings, dtype, device)
-        self._post_mlp_norm = norm("post_feedforward_layernorm", size) if has_post_norms else None
 
-    def _qkv_names(self) -> list[str]:
-        return ["qkv_proj"] if self._settings.has_fused_projections else ["q_proj", "k_proj", "v_proj"]
+    def _make_head_norms(self, dtype: torch.dtype, device: torch.device) -> tuple[RMSNorm, RMSNorm] | None:
+        own, prefix = self._settings, self._prefix
+        if not own.has_qk_norm:
+            return None
+        query, key = (
+            RMSNorm(prefix + name, own.head_dim, own.eps, dtype=dtype, device=device, is_offset=own.is_norm_offset)
+            for name in ("q_norm", "k_norm")
+        )
+        return query, key
 
     def slots(self) -> dict[str, WeightSlot]:
-        name, num_heads = f"{self._prefix}self_attn.sinks", self._settings.num_heads
-        sinks = self._attention.sink_slots(name, num_heads, self._heads_of_rank)
-        return sinks | collect_slots(
+        """Those of the projections, and of sinks and norms of heads if there are any."""
+        norms = None if self._rotate is None else self._rotate.norms
+        sinks = self._attention.sink_slots(f"{self._prefix}sinks", self._settings.num_heads, self._heads_of_rank)
+        return sinks | collect_slots([self._qkv, *(norms or ()), self._out])
+
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """Scales of 8-bit keys and values, under both names that checkpoints use."""
+        key_names, value_names = (
+            [f"{self._prefix}{part}{letter}_scale" for part in ("", f"{letter}_proj.")] for letter in "kv"
+        )
+        return self._attention.kv_scales.slots(key_names, value_names)
+
+    def __call__(
+        self,
+        x: torch.Tensor,  # [num_tokens, hidden_size]
+        positions: torch.Tensor,  # [num_tokens]
+        kv_cache: LayerCache,
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> torch.Tensor:  # [num_queries, hidden_size]
+        """What the tokens attend to, projected."""
+        gate, heads = self._heads(self._qkv(x))
+        if self._rotate is None:
+            attended = self._attention(*heads, kv_cache, metadata, plans)
+        else:
+            attended = self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
+        if self._settings.has_output_gate:
+            attended = sigmoid_gate(attended, metadata.of_queries(gate))
+        return self._out(attended)
+
+    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The gates, as wide as the queries or 0; and query, key and value, each [num_tokens, heads, head_dim]."""
+        head_dim = self._settings.head_dim
+        query, gate, key, value = qkv.split(self._sizes, dim=-1)
+        query, key, value = (part.view(part.shape[0], -1, head_dim) for part in (query, key, value))
+        return gate, (query, key, value)
+
+
+class LlamaLayer:
+    """Attention, or a mixer in its place, and feed-forward, each after a norm and added to the residual."""
+
+    def __init__(
+        self,
+        prefix: str,
+        settings: LlamaLayerSettings,
+        rotary: RotaryEmbedding | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._scale = Scale(settings.residual_scale, device)
+
+        def norm(name: str) -> RMSNorm:
+            size, is_offset = settings.hidden_size, settings.is_norm_offset
+            return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device, is_offset=is_offset)
+
+        has_post_norms = settings.has_post_norms
+        self._mixer_norm = norm("input_layernorm")
+        self._mixer = settings.make_mixer(prefix, rotary, dtype, device)
+        self._post_mixer_norm = norm("post_attention_layernorm") if has_post_norms else None
+        self._mlp_norm = norm("pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm")
+        self._feed_forward = make_feed_forward(prefix, settings, dtype, device)
+        self._post_mlp_norm = norm("post_feedforward_layernorm") if has_post_norms else None
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Slots of all parts."""
+        return collect_slots(
             [
-                self._attention_norm,
-                self._qkv,
-                *(self._rotate.norms or ()),
-                self._attention_out,
-                self._post_attention_norm,
+                self._mixer_norm,
+                self._mixer,
+                self._post_mixer_norm,
                 self._mlp_norm,
                 self._feed_forward,
                 self._post_mlp_norm,
@@ -185,11 +284,8 @@ class LlamaLayer:
         )
 
     def optional_slots(self) -> dict[str, WeightSlot]:
-        """Scales of 8-bit keys and values, under both names that checkpoints use."""
-        key_names, value_names = (
-            [f"{self._prefix}self_attn.{part}{letter}_scale" for part in ("", f"{letter}_proj.")] for letter in "kv"
-        )
-        return self._attention.kv_scales.slots(key_names, value_names)
+        """Scales of 8-bit keys and values."""
+        return self._mixer.optional_slots()
 
     def __call__(
         self,
@@ -201,21 +297,10 @@ class LlamaLayer:
         plans: AttentionPlans,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The feed-forward's output, and the residual that the next norm adds it to."""
-        normed, residual = self._attention_norm.add(hidden, residual)
-        gate, heads = self._heads(self._qkv(normed))
-        attended = self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
-        if self._settings.has_output_gate:
-            attended = sigmoid_gate(attended, metadata.of_queries(gate))
-        attended = self._attention_out(attended)
-        if self._post_attention_norm is not None:
-            attended = self._post_attention_norm(attended)
-        normed, residual = self._mlp_norm.add(attended, metadata.of_queries(residual))
-        fed = self._feed_forward(normed)
+        normed, residual = self._mixer_norm.add(hidden, residual)
+        mixed = self._scale(self._mixer(normed, positions, kv_cache, metadata, plans))
+        if self._post_mixer_norm is not None:
+            mixed = self._post_mixer_norm(mixed)
+        normed, residual = self._mlp_norm.add(mixed, metadata.of_queries(residual))
+        fed = self._scale(self._feed_forward(normed))
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
-
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The gates, as wide as the queries or 0; and query, key and value, each [num_tokens, heads, head_dim]."""
-        head_dim = self._settings.head_dim
-        query, gate, key, value = qkv.split(self._sizes, dim=-1)
-        query, key, value = (part.view(part.shape[0], -1, head_dim) for part in (query, key, value))
-        return gate, (query, key, value)

@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-import torch
-
-from llmstack_model_runner.layers import RotaryEmbedding
 from llmstack_model_runner.layers.delta_net import DeltaNetSettings
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.models.config_values import read_bool, read_int, refuse
-from llmstack_model_runner.models.delta_net_layer import DeltaNetLayer, DeltaNetLayerSettings
-from llmstack_model_runner.models.llama import DecoderLayer, Llama, Settings, read_llama
-from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights, read_dense_layers, read_expert_numbers
+from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
 
 # Defaults of transformers for fields that a configuration omits.
 _DEFAULTS: Mapping[str, Any] = {"head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25}
 
 
-class Qwen3_5(Llama):
+class Qwen3_5(HybridModel):
     """`Qwen3_5ForCausalLM`: the dense models of Qwen 3.5 and 3.6."""
-
-    can_omit_tokens: ClassVar[bool] = False
-
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        if device.type != "cpu":
-            raise ValueError("Qwen 3.5 and Qwen3-Next run on CPUs only: steps on GPUs keep no states of layers.")
-        super().__init__(config, dtype, device)
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         return _read_settings(config, is_interleaved=False)
-
-    def _make_layer(
-        self, prefix: str, entry: LlamaLayerSettings, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device
-    ) -> DecoderLayer:
-        if isinstance(entry, DeltaNetLayerSettings):
-            return DeltaNetLayer(prefix, entry, dtype, device)
-        return super()._make_layer(prefix, entry, rotary, dtype, device)
 
     def is_ignored(self, name: str) -> bool:
         """Layers that predict several tokens at once are not used."""
@@ -100,11 +82,8 @@ def _read_settings(config: Mapping[str, Any], *, is_interleaved: bool) -> Settin
         )
     if delta_net.length < 2:
         raise ValueError(f"config.json: linear_conv_kernel_dim must be at least 2, got {delta_net.length}.")
-    attention = settings.layers[0]
-    values = {field.name: getattr(attention, field.name) for field in fields(attention)}
-    without = DeltaNetLayerSettings(**values, delta_net=delta_net)
     kinds = _have_attention(config, len(settings.layers))
-    return replace(settings, layers=[attention if has_attention else without for has_attention in kinds])
+    return replace(settings, layers=mix_layers(settings.layers, delta_net, kinds))
 
 
 def _read_experts(
@@ -124,9 +103,4 @@ def _have_attention(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     if kinds is None:
         interval = read_int(config, "full_attention_interval", 4)
         kinds = [("full" if (number + 1) % interval == 0 else "linear") + "_attention" for number in range(num_layers)]
-    known = {"full_attention", "linear_attention"}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*map(str, kinds)} <= known:
-        raise ValueError("config.json: layer_types must name each layer full_attention or linear_attention.")
-    if "full_attention" not in kinds:
-        raise ValueError("config.json: layer_types has no layer with attention, which is not supported.")
-    return [kind == "full_attention" for kind in kinds]
+    return read_layer_kinds(kinds, num_layers, "linear_attention")

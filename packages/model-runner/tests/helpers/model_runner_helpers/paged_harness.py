@@ -9,9 +9,9 @@ import torch
 
 from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.mixer import StateTensor
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models.base import CausalLM
-from llmstack_model_runner.models.kv_spec import StateTensor
 
 
 class PagedHarness:

@@ -1,0 +1,71 @@
+"""Layers with a state in place of keys and values, and models that have some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+
+from llmstack_model_runner.layers import RotaryEmbedding
+from llmstack_model_runner.layers.mixer import Mixer, MixerSettings
+from llmstack_model_runner.models.kv_spec import LayerKVSpec
+from llmstack_model_runner.models.llama import Llama
+from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLayerSettings(LlamaLayerSettings):
+    """Sizes of a layer with a state; what `LlamaLayerSettings` says of attention has no effect."""
+
+    mixer: MixerSettings
+
+    def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
+        """The state, of this rank's part."""
+        return LayerKVSpec(kind="state", states=self.mixer.states(dtype))
+
+    def make_mixer(
+        self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
+    ) -> Mixer:
+        """The mixer without weights."""
+        return self.mixer.make(prefix, self.hidden_size, self.eps, dtype, device)
+
+
+class HybridModel(Llama):
+    """A model of the Llama family some of whose layers have a state."""
+
+    can_omit_tokens: ClassVar[bool] = False
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise ValueError(f"{type(self).__name__} runs on CPUs only: steps on GPUs keep no states of layers.")
+        super().__init__(config, dtype, device)
+
+
+def mix_layers(
+    attention: list[LlamaLayerSettings], mixer: MixerSettings, have_attention: list[bool]
+) -> list[LlamaLayerSettings]:
+    """The layers, of which those without attention have the mixer in its place."""
+    return [
+        layer if has_attention else StateLayerSettings(**_values(layer), mixer=mixer)
+        for layer, has_attention in zip(attention, have_attention, strict=True)
+    ]
+
+
+def _values(settings: LlamaLayerSettings) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in fields(LlamaLayerSettings)}
+
+
+def read_layer_kinds(kinds: object, num_layers: int, *others: str) -> list[bool]:
+    """Which layers have attention, by their kinds: `full_attention`, or one of `others`.
+
+    Raises:
+        ValueError: The kinds do not name each layer, or no layer has attention.
+    """
+    known = {"full_attention", *others}
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*map(str, kinds)} <= known:
+        raise ValueError(f"config.json: layer_types must name each layer {' or '.join(sorted(known))}.")
+    if "full_attention" not in kinds:
+        raise ValueError("config.json: layer_types has no layer with attention, which is not supported.")
+    return [kind == "full_attention" for kind in kinds]

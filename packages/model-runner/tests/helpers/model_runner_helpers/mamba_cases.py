@@ -1,0 +1,37 @@
+"""Configurations of models with state spaces of Mamba-2, for comparisons with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+BAMBA = _SIZES | {
+    "num_hidden_layers": 4, "attn_layer_indices": [2], "head_dim": 8, "initializer_range": 0.2, "mamba_n_heads": 8,
+    "mamba_d_head": 8, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_chunk_size": 16,
+}  # fmt: skip
+GRANITE = {name: value for name, value in BAMBA.items() if name not in ("attn_layer_indices", "head_dim")} | {
+    "layer_types": ["mamba", "attention", "mamba", "mamba"], "shared_intermediate_size": 40, "num_local_experts": 5,
+    "num_experts_per_tok": 3, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7,
+    "logits_scaling": 4.0,
+}  # fmt: skip
+MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite 4 h": ("GraniteMoeHybrid", GRANITE),
+    "granite 4 h without experts, with rope and one group": (
+        "GraniteMoeHybrid",
+        GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1},
+    ),
+    "granite 4 of attention alone": (
+        "GraniteMoeHybrid",
+        GRANITE | {"num_local_experts": 0, "layer_types": ["attention"] * 4, "tie_word_embeddings": True},
+    ),
+    "bamba": ("Bamba", BAMBA),
+    "bamba tied, with biases, one group, a longer convolution and bounded steps": (
+        "Bamba",
+        BAMBA
+        | {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "tie_word_embeddings": True}
+        | {"mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_d_conv": 5, "time_step_limit": (0.0, 1.0)},
+    ),
+}
