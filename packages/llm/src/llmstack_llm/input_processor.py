@@ -9,17 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission import rules
 from llmstack_llm.admission.contradictions import check_contradictions
 from llmstack_llm.admission.control_fields import check_control_fields
 from llmstack_llm.admission.limits import check_prompt_chars, limits_of, limits_with
 from llmstack_llm.admission.prompt_embeds import read_prompt_embeds
-from llmstack_llm.admission.rules import (
-    check_placeholders,
-    check_text,
-    check_token_ids,
-    check_truncation,
-    check_truncation_side,
-)
 from llmstack_llm.admission.sampling import (
     NO_NAMES,
     CheckedSampling,
@@ -222,9 +216,13 @@ class InputProcessor:
         """
         if not isinstance(pooling_params, PoolingParams):
             raise request_errors.invalid_type("pooling_params", "PoolingParams", pooling_params)
+        if isinstance(prompt, RenderedPrompt) and prompt.media:
+            raise request_errors.media_not_pooled(param)
         limits, field_name = self.limits, param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
-        check_truncation_side("truncation_side", pooling_params.truncation_side)
-        max_tokens = check_truncation(field_name, pooling_params.truncate_prompt_tokens, limits.max_request_tokens)
+        rules.check_truncation_side("truncation_side", pooling_params.truncation_side)
+        max_tokens = rules.check_truncation(
+            field_name, pooling_params.truncate_prompt_tokens, limits.max_request_tokens
+        )
         side = pooling_params.truncation_side
         text, given = (None, None) if isinstance(prompt, TextPair) else self._text_and_ids(prompt, param)
         if given is not None:
@@ -327,12 +325,12 @@ class InputProcessor:
         if token_ids is None:
             token_ids = self._encode(text or "", param, add_special_tokens)
         # A longer prompt is refused below, whatever the others are.
-        check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
+        rules.check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
         placed = prompt.media if isinstance(prompt, RenderedPrompt) else ()
         if embeds is None and not placed:
-            check_placeholders(param, token_ids, self.limits.placeholders)
+            rules.check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(
             sampling, len(token_ids), self.limits, param=param, default_max_tokens=default_max_tokens
         )
@@ -395,6 +393,6 @@ class InputProcessor:
         if self.tokenizer is None:
             raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
         for part in (text.first, text.second) if isinstance(text, TextPair) else (text,):
-            check_text(param, part)
+            rules.check_text(param, part)
         self.check_length(num_chars_of(text), param, is_cut=is_cut)
         return self.tokenizer

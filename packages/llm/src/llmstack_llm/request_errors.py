@@ -73,6 +73,11 @@ def invalid_value(param: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"Invalid '{param}': {reason}.", param=param, code="invalid_value")
 
 
+def media_not_pooled(param: str) -> InvalidRequestError:
+    """Code `unsupported_value`, of a prompt with pictures or sound that is to be pooled."""
+    return unsupported_value(param, "prompts that are pooled are texts, without pictures or other media")
+
+
 def unsupported_value(param: str, reason: str) -> InvalidRequestError:
     """Code `unsupported_value`: fine elsewhere, not with this model."""
     return InvalidRequestError(f"Unsupported value: {reason}.", param=param, code="unsupported_value")

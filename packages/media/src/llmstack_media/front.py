@@ -225,7 +225,7 @@ class MediaFront:
     ) -> OpenedMedia:
         part = asked.part
         with named_refusals(part.param):
-            if not part.url and content is None:
+            if not part.url and not part.path and content is None:
                 return self._known(asked, tenant)
             digest = await self._read(source, asked, tenant, content)
             counted = self._store.counted((tenant, digest))
@@ -239,7 +239,7 @@ class MediaFront:
     async def _read(self, source: HeldSource, asked: AskedPart, tenant: str, content: bytes | None) -> bytes:
         """Reads the bytes of a picture into its source; the digest of what it becomes."""
         if content is None:
-            source.data = await self._fetched(asked.part.url, tenant, source)
+            source.data = await self._fetched(asked.part, tenant, source)
         else:
             check_length(len(content), self._limits.max_bytes)
             source.reserve(len(content))
@@ -271,15 +271,17 @@ class MediaFront:
     def _checked(self, part: Part, options: Mapping[str, object]) -> AskedPart:
         with named_refusals(part.param):
             asked = self._asked(part, options)
-            if part.url:
+            if part.url and not part.path:
                 with counted_refusals(self._fetch_results):
                     self._fetcher.check(part.url)
             return asked
 
-    async def _fetched(self, url: str, tenant: str, source: HeldSource) -> bytes:
+    async def _fetched(self, part: Part, tenant: str, source: HeldSource) -> bytes:
         async with self._fetches.hold(tenant, 1):
             with counted_refusals(self._fetch_results):
-                data = await self._fetcher.fetch(url, source.reserve)
+                fetcher = self._fetcher
+                read = fetcher.read(part.path, source.reserve) if part.path else fetcher.fetch(part.url, source.reserve)
+                data = await read
         self._fetch_results["ok"] += 1
         return data
 
@@ -358,7 +360,7 @@ class MediaFront:
 
 
 def _is_fetched(part: Part) -> bool:
-    return bool(part.url) and not is_inline(part.url)
+    return bool(part.path) or (bool(part.url) and not is_inline(part.url))
 
 
 @dataclass(slots=True, eq=False)

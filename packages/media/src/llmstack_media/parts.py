@@ -35,6 +35,11 @@ class Part(Protocol):
         ...
 
     @property
+    def path(self) -> str:
+        """A file that the caller may read, in place of a URL; empty for none."""
+        ...
+
+    @property
     def param(self) -> str:
         """The field of the request, for messages."""
         ...
@@ -49,6 +54,7 @@ class MediaPart:
     detail: str = "auto"
     param: str = ""
     kind: MediaKind = "image"
+    path: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from llmstack_server.chat.constraints import after_reasoning, constraint_name, w
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.reading import ReadingPlan, ReasoningPlan
 from llmstack_server.chat.reasoning import is_open_in, tag_ids, thinking_tags
+from llmstack_server.chat.stored_media import with_stored_media
 from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
@@ -68,7 +69,7 @@ async def submit_chat(
     fields: GivenSampling | CheckedSampling = given
     if conversation.tools is not None or conversation.tool_choice is not None:
         tool_use, fields = await _with_tools(state, conversation, given)
-    prompt = await state.engine.render(_chat_prompt(state, conversation, tool_use), fields)
+    prompt = await state.engine.render(await _chat_prompt(state, conversation, tool_use), fields)
     sampling, plan = prompt.sampling, None
     if state.chat_parsers.reasoning is not None or tool_use.mode is not ToolMode.NONE:
         sampling, plan = await _plan(state, conversation, tool_use, prompt)
@@ -101,17 +102,17 @@ async def render_conversation(state: ServerState, conversation: Conversation) ->
         InvalidRequestError: Names the message and the invalid field.
     """
     tool_use = check_tools(conversation.tools, conversation.tool_choice)
-    return await state.engine.render(_chat_prompt(state, conversation, tool_use))
+    return await state.engine.render(await _chat_prompt(state, conversation, tool_use))
 
 
-def _chat_prompt(state: ServerState, conversation: Conversation, tool_use: ToolUse) -> ChatPrompt:
+async def _chat_prompt(state: ServerState, conversation: Conversation, tool_use: ToolUse) -> ChatPrompt:
     options = state.config.chat
     if conversation.chat_template is not None and not options.trusts_request_template:
         raise unsupported("chat_template")
     is_shown = tool_use.mode is not ToolMode.NONE or not options.excludes_unused_tools
     has_kwargs = options.template_kwargs or conversation.reasoning_effort or conversation.chat_template_kwargs
     return ChatPrompt(
-        conversation.messages,
+        await with_stored_media(state, conversation.messages),
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         tools=tool_use.tools if is_shown and tool_use.tools else None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.media.parts import MediaPart
+from llmstack_server.chat.stored_media import media_in
 from llmstack_server.web.errors import missing_parameter
 from llmstack_types import InvalidRequestError
 
@@ -124,7 +125,7 @@ def in_words_of_api(
     of the names of tools.
     """
     param = error.param or ""
-    if any(param in (name, f"{name}.type") for name in _media_params(messages)):
+    if any(param in (part.param, f"{part.param}.type") for part in media_in(messages)):
         return error
     if param.startswith("messages"):
         name = input_name
@@ -133,13 +134,6 @@ def in_words_of_api(
     else:
         return error
     return InvalidRequestError(error.message.replace(f"'{param}'", f"'{name}'"), param=name, code=error.code)
-
-
-def _media_params(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            yield from (part.param for part in content if isinstance(part, MediaPart))
 
 
 def required_text(param: str, entry: Mapping[str, Any], name: str) -> str:

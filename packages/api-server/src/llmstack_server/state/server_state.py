@@ -6,7 +6,7 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,6 +65,18 @@ class SharedReloads(Protocol):
         ...
 
 
+class StoredFiles(Protocol):
+    """The files that clients have uploaded."""
+
+    async def paths(self, file_ids: Set[str], owner: str) -> Mapping[str, str]:
+        """The path of each file that there is and that belongs to the owner.
+
+        Raises:
+            HTTPError: 503, while they cannot be read.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChatParsers:
     """The parsers of one server.
@@ -110,6 +122,7 @@ class ServerState:
         start_model_path: The folder of the model that the server has begun with, once another one was loaded.
         shared_reloads: Reloads in all API processes; None where this is the only one.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
+        stored_files: The files that clients have uploaded; None where none are kept.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
 
@@ -139,6 +152,7 @@ class ServerState:
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
     receipts: Signer | None = None
     application: ASGIApp | None = None
+    stored_files: StoredFiles | None = None
     weights_name: str = START_NAME
     previous_weights: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_PREVIOUS_WEIGHTS))
     is_reloading: bool = False

@@ -113,13 +113,15 @@ def test_a_document_in_plain_text_is_text(block: dict[str, Any], expected: str):
 def test_pictures_stand_between_the_texts_and_in_results():
     result = {"type": "tool_result", "tool_use_id": "t", "content": [text("r"), image("b")]}
     base64 = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-    blocks = [text("a"), text("b"), image("x"), text("c"), base64]
+    file = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+    blocks = [text("a"), text("b"), image("x"), text("c"), base64, file]
     assert read_messages(None, [user(*blocks), user(text("d")), user(result)]) == [
         {"role": "user", "content": [
             {"type": "text", "text": "a\nb"},
             MediaPart("image", "x", param="messages[0].content[2]"),
             {"type": "text", "text": "c"},
             MediaPart("image", "data:image/png;base64,AA==", param="messages[0].content[4]"),
+            MediaPart("image", "", param="messages[0].content[5]", file_id="f"),
             {"type": "text", "text": "d"},
         ]},
         {"role": "tool", "tool_call_id": "t", "content": [
@@ -144,7 +146,7 @@ def test_pictures_stand_between_the_texts_and_in_results():
         ([user({"type": "image"})], "messages[0].content[0].source", "missing_required_parameter"),
         ([user({"type": "image", "source": "a"})], "messages[0].content[0].source", "invalid_type"),
         ([user({"type": "image", "source": {}})], "messages[0].content[0].source.type", "missing_required_parameter"),
-        ([user({"type": "image", "source": {"type": "file", "file_id": "f"}})],
+        ([user({"type": "image", "source": {"type": "gone", "file_id": "f"}})],
          "messages[0].content[0].source.type", "unsupported_parameter"),
         ([user({"type": "image", "source": {"type": "url", "url": 7}})],
          "messages[0].content[0].source.url", "invalid_type"),

@@ -109,7 +109,8 @@ def test_pictures_stand_between_the_texts_and_in_outputs_and_are_read_again():
         [
             {"role": "user", "content": [text("a"), {"type": "input_image", "image_url": "x"}, text("b"), text("c")]},
             {"type": "function_call_output", "call_id": "c", "output": [
-                {"type": "input_image", "image_url": "y", "detail": "low", "uuid": "u"}]},
+                {"type": "input_image", "image_url": "y", "detail": "low", "uuid": "u"},
+                {"type": "input_image", "file_id": "f"}]},
         ],
         nothing,
     )  # fmt: skip
@@ -120,12 +121,15 @@ def test_pictures_stand_between_the_texts_and_in_outputs_and_are_read_again():
             MediaPart("image", "x", param="input[0].content[1]"),
             {"type": "text", "text": "b\nc"},
         ]},
-        {"role": "tool", "tool_call_id": "c", "content": [MediaPart("image", "y", "u", "low", "input[1].output[0]")]},
+        {"role": "tool", "tool_call_id": "c", "content": [
+            MediaPart("image", "y", "u", "low", "input[1].output[0]"),
+            MediaPart("image", "", param="input[1].output[1]", file_id="f"),
+        ]},
     ]  # fmt: skip
     turns = turns_after(None)
     assert len(list(adding(items, turns, num_earlier=1))) == 2
     shown = [part.param for one in turns.messages for part in one["content"] if isinstance(part, MediaPart)]
-    assert shown == ["previous_response_id", "input[0].output[0]"]
+    assert shown == ["previous_response_id", "input[0].output[0]", "input[0].output[1]"]
 
 
 def test_a_reference_stands_for_the_item_it_names():
@@ -146,8 +150,10 @@ def test_a_reference_stands_for_the_item_it_names():
         ([{"role": "user", "content": 7}], "input[0].content", "invalid_type"),
         ([{"role": "user", "content": [{"type": "input_image"}]}],
          "input[0].content[0].image_url", "missing_required_parameter"),
-        ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}],
-         "input[0].content[0].file_id", "unsupported_parameter"),
+        ([{"role": "user", "content": [{"type": "input_image", "file_id": "f", "image_url": "x"}]}],
+         "input[0].content[0].file_id", "invalid_value"),
+        ([{"role": "user", "content": [{"type": "input_image", "file_id": 7}]}],
+         "input[0].content[0].file_id", "invalid_type"),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "x"}]}],
          "input[0].content[0].detail", "invalid_value"),
         ([{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}],

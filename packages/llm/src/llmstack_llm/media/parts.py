@@ -31,6 +31,8 @@ class MediaPart:
         uuid: The client's own name for it; empty for none.
         detail: `auto`, `low` or `high`.
         param: The field of the request, for errors.
+        file_id: A file that a server keeps for the client; the server puts its path in.
+        path: A file that is read in place of a URL. It comes from the server alone, never from a request.
     """
 
     kind: MediaKind
@@ -38,6 +40,8 @@ class MediaPart:
     uuid: str = ""
     detail: str = "auto"
     param: str = "messages"
+    file_id: str = ""
+    path: str = ""
 
 
 class MediaMark(NamedTuple):

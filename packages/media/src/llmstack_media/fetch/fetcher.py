@@ -13,7 +13,7 @@ from llmstack_media.errors import fetch_failed, url_not_allowed
 from llmstack_media.fetch.addresses import may_dial
 from llmstack_media.fetch.data_urls import decode_data_url, decoded_length
 from llmstack_media.fetch.http_get import Reserve, Response, read_body, read_head, send_get
-from llmstack_media.fetch.local_files import names_below, read_local
+from llmstack_media.fetch.local_files import names_below, read_file, read_local
 from llmstack_media.fetch.policy import FetchPolicy, Target, http_target, split
 from llmstack_types import InvalidRequestError
 
@@ -69,6 +69,10 @@ class Fetcher:
             raise fetch_failed(f"The URL could not be fetched within {self._policy.timeout_s:g} s") from error
         except (OSError, EOFError, ValueError) as error:  # ValueError: a line or a name beyond what streams take
             raise fetch_failed("The connection to the server of this URL failed") from error
+
+    async def read(self, path: str, reserve: Reserve) -> bytes:
+        """The bytes of a file that the caller may read, whatever the policy says of `file:` URLs; raises as `fetch`."""
+        return await asyncio.to_thread(read_file, path, self._policy.max_bytes, reserve)
 
     async def _over_http(self, url: str, reserve: Reserve) -> bytes:
         target = http_target(url, self._policy)

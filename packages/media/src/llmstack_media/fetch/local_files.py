@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from collections.abc import Callable
@@ -24,9 +25,18 @@ def read_local(
         InvalidRequestError: It is not below the folder, no regular file, or too large. All of them have one message,
             so that a refusal says nothing of other files. Also what `reserve` raises.
     """
-    root, names = names_below(url, folder)
+    return _read(functools.partial(_open_below, *names_below(url, folder)), max_bytes, reserve)
+
+
+def read_file(path: str, max_bytes: int, reserve: Callable[[int], None]) -> bytes:
+    """The content of a file that the caller may read; raises as `read_local`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    return _read(lambda: _regular(os.open(path, flags)), max_bytes, reserve)
+
+
+def _read(open_file: Callable[[], int], max_bytes: int, reserve: Callable[[int], None]) -> bytes:
     try:
-        descriptor = _open_below(root, names)
+        descriptor = open_file()
     except OSError as error:
         raise fetch_failed("The file cannot be read: it does not exist, is a link, or is no regular file") from error
     with os.fdopen(descriptor, "rb") as file:
@@ -71,6 +81,10 @@ def _open_below(root: str, names: list[str]) -> int:
         descriptor = os.open(names[-1], flags | os.O_NONBLOCK, dir_fd=folder)  # a pipe would wait for its writer
     finally:
         os.close(folder)
+    return _regular(descriptor)
+
+
+def _regular(descriptor: int) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("no regular file")

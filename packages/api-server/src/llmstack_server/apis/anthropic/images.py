@@ -18,7 +18,7 @@ def read_image(param: str, block: Mapping[str, Any]) -> MediaPart:
     """The picture of a block; what it holds is looked at later.
 
     Raises:
-        InvalidRequestError: Its source is malformed, or is none of `base64` and `url`; the field is named.
+        InvalidRequestError: Its source is malformed, or is none of `base64`, `url` and `file`; the field is named.
     """
     place, source = f"{param}.source", block.get("source")
     if source is None:
@@ -26,6 +26,11 @@ def read_image(param: str, block: Mapping[str, Any]) -> MediaPart:
     if not isinstance(source, dict):
         raise request_errors.invalid_type(place, "an object", source)
     kind = required_text(place, source, "type")
+    if kind == "file":
+        file_id = required_text(place, source, "file_id")
+        if not file_id:
+            raise request_errors.invalid_value(f"{place}.file_id", "it is empty")
+        return MediaPart("image", "", param=param, file_id=file_id)
     if kind == "url":
         url = required_text(place, source, "url")
     elif kind == "base64":
@@ -34,7 +39,7 @@ def read_image(param: str, block: Mapping[str, Any]) -> MediaPart:
             raise request_errors.invalid_value(f"{place}.media_type", "expected one such as 'image/png'")
         url = f"data:{media_type};base64,{required_text(place, source, 'data')}"
     else:
-        reason = "the source of a picture may be 'base64' or 'url'"
+        reason = "the source of a picture may be 'base64', 'url' or 'file'"
         raise request_errors.unsupported_parameter(f"{place}.type", reason)
     if not url:
         raise request_errors.invalid_value(f"{place}.url", "it is empty")

@@ -30,7 +30,7 @@ from llmstack_types import InvalidRequestError
 
 MAX_BATCHES = 1000
 MAX_UNFINISHED = 100
-PURPOSES = ("batch",)
+PURPOSES = ("batch", "vision", "user_data")
 _DOWNLOAD_HEADERS = {"x-content-type-options": "nosniff", "content-security-policy": "default-src 'none'; sandbox"}
 _UPLOAD_SCHEMA: Schema = {
     "type": "object",
@@ -65,6 +65,7 @@ def add_batch_routes(router: Router, state: ServerState) -> None:
         return
     folder, secret = Path(state.config.http.state_dir), state.config.deployment_secret
     store = FileStore(folder, state.config.http.batches, secret)
+    state.stored_files = store
     worker = BatchWorker(state, store)
     state.at_ready.append(worker.begin)
     state.at_end.append(worker.stop)
@@ -78,7 +79,7 @@ def _add_file_routes(router: Router, state: ServerState, store: FileStore) -> No
         id_of_answer=("file_id", "$response.body#/id")
     ))  # fmt: skip
     async def upload(request: Request) -> Response:
-        """Stores a file for later batches."""
+        """Stores a file: requests of a batch, or a picture."""
         owner = current_client.get().tenant
         timeout_s = state.config.http.receive_timeout_s
         async with receive_upload(request.headers, request.receive, store, owner, timeout_s) as received:

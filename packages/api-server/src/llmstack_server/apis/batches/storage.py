@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -109,6 +109,14 @@ class FileStore:
     def path(self, name: str) -> Path:
         """The path of the file with this id."""
         return self.folder / name
+
+    async def paths(self, file_ids: Set[str], owner: str) -> dict[str, str]:
+        """The path of each file that there is and that belongs to the owner; raises as `run`."""
+
+        def find() -> dict[str, str]:
+            return {name: str(self.path(name)) for name in file_ids if self.table.file(name, owner) is not None}
+
+        return await self.run(find)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
         """Reserves room in the share of an owner for bytes of a file that is coming; `release` ends that.

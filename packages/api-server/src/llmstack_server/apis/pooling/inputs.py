@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmstack_llm import ChatPrompt, RenderedPrompt, request_errors
+from llmstack_llm.media.parts import has_media
 from llmstack_server.apis.pooling.engine_run import MAX_NUM_INPUTS, admit_all
 from llmstack_server.apis.pooling.protocol import InputFields
 from llmstack_server.protocols import AdmittedInput
@@ -62,6 +63,8 @@ async def admit_prompts(
 
 
 async def _render(state: ServerState, fields: InputFields, *, is_cut: bool) -> RenderedPrompt:
+    if has_media(fields.messages):  # before anything is fetched
+        raise request_errors.media_not_pooled("messages")
     chat = ChatPrompt(
         fields.messages or [],
         add_generation_prompt=bool(fields.add_generation_prompt),

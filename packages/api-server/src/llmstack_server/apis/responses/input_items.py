@@ -173,12 +173,15 @@ def _read_parts(param: str, content: Any, kind: str, *, takes_images: bool) -> l
 
 
 def _read_image(param: str, part: Item) -> Item:
+    file_id = None
     if part.get("file_id") is not None:
-        reason = "a picture comes as 'image_url': files that were uploaded hold requests of batches"
-        raise request_errors.unsupported_parameter(f"{param}.file_id", reason)
+        file_id = required_text(param, part, "file_id")
+        if part.get("image_url") is not None:
+            raise request_errors.invalid_value(f"{param}.file_id", "give either 'file_id' or 'image_url'")
+        part = {**part, "image_url": ""}
     read = read_part(param, part, _IMAGES)
-    found = {"type": "input_image", "image_url": read.url, "detail": read.detail}
-    return {**found, "uuid": read.uuid} if read.uuid else found
+    found = {"type": "input_image", "image_url": None if file_id else read.url, "detail": read.detail}
+    return {**found, **({"file_id": file_id} if file_id else {}), **({"uuid": read.uuid} if read.uuid else {})}
 
 
 def _part_text(param: str, part: Any, kinds: Sequence[str]) -> str:
@@ -205,8 +208,8 @@ def _content(parts: Sequence[Mapping[str, Any]], param: str, field: str) -> Cont
     """The content of a message; `param` names the item, `field` where the parts are in it."""
     return content_of(
         MediaPart(
-            "image", part["image_url"], part.get("uuid", ""), part["detail"],
-            f"{param}.{field}[{index}]" if param.startswith("input") else param,
+            "image", part["image_url"] or "", part.get("uuid", ""), part["detail"],
+            f"{param}.{field}[{index}]" if param.startswith("input") else param, part.get("file_id", ""),
         )
         if part["type"] == "input_image"
         else part["text"]
