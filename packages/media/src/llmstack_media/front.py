@@ -14,16 +14,14 @@ from llmstack_media.errors import counted_refusals, fetch_failed, invalid_option
 from llmstack_media.fetch.data_urls import check_length
 from llmstack_media.fetch.fetcher import Fetcher, is_inline
 from llmstack_media.limits import MediaLimits
-from llmstack_media.memory import SealedMemory
 from llmstack_media.parts import AskedPart, MediaStats, Part, digest_of
 from llmstack_media.pool.client import PicturePool
 from llmstack_media.processors.checkpoints import image_processor
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import Piece
 from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.sources import HeldSource, SourceBytes
 from llmstack_media.store import Counted, Entry, Key, MediaStore
 from llmstack_media.together import run_together
-from llmstack_types import ServerOverloadedError
 from llmstack_types.media import MediaItem, memory_name
 from llmstack_types.vocabulary import ImageDetail, MediaKind, words_of
 
@@ -295,12 +293,8 @@ class MediaFront:
 
     async def _count(self, tenant: str, processor: ImageProcessor, data: bytes) -> Counted:
         async with self._places.hold(tenant, 1):
-            source = _sealed(data)
-            try:
-                with counted_refusals(self._failures):
-                    width, height = await self._pool.size(source)
-            finally:
-                source.close()
+            with counted_refusals(self._failures):
+                width, height = await self._pool.size(data)
         return Counted(processor.layout(width, height), width * height)
 
     async def _entry(self, key: Key, asked: AskedPart, counted: Counted, source: HeldSource | None) -> Entry:
@@ -332,7 +326,10 @@ class MediaFront:
             async with self._pixels.hold(tenant, counted.num_pixels), self._places.hold(tenant, 1):
                 self._store.reserve(tenant, layout.num_bytes)
                 try:
-                    memory = await self._filled(key, asked, layout, source.data)
+                    with counted_refusals(self._failures):
+                        memory = await self._pool.prepare(
+                            source.data, memory_name(key[1]), layout, asked.part.detail, asked.options
+                        )
                 except BaseException:
                     self._store.cancel(tenant, layout.num_bytes)
                     raise
@@ -343,20 +340,6 @@ class MediaFront:
             return entry
         finally:
             del self._making[key]
-
-    async def _filled(self, key: Key, asked: AskedPart, layout: ImageLayout, data: bytes) -> SealedMemory:
-        source = _sealed(data)
-        try:
-            target = _memory(layout.num_bytes, memory_name(key[1]))
-            try:
-                with counted_refusals(self._failures):
-                    await self._pool.prepare(source, target, layout, asked.part.detail, asked.options)
-            except BaseException:
-                target.close()
-                raise
-            return target
-        finally:
-            source.close()
 
 
 def _is_fetched(part: Part) -> bool:
@@ -370,24 +353,6 @@ class _Making:
     task: asyncio.Task[Entry] = field(init=False)
     num_waiting: int = 0
     entry: Entry | None = None
-
-
-def _sealed(data: bytes) -> SealedMemory:
-    try:
-        return SealedMemory.of(data)
-    except OSError as error:
-        raise _no_memory() from error
-
-
-def _memory(num_bytes: int, name: str) -> SealedMemory:
-    try:
-        return SealedMemory(num_bytes, name)
-    except OSError as error:
-        raise _no_memory() from error
-
-
-def _no_memory() -> ServerOverloadedError:
-    return ServerOverloadedError("there is no memory for an image", reason="media")
 
 
 def _num_places() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -36,31 +37,39 @@ class PicturePool:
             "llmstack_media.pool.process", configuration, purpose="reads images", reason="media", variables=_ONE_THREAD
         )
 
-    async def size(self, source: SealedMemory) -> tuple[int, int]:
+    async def size(self, data: bytes) -> tuple[int, int]:
         """Width and height of a picture as it is shown, without a decode.
 
         Raises:
             InvalidRequestError: It is none of an allowed format, or exceeds a limit.
-            ServerOverloadedError: The machine is too busy, or the process cannot be started.
+            ServerOverloadedError: The machine is too busy, there is no memory, or the process cannot be started.
         """
-        answer = await self._run({"do": "header", "source": _named(source)}, _HEADER_S, is_slow=False)
+        with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
+            answer = await self._run({"do": "header", "source": _named(source)}, _HEADER_S, is_slow=False)
         return answer["width"], answer["height"]
 
     async def prepare(
-        self, source: SealedMemory, target: SealedMemory, layout: ImageLayout, detail: str, options: Mapping[str, Any]
-    ) -> None:
-        """Fills `target` with the array of a picture, and seals it.
+        self, data: bytes, name: str, layout: ImageLayout, detail: str, options: Mapping[str, Any]
+    ) -> SealedMemory:
+        """The array of a picture, in sealed memory of this name, which is the caller's to close.
 
         Raises:
             InvalidRequestError: It is damaged, or takes too long.
-            ServerOverloadedError: The machine is too busy, or the process cannot be started.
+            ServerOverloadedError: The machine is too busy, there is no memory, or the process cannot be started.
         """
-        job = {
-            "do": "prepare", "source": _named(source), "target": _named(target), "shape": list(layout.shape),
-            "detail": detail, "options": dict(options),
-        }  # fmt: skip
-        await self._run(job, self._limits.decode_s, is_slow=True)
-        target.seal()
+        with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
+            target = _memory(lambda: SealedMemory(layout.num_bytes, name))
+            job = {
+                "do": "prepare", "source": _named(source), "target": _named(target), "shape": list(layout.shape),
+                "detail": detail, "options": dict(options),
+            }  # fmt: skip
+            try:
+                await self._run(job, self._limits.decode_s, is_slow=True)
+                target.seal()
+            except BaseException:
+                target.close()
+                raise
+        return target
 
     async def shutdown(self) -> None:
         """Ends the process and its children. Idempotent, and final."""
@@ -78,6 +87,13 @@ class PicturePool:
         if error := outcome.answer.get("error"):
             raise InvalidRequestError(error["message"], code=error["code"])
         return outcome.answer
+
+
+def _memory(take: Callable[[], SealedMemory]) -> SealedMemory:
+    try:
+        return take()
+    except OSError as error:
+        raise ServerOverloadedError("there is no memory for an image", reason="media") from error
 
 
 def _named(memory: SealedMemory) -> dict[str, Any]:
