@@ -326,7 +326,7 @@ def test_a_scheduler_of_tokens_says_nothing_of_an_encoder():
 
 def test_states_and_items_that_must_not_be_cut_exclude_each_other():
     kv_cache = pytest.importorskip("llmstack_kv_cache")
-    manager = kv_cache.StateKVCacheManager(16, 16, 4)
+    manager = kv_cache.KVCacheManager(16, 4, num_state_blocks=16)
     with pytest.raises(ValueError, match="exclude items"):
         Scheduler(SchedulerConfig(media=replace(SPEC, is_atomic=True)), manager)
 

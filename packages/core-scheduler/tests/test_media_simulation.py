@@ -31,7 +31,7 @@ def run_windows(seed):
     groups = [kv_cache.KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
 
     def make(num_blocks, block_size, num_host_blocks):
-        return kv_cache.HybridKVCacheManager(groups, num_blocks, block_size, num_host_blocks=num_host_blocks)
+        return kv_cache.KVCacheManager(num_blocks, block_size, groups=groups, num_host_blocks=num_host_blocks)
 
     return run_media_seed(seed, make, windows, 1 + seed % 2)
 
@@ -40,7 +40,9 @@ def run_states(seed):
     num_state_blocks = 3 + seed % 7 if seed % 2 else 200
 
     def make(num_blocks, block_size, num_host_blocks):
-        return kv_cache.StateKVCacheManager(num_blocks, num_state_blocks, block_size, num_host_blocks=num_host_blocks)
+        return kv_cache.KVCacheManager(
+            num_blocks, block_size, num_host_blocks=num_host_blocks, num_state_blocks=num_state_blocks
+        )
 
     return run_media_seed(seed, make, (None,), 1, num_state_blocks)
 

@@ -56,7 +56,7 @@ class Server:
             manager = kv_cache.KVCacheManager(self.num_blocks, BLOCK_SIZE)
         else:
             groups = [kv_cache.KVCacheGroup(str(number), window) for number, window in enumerate(self.windows)]
-            manager = kv_cache.HybridKVCacheManager(groups, self.num_blocks, BLOCK_SIZE)
+            manager = kv_cache.KVCacheManager(self.num_blocks, BLOCK_SIZE, groups=groups)
         return Scheduler(config, manager, on_status=self.yields)
 
     def add(self, tenant: str, num_requests: int = 1, num_prompt: int = 6, max_tokens: int = 50) -> list[str]:

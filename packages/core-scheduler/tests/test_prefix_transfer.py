@@ -6,7 +6,7 @@ import pytest
 from core_scheduler_helpers.steps import make_request, step
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
-from llmstack_kv_cache import KVCacheManager, StateKVCacheManager
+from llmstack_kv_cache import KVCacheManager
 
 BLOCK_SIZE = 16
 
@@ -61,7 +61,7 @@ def test_without_room_nothing_is_imported_and_nothing_is_taken() -> None:
 
 
 def test_a_prefix_of_a_model_with_states_comes_with_the_state_after_it() -> None:
-    cache = StateKVCacheManager(8, 7, BLOCK_SIZE)
+    cache = KVCacheManager(8, BLOCK_SIZE, num_state_blocks=7)
     scheduler = Scheduler(SchedulerConfig(max_model_len=256, max_num_seqs=4), cache)
     block_ids, state_id = scheduler.import_prefix(list(range(33)))
     assert (len(block_ids), state_id > 0) == (2, True)
@@ -77,7 +77,7 @@ def test_a_prefix_of_a_model_with_states_comes_with_the_state_after_it() -> None
 
 
 def test_a_prefix_is_not_imported_where_there_is_no_room_for_its_state() -> None:
-    cache = StateKVCacheManager(8, 3, BLOCK_SIZE)
+    cache = KVCacheManager(8, BLOCK_SIZE, num_state_blocks=3)
     scheduler = Scheduler(SchedulerConfig(max_model_len=256, max_num_seqs=4), cache)
     scheduler.add_request(make_request("a", 20, 9))
     scheduler.schedule(0.0)

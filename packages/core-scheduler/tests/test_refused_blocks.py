@@ -153,7 +153,7 @@ def test_a_request_is_not_swapped_in_in_a_step_that_copies_blocks():
 def test_a_swapped_request_gives_up_what_its_windows_have_passed_before_it_takes_more():
     kv_cache = pytest.importorskip("llmstack_kv_cache")
     groups = [kv_cache.KVCacheGroup("full"), kv_cache.KVCacheGroup("window", sliding_window=1)]
-    manager = kv_cache.HybridKVCacheManager(groups, 9, 1, num_host_blocks=8)  # one of them is the null block
+    manager = kv_cache.KVCacheManager(9, 1, num_host_blocks=8, groups=groups)  # one of them is the null block
     request = Request(EngineCoreRequest("a", [1, 2, 3, 4], SamplingParams(max_tokens=4)), (0,), 8)
     manager.allocate_slots("a", 4)
     request.num_computed_tokens = 4  # by a step that is under way when the request is swapped out

@@ -86,7 +86,7 @@ def run_windows(seed, num_stages=1):
     groups = [kv_cache.KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
 
     def make_manager(num_blocks, block_size, num_host_blocks):
-        return kv_cache.HybridKVCacheManager(groups, num_blocks, block_size, num_host_blocks=num_host_blocks)
+        return kv_cache.KVCacheManager(num_blocks, block_size, groups=groups, num_host_blocks=num_host_blocks)
 
     return run_seed(seed, make_manager, windows, num_stages)
 
@@ -136,15 +136,21 @@ def test_the_simulations_with_windows_are_messy_enough_to_mean_something():
 
 
 @cache
-def run_states(seed, num_stages=1):
+def run_states(seed, num_stages=1, windows=(None,)):
     """A run of a model with states; the pools of half of the seeds have hardly room for the rows."""
     kv_cache = pytest.importorskip("llmstack_kv_cache")
     num_state_blocks = 3 + seed % 7 if seed % 2 else 200
+    groups = [kv_cache.KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
 
     def make_manager(num_blocks, block_size, num_host_blocks):
-        return kv_cache.StateKVCacheManager(num_blocks, num_state_blocks, block_size, num_host_blocks=num_host_blocks)
+        options = {"groups": groups, "num_state_blocks": num_state_blocks, "num_host_blocks": num_host_blocks}
+        return kv_cache.KVCacheManager(num_blocks, block_size, **options)
 
-    return run_seed(seed, make_manager, num_stages=num_stages, num_state_blocks=num_state_blocks)
+    return run_seed(seed, make_manager, windows, num_stages, num_state_blocks)
+
+
+def run_states_beside_windows(seed):
+    return run_states(seed, 1 + seed % 3 // 2, WINDOWS[seed % len(WINDOWS)])
 
 
 @pytest.mark.parametrize("first_seed", range(0, 150, 50))
@@ -167,10 +173,28 @@ def test_every_answer_of_5_000_runs_with_states_is_what_the_model_says(first_see
         run_states(seed)
 
 
-def test_the_simulations_with_states_are_messy_enough_to_mean_something():
+def test_every_answer_of_a_model_with_states_beside_windows_is_what_the_model_says():
+    for seed in range(60):
+        run_states_beside_windows(seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first_seed", range(100, 5_100, 500))
+def test_every_answer_of_5_000_runs_with_states_beside_windows_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 500):
+        run_states_beside_windows(seed)
+
+
+@pytest.mark.parametrize("run", [run_states, run_states_beside_windows])
+def test_the_simulations_with_states_are_messy_enough_to_mean_something(run):
     totals = Counter()
-    for seed in range(100):
-        totals += run_states(seed)
+    for seed in range(100 if run is run_states else 60):
+        totals += run(seed)
+    if run is not run_states:
+        assert totals["passed"] > 50
+        assert min(totals["hits"], totals["without_state"]) > 50
+        return
     for name in ("preemptions", "swap_outs", "swap_ins", "shared", "drafts", "accepted", "aborted", "without_state"):
         assert totals[name] > 50, name
     assert totals["hits"] > 500

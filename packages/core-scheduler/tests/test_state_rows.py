@@ -13,7 +13,7 @@ def scheduler(max_num_batched_tokens=100, interval=0, num_state_blocks=50, **opt
     config = SchedulerConfig(
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=200, state_snapshot_interval=interval, **options
     )
-    return Scheduler(config, kv_cache.StateKVCacheManager(100, num_state_blocks, 8))
+    return Scheduler(config, kv_cache.KVCacheManager(100, 8, num_state_blocks=num_state_blocks))
 
 
 def request(name, length, max_tokens=1, first=0):

@@ -6,7 +6,7 @@ is the limit: it finds everything until the pool is too small for all sessions.
 
 import pytest
 
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup
+from llmstack_kv_cache import KVCacheGroup, KVCacheManager
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4000
@@ -18,7 +18,7 @@ WINDOW = 128
 
 def make_manager(shape):
     windows = [KVCacheGroup(f"window {number}", WINDOW) for number in range(SHAPES[shape])]
-    return HybridKVCacheManager([KVCacheGroup("full"), *windows], NUM_BLOCKS + 1, BLOCK_SIZE)
+    return KVCacheManager(NUM_BLOCKS + 1, BLOCK_SIZE, groups=[KVCacheGroup("full"), *windows])
 
 
 def num_blocks_of_hits(shape):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import KVCacheGroup, KVCacheManager
 
 
 def test_the_manager_passes_the_schedulers_own_check():
@@ -18,7 +18,7 @@ def test_the_manager_passes_the_schedulers_own_check():
 def hybrid(num_blocks, block_size, num_host_blocks=0):
     """A manager of one group with as many blocks for requests; the null block comes in addition."""
     group = KVCacheGroup("window", sliding_window=100)
-    return HybridKVCacheManager([group], num_blocks + 1, block_size, num_host_blocks=num_host_blocks)
+    return KVCacheManager(num_blocks + 1, block_size, num_host_blocks=num_host_blocks, groups=[group])
 
 
 def test_the_hybrid_manager_passes_the_schedulers_own_check():

@@ -8,8 +8,8 @@ from llmstack_kv_cache import (
     NULL_BLOCK_ID,
     BlockStored,
     DuplicateRequestError,
-    HybridKVCacheManager,
     KVCacheGroup,
+    KVCacheManager,
     UnknownRequestError,
     num_blocks_for,
 )
@@ -35,8 +35,8 @@ def test_sessions_find_all_of_their_prompts_if_what_hits_need_has_room(
         num_blocks_for(length if group.sliding_window is None else group.sliding_window + 2 * block_size, block_size)
         for group in groups
     )
-    running = HybridKVCacheManager(groups, 2, block_size).num_blocks_needed(length, 0, chunk)
-    manager = HybridKVCacheManager(groups, num_sessions * num_kept + running + 1, block_size)
+    running = KVCacheManager(2, block_size, groups=groups).num_blocks_needed(length, 0, chunk)
+    manager = KVCacheManager(num_sessions * num_kept + running + 1, block_size, groups=groups)
     for visit in range(3):
         for session in range(num_sessions):
             tokens = [session] * length
@@ -52,7 +52,7 @@ def test_sessions_find_all_of_their_prompts_if_what_hits_need_has_room(
 
 
 def test_a_prompt_that_many_begin_with_is_learned_by_a_pool_that_is_full():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=41, block_size=2)
+    manager = KVCacheManager(num_blocks=41, block_size=2, groups=[FULL, WINDOW])
     for number in range(10):
         run_in_steps(manager, [number] * 30)
     found = [run_in_steps(manager, [77] * 12 + [100 + number] * 18) for number in range(4)]
@@ -81,7 +81,7 @@ def run_once(manager, request_id, tokens):
 
 
 def test_a_window_gives_back_the_blocks_it_has_passed_while_the_request_runs():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=41, block_size=2)
+    manager = KVCacheManager(num_blocks=41, block_size=2, groups=[FULL, WINDOW])
     manager.allocate_slots("a", 20)
     assert manager.num_free_blocks == 20
     manager.advance("a", 20)  # the token at 20 looks back to 15, so the window needs the blocks from 7 on
@@ -93,7 +93,7 @@ def test_a_window_gives_back_the_blocks_it_has_passed_while_the_request_runs():
 
 
 def test_a_long_request_runs_through_a_window_in_a_pool_that_never_holds_it_all():
-    manager = HybridKVCacheManager([WINDOW], num_blocks=6, block_size=2)
+    manager = KVCacheManager(num_blocks=6, block_size=2, groups=[WINDOW])
     for num_tokens in range(1, 200):
         assert manager.allocate_slots("a", num_tokens) is not None
         manager.advance("a", num_tokens)
@@ -102,7 +102,7 @@ def test_a_long_request_runs_through_a_window_in_a_pool_that_never_holds_it_all(
 @pytest.mark.parametrize("num_groups", [1, 3])
 def test_mistral_with_a_window_of_32_holds_3_blocks_per_group_after_402_tokens(num_groups):
     groups = [KVCacheGroup(str(number), sliding_window=32) for number in range(num_groups)]
-    manager = HybridKVCacheManager(groups, num_blocks=100)
+    manager = KVCacheManager(num_blocks=100, groups=groups)
     next_passed_token = 0
     for num_tokens in [370, *range(371, 403)]:
         if num_tokens - 1 >= next_passed_token and num_tokens > 370:
@@ -116,7 +116,7 @@ def test_mistral_with_a_window_of_32_holds_3_blocks_per_group_after_402_tokens(n
 
 def test_gemma_3_keeps_all_blocks_of_the_group_that_sees_everything():
     groups = [KVCacheGroup(f"window {number}", sliding_window=32) for number in range(5)]
-    manager = HybridKVCacheManager([*groups, FULL], num_blocks=200)
+    manager = KVCacheManager(num_blocks=200, groups=[*groups, FULL])
     manager.allocate_slots("a", 402)
     manager.advance("a", 401)
     held = [len(table) - table.count(NULL_BLOCK_ID) for table in manager.block_tables("a")]
@@ -131,8 +131,8 @@ def test_gemma_3_keeps_all_blocks_of_the_group_that_sees_everything():
 )
 def test_the_blocks_that_are_said_to_be_needed_suffice_and_are_not_many_more(windows, block_size, steps):
     groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
-    needed = HybridKVCacheManager(groups, 2, block_size).num_blocks_needed(sum(steps), 0, max(steps))
-    manager = HybridKVCacheManager(groups, needed + 1, block_size)
+    needed = KVCacheManager(2, block_size, groups=groups).num_blocks_needed(sum(steps), 0, max(steps))
+    manager = KVCacheManager(needed + 1, block_size, groups=groups)
     num_tokens, next_passed_token = 0, 0
     for step in steps:
         if num_tokens and num_tokens >= next_passed_token:
@@ -154,7 +154,7 @@ def test_the_blocks_that_are_said_to_be_needed_suffice_and_are_not_many_more(win
 )
 def test_the_next_passed_token_is_the_first_at_which_a_block_is_freed(windows, block_size, num_tokens):
     groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
-    manager = HybridKVCacheManager(groups, 2000, block_size)
+    manager = KVCacheManager(2000, block_size, groups=groups)
     manager.allocate_slots("a", num_tokens + 120)
     next_passed_token = manager.advance("a", num_tokens)
     num_free_blocks = manager.num_free_blocks
@@ -167,7 +167,7 @@ def test_the_next_passed_token_is_the_first_at_which_a_block_is_freed(windows, b
 
 
 def test_a_fork_needs_a_parent_whose_windows_keep_its_prefix():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=60, block_size=2)
+    manager = KVCacheManager(num_blocks=60, block_size=2, groups=[FULL, WINDOW])
     manager.allocate_slots("a", 20)
     manager.advance("a", 20)
     assert [manager.keeps_prefix("a", num_tokens) for num_tokens in (18, 19, 20)] == [False, True, True]
@@ -177,7 +177,7 @@ def test_a_fork_needs_a_parent_whose_windows_keep_its_prefix():
 
 
 def test_a_shared_block_of_a_window_does_not_count_as_held():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=60, block_size=2)
+    manager = KVCacheManager(num_blocks=60, block_size=2, groups=[FULL, WINDOW])
     manager.allocate_slots("a", 8)
     assert (manager.num_held_blocks("a"), manager.num_held_blocks("nobody")) == (8, 0)
     manager.fork("a", "b", 8)
@@ -185,7 +185,7 @@ def test_a_shared_block_of_a_window_does_not_count_as_held():
 
 
 def test_a_prefix_hits_where_the_window_has_lost_what_lies_before_it():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=33, block_size=2)
+    manager = KVCacheManager(num_blocks=33, block_size=2, groups=[FULL, WINDOW])
     tokens = list(range(20))
     manager.allocate_slots("a", 20)
     manager.cache_blocks("a", tokens, 20)
@@ -199,7 +199,7 @@ def test_a_prefix_hits_where_the_window_has_lost_what_lies_before_it():
 
 
 def test_a_prefix_is_no_hit_where_one_group_has_lost_it():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=23, block_size=2)
+    manager = KVCacheManager(num_blocks=23, block_size=2, groups=[FULL, WINDOW])
     tokens = list(range(20))
     manager.allocate_slots("a", 20)
     manager.cache_blocks("a", tokens, 20)
@@ -209,13 +209,13 @@ def test_a_prefix_is_no_hit_where_one_group_has_lost_it():
 
 
 def test_a_model_of_one_full_group_hits_as_the_plain_manager_does():
-    manager = HybridKVCacheManager([FULL], num_blocks=20, block_size=4)
+    manager = KVCacheManager(num_blocks=20, block_size=4, groups=[FULL])
     assert [run_once(manager, "a", list(range(13))) for _ in range(2)] == [0, 12]
     assert manager.stats().hit_rate == pytest.approx(12 / 26)
 
 
 def test_events_tell_each_content_once_whatever_the_number_of_groups():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=20, block_size=2, max_events=10)
+    manager = KVCacheManager(num_blocks=20, block_size=2, max_events=10, groups=[FULL, WINDOW])
     run_once(manager, "a", [1, 2, 3, 4])
     (event,), num_dropped = manager.fetch_events()
     assert isinstance(event, BlockStored)
@@ -228,11 +228,11 @@ def test_events_tell_each_content_once_whatever_the_number_of_groups():
 )
 def test_groups_that_make_no_model_are_refused_by_name(groups, name):
     with pytest.raises(ValueError, match=name):
-        HybridKVCacheManager(groups, num_blocks=10)
+        KVCacheManager(num_blocks=10, groups=groups)
 
 
 def test_shared_blocks_whose_parent_is_evicted_leave_their_former_chain():
-    manager = HybridKVCacheManager([FULL, KVCacheGroup("other")], num_blocks=13, block_size=2)
+    manager = KVCacheManager(num_blocks=13, block_size=2, groups=[FULL, KVCacheGroup("other")])
     ours, theirs = [1, 2, 3, 4, 5, 6], [1, 2, 7, 8]
     manager.allocate_slots("first", 4)
     manager.cache_blocks("first", theirs, 4)
@@ -248,12 +248,12 @@ def test_shared_blocks_whose_parent_is_evicted_leave_their_former_chain():
 
 
 def test_misuse_is_a_typed_error_and_changes_nothing():
-    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=40, block_size=2, num_host_blocks=40)
+    manager = KVCacheManager(num_blocks=40, block_size=2, num_host_blocks=40, groups=[FULL, WINDOW])
     manager.allocate_slots("a", 20)
     manager.advance("a", 20)
     before = manager.stats()
     with pytest.raises(ValueError, match="num_reserved_blocks"):
-        HybridKVCacheManager([FULL], num_blocks=4, num_reserved_blocks=0)
+        KVCacheManager(num_blocks=4, num_reserved_blocks=0, groups=[WINDOW])
     for error, match, function, *arguments in (
         (UnknownRequestError, "nobody", manager.block_tables, "nobody"),
         (UnknownRequestError, "nobody", manager.swap_in, "nobody"),
@@ -280,7 +280,7 @@ def test_misuse_is_a_typed_error_and_changes_nothing():
 
 def test_blocks_that_were_found_are_checked_again_once_blocks_were_taken():
     """What a lookup gives may be evicted by the next request that is given blocks."""
-    manager = HybridKVCacheManager([KVCacheGroup("full"), KVCacheGroup("window", 8)], 9, 4)
+    manager = KVCacheManager(9, 4, groups=[KVCacheGroup("full"), KVCacheGroup("window", 8)])
     tokens = list(range(13))
     manager.allocate_slots("a", 13)
     manager.cache_blocks("a", tokens, 12)

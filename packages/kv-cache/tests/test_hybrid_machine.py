@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmstack_kv_cache import NULL_BLOCK_ID, HybridKVCacheManager, KVCacheGroup
+from llmstack_kv_cache import NULL_BLOCK_ID, KVCacheGroup, KVCacheManager
 from llmstack_kv_cache.groups import separate
 
 
@@ -23,7 +23,7 @@ class HybridMachine(RuleBasedStateMachine):
     )
     def start(self, windows, num_blocks, block_size, **options):
         self.groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
-        self.manager = HybridKVCacheManager(self.groups, num_blocks, block_size, **options)
+        self.manager = KVCacheManager(num_blocks, block_size, groups=self.groups, num_reserved_blocks=1, **options)
         self.slots, self.host_slots = {}, {}
         self.tokens, self.num_computed = {}, {}
         self.swapped = []

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import KVCacheGroup, KVCacheManager
 
 prompts = st.builds(
     lambda pattern, length, tail: [pattern[i % len(pattern)] for i in range(length)] + tail,
@@ -51,7 +51,7 @@ def test_a_hit_is_the_longest_prefix_that_any_request_left(block_size, requests)
 def test_groups_that_all_see_everything_hit_as_one_does(block_size, requests):
     plain = KVCacheManager(num_blocks=5000, block_size=block_size)
     groups = [KVCacheGroup("a"), KVCacheGroup("b"), KVCacheGroup("c", sliding_window=10_000)]
-    hybrid = HybridKVCacheManager(groups, num_blocks=15_000, block_size=block_size)
+    hybrid = KVCacheManager(num_blocks=15_000, block_size=block_size, groups=groups)
     for number, (tokens, salt, _, is_freed) in enumerate(requests):
         num_hits = []
         for manager in (plain, hybrid):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llmstack_kv_cache import CachedSegments, HybridKVCacheManager, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import CachedSegments, KVCacheGroup, KVCacheManager
 from llmstack_kv_cache.segments import segment_blocks, segment_keys
 
 BLOCK_SIZE = 32
@@ -16,21 +16,21 @@ PROMPTS += [[1] * (2 * SEGMENT) + [3] * 300, [1] * (SEGMENT + 70) + [4] * 500]
 SALTS = ("", "tenant")
 
 
-def make_manager(kind: str) -> KVCacheManager | HybridKVCacheManager:
+def make_manager(kind: str) -> KVCacheManager:
     if kind == "hybrid":
         groups = [KVCacheGroup("full"), KVCacheGroup("window", 64)]
-        return HybridKVCacheManager(groups, num_blocks=90, block_size=BLOCK_SIZE)
+        return KVCacheManager(num_blocks=90, block_size=BLOCK_SIZE, groups=groups)
     return KVCacheManager(num_blocks=45, block_size=BLOCK_SIZE)
 
 
-def follow(manager: KVCacheManager | HybridKVCacheManager, segments: CachedSegments) -> None:
+def follow(manager: KVCacheManager, segments: CachedSegments) -> None:
     events, num_dropped = manager.fetch_events()
     assert not num_dropped
     for event in events:
         segments.apply(event)
 
 
-def expected(manager: KVCacheManager | HybridKVCacheManager) -> set[int]:
+def expected(manager: KVCacheManager) -> set[int]:
     """The segments that a look-up in the cache itself finds, of all prompts that there are."""
     found: set[int] = set()
     for prompt in PROMPTS:

@@ -1,10 +1,11 @@
-"""Random steps over a cache with states: every row begins with the state of its own tokens, and the books agree."""
+"""Random steps over groups and states: every row begins with what its own tokens left, and the books agree."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmstack_kv_cache import EMPTY_STATE_ID, StateKVCacheManager
+from llmstack_kv_cache import EMPTY_STATE_ID, NULL_BLOCK_ID, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache.groups import separate
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -14,21 +15,30 @@ class StateMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        num_blocks=st.integers(4, 50),
+        windows=st.lists(st.sampled_from([None, None, 1, 5, 16]), min_size=1, max_size=3),
+        num_blocks=st.integers(4, 70),
         num_state_blocks=st.integers(3, 14),
         block_size=st.integers(1, 8),
         num_host_blocks=st.integers(0, 40),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
     )
-    def start(self, num_blocks, num_state_blocks, block_size, **options):
-        self.manager = StateKVCacheManager(num_blocks, num_state_blocks, block_size, **options)
+    def start(self, windows, num_blocks, num_state_blocks, block_size, **options):
+        self.groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
+        self.manager = KVCacheManager(
+            num_blocks,
+            block_size,
+            groups=self.groups,
+            num_state_blocks=num_state_blocks,
+            num_reserved_blocks=1,
+            **options,
+        )
         self.states = {EMPTY_STATE_ID: ()}
         self.tokens, self.num_computed = {}, {}
         self.swapped = []
         self.num_requests = 0
         self.num_without_state = 0
         self.num_hits = 0
-        self.slots = {}  # block and offset to the prefix that ends with the token whose keys and values they hold
+        self.slots = {}  # block and offset to the group, and the prefix whose last token they hold
         self.num_held = {}
 
     @property
@@ -45,9 +55,14 @@ class StateMachine(RuleBasedStateMachine):
         self.swapped = [other for other in self.swapped if other != request_id]
         del self.tokens[request_id], self.num_computed[request_id], self.num_held[request_id]
 
-    def slot(self, request_id, place):
-        block, offset = divmod(place, self.manager.block_size)
-        return self.manager.block_table(request_id)[block], offset
+    def check_reads(self, tables, tokens, num_computed):
+        """All that the next token attends to is there, in every group."""
+        for number, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
+            first = 0 if group.sliding_window is None else max(num_computed - group.sliding_window + 1, 0)
+            for place in range(first, num_computed):
+                block, offset = divmod(place, self.manager.block_size)
+                assert table[block] != NULL_BLOCK_ID
+                assert self.slots[table[block], offset] == (number, tuple(tokens[: place + 1]))
 
     def copy(self, source, destination):
         for offset in range(self.manager.block_size):
@@ -59,20 +74,25 @@ class StateMachine(RuleBasedStateMachine):
         free = self.manager.num_free_blocks
         found, num_hits = self.manager.get_computed_blocks(request_id, tokens)
         num_known = self.manager.num_known_tokens
-        assert num_hits <= num_known == len(found) * size < max(len(tokens), 1)
+        tables = separate(found, len(self.groups))
+        num_held = len(tables[0]) * size
+        assert num_hits <= num_held <= num_known < max(len(tokens), 1)
+        assert num_held == (num_hits if self.manager.has_windows else num_known)
+        self.check_reads(tables, tokens, num_hits)
         if self.manager.allocate_slots(request_id, min(num_hits + chunk, len(tokens)), found) is None:
             assert self.manager.num_free_blocks == free
             return None
         self.num_without_state += num_known - num_hits
         self.num_hits += num_hits
         self.tokens[request_id], self.num_computed[request_id] = list(tokens), num_hits
-        self.num_held[request_id] = num_known
+        self.num_held[request_id] = num_held
         return request_id
 
     def row(self, request_id, chunk, written, is_kept, replaces_last):
         """One row of the step; what it reads and writes, or None without room."""
         tokens, start = self.tokens[request_id], self.num_computed[request_id]
         end = min(start + chunk, len(tokens))
+        self.manager.advance(request_id, start)
         if end == start or self.manager.allocate_slots(request_id, end) is None:
             return
         options = {"is_kept": is_kept, "replaces_last": replaces_last}
@@ -83,8 +103,11 @@ class StateMachine(RuleBasedStateMachine):
         assert self.states[source] == tuple(tokens[:start])
         assert target not in {block_id for pair in written for block_id in pair[:2]}
         written.append((source, target, tuple(tokens[:end])))
-        for place in range(max(start, self.num_held[request_id]), end):
-            self.slots[self.slot(request_id, place)] = tuple(tokens[: place + 1])
+        for number, table in enumerate(self.manager.block_tables(request_id)):
+            for place in range(max(start, self.num_held[request_id]), end):
+                block, offset = divmod(place, self.manager.block_size)
+                assert table[block] != NULL_BLOCK_ID
+                self.slots[table[block], offset] = number, tuple(tokens[: place + 1])
         self.num_computed[request_id] = end
         self.manager.cache_blocks(request_id, tokens, end)
 
@@ -185,7 +208,7 @@ class StateMachine(RuleBasedStateMachine):
     def every_request_goes_on_from_its_own_state(self):
         """At most two blocks are live, and the next row's source is the state of the tokens that are computed."""
         for request_id in self.tokens:
-            states = self.manager._state_tables[request_id].states
+            states = self.manager._states.tables[request_id].states
             assert len(states) <= 2
             assert states[-1].num_tokens == self.num_computed[request_id]
             assert self.states[states[-1].block_id] == tuple(self.tokens[request_id][: states[-1].num_tokens])
@@ -195,12 +218,12 @@ class StateMachine(RuleBasedStateMachine):
         """Also of those that others wrote and that it computes again, for the sake of a state."""
         for request_id in self.held:
             tokens = self.tokens[request_id]
-            for place in range(max(self.num_computed[request_id], self.num_held[request_id])):
-                assert self.slots[self.slot(request_id, place)] == tuple(tokens[: place + 1])
+            num_there = max(self.num_computed[request_id], self.num_held[request_id])
+            self.check_reads(self.manager.block_tables(request_id), tokens, num_there)
 
     @invariant()
     def a_findable_state_is_written(self):
-        for block_id in self.manager._states._block_to_identity:
+        for block_id in self.manager._states.pool._block_to_identity:
             assert len(self.states[block_id]) % self.manager.block_size == 0
 
     def teardown(self):

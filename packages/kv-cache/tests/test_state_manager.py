@@ -2,14 +2,14 @@
 
 import pytest
 
-from llmstack_kv_cache import EMPTY_STATE_ID, StateKVCacheManager, UnknownRequestError
+from llmstack_kv_cache import EMPTY_STATE_ID, KVCacheGroup, KVCacheManager, UnknownRequestError
 from llmstack_kv_cache.state_pool import StatePool
 
 TOKENS = list(range(100, 140))
 
 
 def make(num_state_blocks=20, num_blocks=40, **options):
-    return StateKVCacheManager(num_blocks, num_state_blocks, 4, **options)
+    return KVCacheManager(num_blocks, 4, num_state_blocks=num_state_blocks, **options)
 
 
 def compute(manager, request_id, tokens, ends, **options):
@@ -199,6 +199,50 @@ def test_found_states_leave_room_for_new_ones():
         pool.release(block_id)
     assert [identity for identity in (11, 12) if pool.find(identity)] == [11, 12]  # they do not evict each other
     assert [identity for identity in range(1, 9) if pool.find(identity)] == [3, 4, 5, 6, 7, 8]
+
+
+def windowed(**options):
+    """Full attention, a window of 6 tokens, and states."""
+    groups = [KVCacheGroup("window", 6), KVCacheGroup("full")]
+    return KVCacheManager(62, 4, groups=groups, num_state_blocks=20, **options)
+
+
+def compute_with_window(manager, request_id, tokens, ends, is_last_kept=True):
+    found, num_found = manager.get_computed_blocks(request_id, tokens)
+    last = num_found
+    for end in (end for end in ends if end > num_found):
+        if not found and last:
+            manager.advance(request_id, last)
+        assert manager.allocate_slots(request_id, end, found) is not None
+        manager.cache_blocks(request_id, tokens, end)
+        manager.advance_state(request_id, end, is_kept=is_last_kept or end != ends[-1])
+        manager.end_step()
+        found, last = (), end
+    return num_found
+
+
+@pytest.mark.parametrize("is_last_kept", [True, False])
+def test_a_state_is_no_hit_where_a_window_has_lost_what_lies_before_it(is_last_kept):
+    manager = windowed()
+    compute_with_window(manager, "a", TOKENS, [8, 16, 24, 32, 40], is_last_kept)
+    last = 40 if is_last_kept else 32
+    assert [found_tokens(manager, TOKENS[:end]) for end in (8, 16, 24, 32, 40)] == [8, 16, 24, 32, last]
+    manager.free("a")
+    compute_with_window(manager, "b", list(range(200, 296)), [96])  # takes all blocks that the window has passed
+    found = [found_tokens(manager, TOKENS[:end]) for end in (8, 16, 24, 32, 40)]
+    assert found == [0, 0, 0, 0, 40 if is_last_kept else 0]
+    assert manager.num_known_tokens == 40
+    manager.check_integrity()
+
+
+def test_beside_windows_blocks_beyond_the_state_are_not_shared():
+    manager = windowed()
+    compute_with_window(manager, "a", TOKENS, [8, 40])
+    found, num_tokens = manager.get_computed_blocks("b", TOKENS[:22])
+    assert (num_tokens, len(found), manager.num_known_tokens) == (8, 4, 20)
+    assert manager.allocate_slots("b", 22, found) is not None
+    assert (manager.prefix_cache_hits, manager.prefix_tokens_without_state) == (8, 12)
+    assert manager.num_held_blocks("b") <= manager.num_blocks_needed(22, 8, 14)
 
 
 def test_wrong_calls_are_refused():

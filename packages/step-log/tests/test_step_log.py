@@ -338,12 +338,12 @@ def test_a_log_of_an_older_format_is_refused_in_one_sentence() -> None:
     log = (Path(__file__).parent / "data" / "step_log_0_1_0.bin").read_bytes()
     with pytest.raises(StepLogError) as caught:
         RecordedRun(log)
-    assert str(caught.value) == "has format version 1, and these packages read version 3"
+    assert str(caught.value) == "has format version 1, and these packages read version 4"
 
 
 def test_a_log_of_this_format_is_derived_bit_for_bit() -> None:
     """Its run has preemptions, prefix hits, aborts, a failed row, beams and a reset of the prefix cache."""
-    log = (Path(__file__).parent / "data" / "step_log_format_3.bin").read_bytes()
+    log = (Path(__file__).parent / "data" / "step_log_format_4.bin").read_bytes()
     report = verify(RecordedRun(log))
     assert (report.num_steps, report.num_requests, report.num_tokens) == (48, 18, 134)
     assert report.digest == "091306ea970e5ec4d55c2b7f45cde9b4"

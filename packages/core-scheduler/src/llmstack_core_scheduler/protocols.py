@@ -84,8 +84,8 @@ class KVCacheManager(Protocol):
 
         Whole blocks only, and never all tokens: at least one is left to compute, so that there are logits to sample
         from. With states the blocks may reach beyond those tokens: what has no state is computed again, and the
-        blocks are read and not written. Takes nothing; the blocks are safe until the next `allocate_slots` of another
-        request.
+        blocks are read and not written. Takes nothing; the blocks are safe until the next lookup, or until a request
+        is given blocks.
         """
         ...
 
@@ -94,8 +94,8 @@ class KVCacheManager(Protocol):
     ) -> list[int] | None:
         """Makes room for the request's first `num_tokens` tokens; the block ids appended to its table, or None if full.
 
-        For a request the manager does not know, `computed_block_ids` (from `get_computed_blocks`) become the head of
-        its table, are referenced, and are part of the answer. None changes nothing.
+        For a request the manager does not know, `computed_block_ids` (from the last lookup) become the head of its
+        table, are referenced, and are part of the answer. None changes nothing.
         """
         ...
 

@@ -15,7 +15,7 @@ from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.events import EventBus, StepLogger
 from llmstack_engine_core.profiles import StepProfiles
 from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner, ShadowSource
-from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_kv_cache import KVCacheManager
 from llmstack_step_log import DeferredLog, FileSink, LogHeader, RingSink, Sink, StepLog
 from llmstack_step_log.control_plane import CacheConfig
 from llmstack_types import EngineStartError
@@ -49,7 +49,7 @@ def make_profiles(config: EngineConfig, runner: ModelRunner) -> StepProfiles | N
     return StepProfiles(config.profiler, cast(ProfilingRunner, runner))
 
 
-def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts, numbers: MediaNumbers | None) -> CacheNews:
+def make_cache_news(config: EngineConfig, kv_cache: KVCacheManager, numbers: MediaNumbers | None) -> CacheNews:
     """The follower of the prefix cache, which publishes its events if the option is given.
 
     Raises:

@@ -8,8 +8,7 @@ from typing import Final, Protocol
 from llmstack_core_scheduler.media_numbers import MediaNumbers
 from llmstack_engine_core.media_keys import routed
 from llmstack_engine_core.messages.protocol import CacheUpdate
-from llmstack_kv_cache import CachedSegments, KVCacheEvent
-from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_kv_cache import CachedSegments, KVCacheEvent, KVCacheManager
 from llmstack_kv_cache.segments import pack_keys
 
 # A step stores at most one run per 64 blocks and request, and removes as many.
@@ -41,7 +40,7 @@ class CacheNews:
     """
 
     def __init__(
-        self, cache: BlockAccounts, publisher: EventPublisher | None = None, numbers: MediaNumbers | None = None
+        self, cache: KVCacheManager, publisher: EventPublisher | None = None, numbers: MediaNumbers | None = None
     ) -> None:
         """`publisher`: Gets the events themselves, from the beginning. `numbers`: Of the items in keys below 0."""
         self._numbers = numbers

@@ -7,10 +7,8 @@ from llmstack_kv_cache.block import num_blocks_for
 from llmstack_kv_cache.errors import DuplicateRequestError, KVCacheError, KVCacheIntegrityError, UnknownRequestError
 from llmstack_kv_cache.events import AllCleared, BlockRemoved, BlockStored, KVCacheEvent
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup
-from llmstack_kv_cache.hybrid import HybridKVCacheManager
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.segments import CachedSegments, segment_blocks, segment_keys
-from llmstack_kv_cache.state_manager import StateKVCacheManager
 from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
 from llmstack_kv_cache.stats import KVCacheStats
 
@@ -22,14 +20,12 @@ __all__ = [
     "BlockStored",
     "CachedSegments",
     "DuplicateRequestError",
-    "HybridKVCacheManager",
     "KVCacheError",
     "KVCacheEvent",
     "KVCacheGroup",
     "KVCacheIntegrityError",
     "KVCacheManager",
     "KVCacheStats",
-    "StateKVCacheManager",
     "UnknownRequestError",
     "num_blocks_for",
     "segment_blocks",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import compress
+from operator import not_
+
 from llmstack_kv_cache.prefix_index import ROOT
 
 
@@ -65,46 +68,61 @@ class Segment:
 
 
 class BlockTable(Segment):
-    """The blocks of one request; block i holds tokens [i * block_size, (i + 1) * block_size).
+    """The blocks of one request in one group of layers; block i holds tokens [i * block_size, (i + 1) * block_size).
 
     Attributes:
         salt: The prefixes are shared with requests of the same salt only.
+        num_blocks: The length of the table. Leading blocks that a window has passed count, and are not in `block_ids`.
         num_full_blocks: Leading blocks that are no longer written, since others may read them.
         num_cached_blocks: Leading blocks that need no further look: findable themselves, or copies of findable ones.
         copies: The copies among them.
         prefix: The prefix that ends with the last of them, to which the next one is chained.
+        useful: Indices of blocks that lookups are likely to want, also when a window has passed them.
+        companions: The tables of the request in the other groups, in their order.
     """
 
-    __slots__ = ("copies", "num_cached_blocks", "num_full_blocks", "prefix", "salt")
+    __slots__ = (
+        "companions", "copies", "num_blocks", "num_cached_blocks", "num_full_blocks", "prefix", "salt", "useful",
+    )  # fmt: skip
 
-    def __init__(self, salt: str) -> None:
-        super().__init__([])
+    def __init__(self, salt: str, block_ids: list[int], num_blocks: int, useful: tuple[range, ...] = ()) -> None:
+        """A table that begins with `num_blocks` full blocks, of which those are left that no window has passed."""
+        self.block_ids = block_ids  # without a call of `super()`: every request begins here
+        self.num_free = 0
         self.salt = salt
-        self.num_full_blocks = 0
+        self.num_blocks = self.num_full_blocks = num_blocks
         self.num_cached_blocks = 0
         self.copies: list[int] = []
         self.prefix = ROOT
+        self.useful = useful
+        self.companions: tuple[BlockTable, ...] = ()
 
     @property
-    def num_blocks(self) -> int:
-        """How many blocks of tokens it reaches over."""
-        return len(self.block_ids)
+    def num_passed_blocks(self) -> int:
+        """Leading blocks that a window has passed."""
+        return self.num_blocks - len(self.block_ids)
 
     @property
     def writable(self) -> list[int]:
         """Its blocks that may still be written."""
-        return self.block_ids[self.num_full_blocks :]
+        return self.block_ids[max(self.num_full_blocks - self.num_passed_blocks, 0) :]
 
-    @property
-    def unfindable(self) -> list[int]:
-        """Its blocks that no lookup finds, unless the blocks have been shared."""
-        return self.copies + self.block_ids[self.num_cached_blocks :]
+    def pass_blocks(self, num_blocks: int) -> tuple[list[int], list[int]]:
+        """Takes `num_blocks` blocks from the table that a window has passed: the useful ones, and the others."""
+        indices = range(self.num_passed_blocks, self.num_passed_blocks + num_blocks)
+        is_useful = [any(i in useful for useful in self.useful) for i in indices]
+        passed = self.block_ids[:num_blocks]
+        del self.block_ids[:num_blocks]
+        return list(compress(passed, is_useful)), list(compress(passed, map(not_, is_useful)))
 
-    def share_with(self, child: BlockTable, num_full_blocks: int) -> None:
-        """Prepares an empty table to share this one's first `num_full_blocks` blocks, which both then only read."""
-        child.num_full_blocks = num_full_blocks
+    def fork(self, num_full_blocks: int) -> BlockTable:
+        """A table that shares this one's first `num_full_blocks` blocks, which both then only read."""
+        child = BlockTable(
+            self.salt, self.block_ids[: num_full_blocks - self.num_passed_blocks], num_full_blocks, self.useful
+        )
         self.num_full_blocks = max(self.num_full_blocks, num_full_blocks)
         # The prefix is known of the last cached block only; a child that begins before it looks its blocks up again.
         if self.num_cached_blocks <= num_full_blocks:
             child.num_cached_blocks, child.prefix = self.num_cached_blocks, self.prefix
             child.copies = self.copies.copy()
+        return child

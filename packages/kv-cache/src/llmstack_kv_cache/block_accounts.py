@@ -1,36 +1,47 @@
-"""The base of all KV-cache managers: sizes, figures, events and checks."""
+"""The base of the KV-cache manager: sizes, figures, events and books."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from llmstack_kv_cache.block import BlockTable, check_integer, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
-from llmstack_kv_cache.errors import KVCacheIntegrityError
+from llmstack_kv_cache.errors import KVCacheIntegrityError, UnknownRequestError
 from llmstack_kv_cache.events import BlockStored, EventLog, KVCacheEvent
+from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup, check_groups, interleave
+from llmstack_kv_cache.integrity import inconsistencies
 from llmstack_kv_cache.prefix_index import ROOT, Prefix
 from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
+from llmstack_kv_cache.states import EMPTY_STATE, RequestStates, State
 from llmstack_kv_cache.stats import KVCacheStats
 from llmstack_kv_cache.swap import HostBlockPool
 
-_NO_LOOKUP = ("", 0)
+Lookup = tuple[str, int, list[int], Prefix, State, tuple[int, ...]]
+"""A lookup: who looked, for how many tokens; what was found; in blocks, where prefixes may end that others want."""
+
+NO_LOOKUP: Lookup = ("", 0, [], ROOT, EMPTY_STATE, ())
 
 
-class BlockAccounts(ABC):
-    """One pool of blocks and one of host blocks: their sizes, figures, events and books.
+class BlockAccounts:
+    """The pools of a cache and the tables of its requests: sizes, figures, events and books.
 
     Args:
         num_blocks: Blocks of the storage.
         block_size: Tokens per block.
         enable_prefix_caching: Whether anything is ever found.
+        groups: Groups of layers, with different names; by default one of full attention.
+        num_state_blocks: Blocks of the storage of states, the empty state's included; 0 for a model without.
         num_host_blocks: Blocks of the host storage, to which requests can be swapped out.
-        num_reserved_blocks: Leading blocks that are never handed out (for padding rows, say).
+        num_reserved_blocks: Leading blocks that are never handed out (for padding rows, say); None for as few as can
+            be: the null block, unless there is one group of full attention.
         watermark: Share of the blocks that must be left free when a request begins or is swapped in; without effect
             while no other request holds blocks, so that what fits at all gets in.
         max_events: Events that are kept until they are fetched; with 0 there are none.
 
     Attributes:
+        num_groups: Block ids that a table has for each block of tokens: one for each group.
+        has_windows: Whether `advance` ever frees a block.
+        has_states: Whether `advance_state` and `end_step` are to be called.
         num_host_blocks: Blocks of the host pool, which swapped-out requests use; their ids are 0 to this number - 1.
         prefix_cache_queries: Counter of tokens looked up, by requests that were then given blocks.
         prefix_cache_hits: Counter of tokens they found.
@@ -38,7 +49,7 @@ class BlockAccounts(ABC):
         num_known_tokens: Tokens that the last lookup would have found if states were at every boundary.
 
     Raises:
-        ValueError: A size that makes no sense; the text names the argument.
+        ValueError: A size or the groups make no sense; the text names the argument.
     """
 
     def __init__(
@@ -47,32 +58,40 @@ class BlockAccounts(ABC):
         block_size: int = 16,
         enable_prefix_caching: bool = True,
         *,
+        groups: Sequence[KVCacheGroup] = (KVCacheGroup("full"),),
+        num_state_blocks: int = 0,
         num_host_blocks: int = 0,
-        num_reserved_blocks: int = 0,
+        num_reserved_blocks: int | None = None,
         watermark: float = 0.0,
         max_events: int = 0,
     ) -> None:
+        self._is_plain = len(groups) == 1 and groups[0].sliding_window is None
+        if num_reserved_blocks is None:
+            num_reserved_blocks = 0 if self._is_plain else 1
         check_sizes(num_blocks, block_size, num_host_blocks, num_reserved_blocks, watermark, max_events)
-        self._block_size = block_size
+        check_groups(groups, num_reserved_blocks)
+        self.block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
         self._watermark = watermark
         self._events = EventLog(max_events) if max_events else None
         self._pool = BlockPool(num_blocks, block_size, num_reserved_blocks, self._events)
         self._prefix_index = self._pool.prefix_index
         self._host_pool = HostBlockPool(num_host_blocks)
-        self._last_lookup = _NO_LOOKUP
-        # By the last lookup, until blocks are taken or forgotten: a table that begins so needs no further check.
-        self._found: tuple[list[int], Prefix] = ([], ROOT)
-        self.num_host_blocks = num_host_blocks
+        self._states = RequestStates(num_state_blocks, self._prefix_index, block_size) if num_state_blocks else None
+        self._groups = tuple(groups)
+        self._leader = next((i for i, group in enumerate(groups) if group.sliding_window is None), 0)
+        self._companions = [number for number in range(len(groups)) if number != self._leader]
+        self._tables: dict[str, BlockTable] = {}  # the leader's, with those of the other groups
+        self._swapped: dict[str, list[tuple[int, int]]] = {}  # passed and held blocks of each group
+        self._lookup = NO_LOOKUP  # the last one, until blocks are taken or forgotten
+        self._num_forks = 0
         # Attributes and no properties: every step reads them.
+        self.num_groups = len(groups)
+        self.has_windows = any(group.sliding_window is not None for group in groups)
+        self.has_states = self._states is not None
+        self.num_host_blocks = num_host_blocks
         self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.prefix_tokens_without_state = self.num_known_tokens = 0
-        self._num_forks = 0
-
-    @property
-    def block_size(self) -> int:
-        """Number of tokens per block."""
-        return self._block_size
 
     @property
     def num_blocks(self) -> int:
@@ -90,46 +109,90 @@ class BlockAccounts(ABC):
         return self._host_pool.num_free_blocks
 
     @property
-    def num_groups(self) -> int:
-        """Block ids that a table has for each block of tokens: one for each group of layers."""
-        return 1
+    def num_state_blocks(self) -> int:
+        """State blocks that requests can use; 0 without states."""
+        return 0 if self._states is None else self._states.pool.num_blocks
 
     @property
-    def has_windows(self) -> bool:
-        """Whether `advance` ever frees a block."""
-        return False
+    def num_free_state_blocks(self) -> int:
+        """State blocks that no request holds; findable ones count."""
+        return 0 if self._states is None else self._states.pool.num_free_blocks
 
-    @property
-    def has_states(self) -> bool:
-        """Whether the model has layers with a state, so that `advance_state` and `end_step` are to be called."""
-        return False
+    def block_table(self, request_id: str) -> list[int]:
+        """A copy of the request's block ids, interleaved; the null block where a window has passed.
 
-    def advance_state(
-        self, request_id: str, num_tokens: int, *, is_kept: bool = True, replaces_last: bool = False
-    ) -> tuple[int, int]:
-        """The state blocks that a row reads and writes: the empty state, without states."""
-        return EMPTY_STATE_ID, EMPTY_STATE_ID
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        return interleave(self.block_tables(request_id))
 
-    def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
-        """How many of the blocks of a prefix end with a known state, and that state's block; all, without states."""
-        return len(block_ids) // self.num_groups, EMPTY_STATE_ID
+    def block_tables(self, request_id: str) -> list[list[int]]:
+        """The request's block ids by group: token i lies in the one at index i // block_size.
 
-    def end_step(self) -> None:  # noqa: B027 - most caches have no states
-        """Ends the making of a step: nothing to do without states."""
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        tables = self._by_group(self._table(request_id))
+        return [[NULL_BLOCK_ID] * table.num_passed_blocks + table.block_ids for table in tables]
 
     def num_blocks_needed(self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int) -> int:
         """Most blocks that a request holds at once while it grows from `num_computed_tokens` to `num_tokens`.
 
-        `max_num_step_tokens`: Most tokens that it computes in one step.
+        It computes at most `max_num_step_tokens` in one step, before which its windows are advanced.
         """
-        return num_blocks_for(num_tokens, self._block_size)
+        if not self.has_windows:
+            return num_blocks_for(num_tokens, self.block_size) * self.num_groups
+        numbers = num_tokens, num_computed_tokens, max_num_step_tokens, self.block_size
+        return sum(group.num_blocks_needed(*numbers) for group in self._groups)
+
+    def num_held_blocks(self, request_id: str) -> int:
+        """Blocks that the request holds and that are free once it gives them up; 0 if it holds none.
+
+        A block of a window counts only while the request is its one owner: given up by one owner, a block of
+        several is not free. Blocks of full attention all count, since they are never given up before the end.
+        """
+        table = self._tables.get(request_id)
+        tables = [] if table is None else self._by_group(table)
+        windows = [one for one, group in zip(tables, self._groups, strict=False) if group.sliding_window is not None]
+        num_shared = sum(self._pool.is_shared(block_id) for one in windows for block_id in one.block_ids)
+        return sum(len(one.block_ids) for one in tables) - num_shared
+
+    def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:
+        """Whether a fork can go on from the request's first `num_tokens` tokens: states and windows are kept there.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        table = self._table(request_id)
+        if self._states is not None and self._states.after(request_id, num_tokens) is None:
+            return False
+        return not self.has_windows or all(
+            one.num_passed_blocks <= group.first_needed_block(num_tokens, self.block_size)
+            for group, one in zip(self._groups, self._by_group(table), strict=True)
+        )
+
+    def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
+        """How many of the blocks of a prefix end with a known state, and that state's block; all, without states."""
+        num_blocks = len(block_ids) // self.num_groups
+        if self._states is None:
+            return num_blocks, EMPTY_STATE_ID
+        state = self._states.find(block_ids[self._leader :: self.num_groups], num_blocks)
+        return state.num_tokens // self.block_size, state.block_id
+
+    def end_step(self) -> None:
+        """Ends the making of a step: the next one may read the states that this one writes."""
+        if self._states is not None:
+            self._lookup = NO_LOOKUP  # the state that it has found may have been replaced
+            self._states.end_step()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
-        if any(True for _ in self._held_tables()):
+        if self._tables:
             return False
-        self._found = [], ROOT
+        self._lookup = NO_LOOKUP
         self._pool.forget_contents()
+        if self._states is not None:
+            self._states.pool.forget_contents()
         return True
 
     def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
@@ -140,9 +203,9 @@ class BlockAccounts(ABC):
         Raises:
             ValueError: A token id does not fit into 32 bits.
         """
-        self._found = [], ROOT
-        block_ids, _ = self._prefix_index.find(token_ids, len(token_ids) // self._block_size, salt)
-        self._prefix_index.evict(block_ids[num_tokens // self._block_size :])
+        self._lookup = NO_LOOKUP
+        block_ids, _ = self._prefix_index.find(token_ids, len(token_ids) // self.block_size, salt)
+        self._prefix_index.evict(block_ids[num_tokens // self.block_size :])
 
     def resize(self, num_blocks: int) -> bool:
         """Changes the number of blocks of the storage; False, with nothing done, if a block that would go is held.
@@ -156,7 +219,7 @@ class BlockAccounts(ABC):
         num_reserved_blocks = self._pool.num_reserved_blocks
         if num_blocks <= num_reserved_blocks:
             raise ValueError(f"num_blocks must be more than the {num_reserved_blocks} reserved, got {num_blocks}")
-        self._found = [], ROOT
+        self._lookup = NO_LOOKUP
         return self._pool.resize(num_blocks)
 
     def fetch_events(self) -> tuple[list[KVCacheEvent], int]:
@@ -183,20 +246,12 @@ class BlockAccounts(ABC):
 
     def stats(self) -> KVCacheStats:
         """The cache at this moment."""
+        pool, host = self._pool, self._host_pool
         return KVCacheStats(
-            num_blocks=self.num_blocks,
-            num_free_blocks=self.num_free_blocks,
-            num_cached_blocks=self._prefix_index.num_findable,
-            num_requests=self._num_requests(),
-            prefix_cache_queries=self.prefix_cache_queries,
-            prefix_cache_hits=self.prefix_cache_hits,
-            num_evictions=self._pool.num_evictions,
-            num_host_blocks=self.num_host_blocks,
-            num_free_host_blocks=self.num_free_host_blocks,
-            num_swap_outs=self._host_pool.num_swap_outs,
-            num_swap_ins=self._host_pool.num_swap_ins,
-            num_forks=self._num_forks,
-        )
+            pool.num_blocks, pool.num_free_blocks, self._prefix_index.num_findable, len(self._tables),
+            self.prefix_cache_queries, self.prefix_cache_hits, pool.num_evictions,
+            host.num_blocks, host.num_free_blocks, host.num_swap_outs, host.num_swap_ins, self._num_forks,
+        )  # fmt: skip
 
     def check_integrity(self) -> None:
         """Recounts everything; O(number of blocks).
@@ -204,39 +259,18 @@ class BlockAccounts(ABC):
         Raises:
             KVCacheIntegrityError: The books do not agree.
         """
-        tables = list(self._held_tables())
-        problems = self._pool.inconsistencies(tables) + self._host_pool.inconsistencies()
-        if any(self._pool.is_shared(block_id) for table in tables for block_id in table.writable):
-            problems.append("a block that is still written has several owners")
-        if not all(table.num_cached_blocks <= table.num_full_blocks <= table.num_blocks for table in tables):
-            problems.append("a table has more cached or full blocks than blocks")
-        problems += self._request_problems()
+        problems = inconsistencies(self)
         if problems:
             raise KVCacheIntegrityError("; ".join(problems))
 
-    @abstractmethod
-    def _held_tables(self) -> Iterable[BlockTable]:
-        """All tables whose blocks are held."""
+    def _table(self, request_id: str) -> BlockTable:
+        table = self._tables.get(request_id)
+        if table is None:
+            raise UnknownRequestError(request_id)
+        return table
 
-    @abstractmethod
-    def _num_requests(self) -> int:
-        """Requests that hold blocks."""
-
-    @abstractmethod
-    def _request_problems(self) -> list[str]:
-        """Invariants of the requests' own accounts that do not hold."""
-
-    def _admits(self, num_blocks: int, is_first: bool) -> bool:
-        num_kept_free = 0 if is_first else int(self._watermark * self._pool.num_blocks)
-        return num_blocks + num_kept_free <= self._pool.num_free_blocks
-
-    def _note_lookup(self, request_id: str, num_tokens: int) -> None:
-        self._last_lookup = (request_id, num_tokens)
-
-    def _count_lookup(self, request_id: str, num_hit_tokens: int) -> None:
-        # Only now: a request that waits for room is looked up again and again, and would count as often.
-        looked_up_request_id, num_tokens = self._last_lookup
-        if looked_up_request_id == request_id:
-            self.prefix_cache_queries += num_tokens
-            self.prefix_cache_hits += num_hit_tokens
-        self._last_lookup = _NO_LOOKUP
+    def _by_group(self, table: BlockTable) -> list[BlockTable]:
+        """The tables of a request, in the order of the groups; `table` is the leader's."""
+        if not table.companions:
+            return [table]
+        return [*table.companions[: self._leader], table, *table.companions[self._leader :]]

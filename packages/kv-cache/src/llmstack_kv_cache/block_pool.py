@@ -59,14 +59,6 @@ class BlockPool:
         """Whether the block has, or had, several owners."""
         return self._holders[block_id] is self._shared
 
-    def are_findable(self, block_ids: Sequence[int]) -> bool:
-        """Whether they are different blocks that can all be found."""
-        runs = self.prefix_index.runs
-        if not block_ids:
-            return True
-        in_range = min(block_ids) >= 0 and max(block_ids) < len(runs)
-        return in_range and len(set(block_ids)) == len(block_ids) and all(map(runs.__getitem__, block_ids))
-
     def count_free(self, block_ids: Sequence[int]) -> int:
         """How many of the blocks, which are findable, have no holder."""
         if not block_ids:

@@ -11,7 +11,7 @@ chained to it can never be found again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from llmstack_kv_cache.events import BlockRemoved, BlockStored, EventLog
@@ -84,6 +84,21 @@ class PrefixIndex:
         run = self.runs[block_id]
         return Prefix(run, run.block_ids.index(block_id)) if run else ROOT
 
+    def identity(self, block_id: int) -> int | None:
+        """Identity of the prefix that ends with a block; None where the block cannot be found."""
+        run = self.runs[block_id] if 0 <= block_id < len(self.runs) else None
+        return run.start + run.block_ids.index(block_id) if run else None
+
+    def identities(self, block_ids: Iterable[int]) -> list[int]:
+        """Identities of the prefixes that end with each of the blocks, which are findable and follow each other."""
+        found: list[int] = []
+        last: Run | None = None
+        for block_id in block_ids:
+            run = self.runs[block_id]
+            found.append(found[-1] + 1 if run is last and run else self.prefix(block_id).identity)
+            last = run
+        return found
+
     def find(self, token_ids: Sequence[int], max_blocks: int, salt: str) -> tuple[list[int], Prefix]:
         """The longest known prefix of `token_ids`, at most `max_blocks` blocks: the blocks, and what they make.
 
@@ -98,23 +113,6 @@ class PrefixIndex:
             more, prefix = self._match(self._pack(token_ids, 1, max_blocks - 1), max_blocks - 1, prefix, b"")
             found += more
         return found, prefix
-
-    def is_chain(self, block_ids: Sequence[int], is_whole: bool = True) -> bool:
-        """Whether each block follows the one before it in a prefix. O(blocks).
-
-        `is_whole`: The first block has to begin the prefix.
-        """
-        before: int | None = ROOT.identity if is_whole else None
-        for block_id in block_ids:
-            run = self.runs[block_id] if 0 <= block_id < len(self.runs) else None
-            if run is None or len(run.key) == _COMPANION_KEY_LENGTH:
-                return False
-            index = run.block_ids.index(block_id)
-            (parent,) = (run.start + index - 1,) if index else _unpack_identity(run.key[:_IDENTITY_BYTES])
-            if before not in (None, parent):
-                return False
-            before = run.start + index
-        return True
 
     def insert(
         self,

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple
 from itertools import chain
 from typing import Any
 
 from llmstack_kv_cache.block import BlockTable, Segment
-from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError
-from llmstack_kv_cache.groups import GroupTable
-from llmstack_kv_cache.hybrid import HybridKVCacheManager
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.prefix_index import ROOT, Prefix, PrefixIndex, Run
-from llmstack_kv_cache.state_manager import StateKVCacheManager
+from llmstack_kv_cache.states import RequestStates, StateTable
+from llmstack_kv_cache.states import State as LayerState
 
 State = dict[str, Any]
 """Builtins only, which msgpack and JSON with bytes can hold."""
 
 
-def num_snapshot_items(manager: BlockAccounts) -> int:
+def num_snapshot_items(manager: KVCacheManager) -> int:
     """How many numbers a snapshot holds, about; O(1)."""
     return 2 * manager.num_blocks + manager.block_size * manager._prefix_index.num_findable
 
 
-def take_snapshot(manager: BlockAccounts) -> State:
+def take_snapshot(manager: KVCacheManager) -> State:
     """All that the answers of a cache depend on: equal snapshots mean equal answers from now on.
 
     Copies, so that the cache can go on. The last lookup and the events for routers are no part of it. O(blocks).
@@ -54,12 +53,15 @@ def take_snapshot(manager: BlockAccounts) -> State:
             manager._num_forks,
             manager.prefix_tokens_without_state,
         ],
-        "tables": _tables_state(manager),
-        "swapped": _swapped_state(manager),
-    } | ({"states": manager.snapshot_states()} if isinstance(manager, StateKVCacheManager) else {})
+        "tables": [
+            (name, [_table_state(one) for one in manager._by_group(table)]) for name, table in manager._tables.items()
+        ],
+        "swapped": [(name, [list(pair) for pair in pairs]) for name, pairs in manager._swapped.items()],
+        "states": None if manager._states is None else _states_state(manager._states),
+    }
 
 
-def restore_snapshot(manager: BlockAccounts, state: State) -> None:
+def restore_snapshot(manager: KVCacheManager, state: State) -> None:
     """Puts a new cache, built with the same arguments, into the state of a snapshot. O(blocks).
 
     Raises:
@@ -77,8 +79,8 @@ def restore_snapshot(manager: BlockAccounts, state: State) -> None:
         host._request_id_to_salt = {request_id: salt for request_id, salt, _ in state["host_tables"]}
         manager.prefix_cache_queries, manager.prefix_cache_hits, *counters = state["counters"]
         manager._num_forks, manager.prefix_tokens_without_state = counters
-        if isinstance(manager, StateKVCacheManager):
-            manager.restore_states(state["states"])
+        if manager._states is not None:
+            _restore_states(manager._states, state["states"])
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"it is no snapshot of a cache: {type(error).__name__}") from error
     try:
@@ -98,30 +100,22 @@ def _segment_state(pool: BlockPool, segment: Segment) -> tuple[list[int], list[i
 
 
 def _table_state(table: BlockTable) -> tuple[Any, ...]:
-    passed: tuple[Any, ...] = ()
-    if isinstance(table, GroupTable):
-        passed = table.num_passed_blocks, [[useful.start, useful.stop] for useful in table.useful]
-    prefix = table.prefix.run.start, table.prefix.index
     counts = table.num_full_blocks, table.num_cached_blocks
-    return (table.salt, table.block_ids.copy(), *counts, table.copies.copy(), *prefix, *passed)
+    prefix = table.prefix.run.start, table.prefix.index
+    useful = [[useful.start, useful.stop] for useful in table.useful]
+    return (table.salt, table.block_ids.copy(), *counts, table.copies.copy(), *prefix, table.num_blocks, useful)
 
 
-def _tables_state(manager: BlockAccounts) -> list[tuple[str, list[tuple[Any, ...]]]]:
-    if isinstance(manager, HybridKVCacheManager):
-        return [(name, [_table_state(table) for table in tables]) for name, tables in manager._tables.items()]
-    if isinstance(manager, KVCacheManager):
-        return [(name, [_table_state(table)]) for name, table in manager._tables.items()]
-    raise _unknown(manager)
-
-
-def _unknown(manager: BlockAccounts) -> ValueError:
-    return ValueError(f"there are no snapshots of a {type(manager).__name__}")
-
-
-def _swapped_state(manager: BlockAccounts) -> list[Any]:
-    if isinstance(manager, HybridKVCacheManager):
-        return [(name, [list(pair) for pair in pairs]) for name, pairs in manager._swapped.items()]
-    return []
+def _states_state(states: RequestStates) -> State:
+    """The states of all requests and of the pool. Between steps only."""
+    return {
+        "pool": states.pool.snapshot(),
+        "step": states._step,
+        "tables": [
+            (request_id, list(table.last_kept or ()), [list(astuple(state)) for state in table.states])
+            for request_id, table in states.tables.items()
+        ],
+    }
 
 
 def _restore_index(index: PrefixIndex, state: State) -> None:
@@ -134,25 +128,29 @@ def _restore_index(index: PrefixIndex, state: State) -> None:
     index._next_start = state["next_start"]
 
 
-def _restore_tables(manager: BlockAccounts, state: State, runs: dict[int, Run]) -> list[BlockTable]:
+def _restore_tables(manager: KVCacheManager, state: State, runs: dict[int, Run]) -> list[BlockTable]:
     made = [(name, [_restore_table(table, runs) for table in tables]) for name, tables in state["tables"]]
-    if isinstance(manager, HybridKVCacheManager):
-        manager._tables = {name: [table for table in tables if isinstance(table, GroupTable)] for name, tables in made}
-        manager._swapped = {name: [(passed, held) for passed, held in pairs] for name, pairs in state["swapped"]}
-    elif isinstance(manager, KVCacheManager):
-        manager._tables = {name: tables[0] for name, tables in made}
-    else:
-        raise _unknown(manager)
+    for name, tables in made:
+        manager._hold(name, tables)
+    manager._swapped = {name: [(passed, held) for passed, held in pairs] for name, pairs in state["swapped"]}
     return [table for _, tables in made for table in tables]
 
 
 def _restore_table(state: Iterable[Any], runs: dict[int, Run]) -> BlockTable:
-    salt, block_ids, num_full, num_cached, copies, start, index, *passed = state
-    table = GroupTable(salt, passed[0], [range(*useful) for useful in passed[1]]) if passed else BlockTable(salt)
-    table.block_ids, table.copies = list(block_ids), list(copies)
-    table.num_full_blocks, table.num_cached_blocks = num_full, num_cached
+    salt, block_ids, num_full, num_cached, copies, start, index, num_blocks, useful = state
+    table = BlockTable(salt, list(block_ids), num_blocks, tuple(range(*ends) for ends in useful))
+    table.num_full_blocks, table.num_cached_blocks, table.copies = num_full, num_cached, list(copies)
     table.prefix = Prefix(runs.get(start) or _gone(start), index) if start else ROOT
     return table
+
+
+def _restore_states(states: RequestStates, state: State) -> None:
+    states.pool.restore(state["pool"])
+    states._step = state["step"]
+    for request_id, last_kept, fields in state["tables"]:
+        *before, current = (LayerState(*values) for values in fields)
+        kept = (last_kept[0], last_kept[1]) if last_kept else None
+        states.tables[request_id] = StateTable(current, before[0] if before else None, kept)
 
 
 def _gone(start: int) -> Run:

@@ -27,6 +27,11 @@ class HostBlockPool:
         """Blocks that no request holds."""
         return len(self._free)
 
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests that are swapped out, in their order."""
+        return list(self._request_id_to_salt)
+
     def holds(self, request_id: str) -> bool:
         """Whether the request is swapped out."""
         return request_id in self._request_id_to_salt

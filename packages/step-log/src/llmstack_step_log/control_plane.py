@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llmstack_core_scheduler import KVCacheManager as KVCache
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_core_scheduler.request import StatusListener
-from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager, StateKVCacheManager
+from llmstack_kv_cache import KVCacheGroup, KVCacheManager
 from llmstack_types import KVCacheSpec
 
 
@@ -92,21 +92,16 @@ def cache_config(
     return CacheConfig(num_blocks, spec.block_size, enable_prefix_caching and spec.is_causal, num_host_blocks, groups)
 
 
-def build_cache(cache: CacheConfig) -> HybridKVCacheManager | KVCacheManager:
-    """The cache as configured: the hybrid one for groups with windows, another one for states.
-
-    Raises:
-        ValueError: There are both.
-    """
-    num_blocks, options = cache.num_blocks, (cache.block_size, cache.enable_prefix_caching)
-    if cache.sliding_windows and cache.num_state_blocks:
-        raise ValueError("a model with states beside sliding windows is not supported")
-    if cache.num_state_blocks:
-        num_state_blocks = cache.num_state_blocks
-        return StateKVCacheManager(num_blocks, num_state_blocks, *options, num_host_blocks=cache.num_host_blocks)
-    if cache.sliding_windows:
-        return HybridKVCacheManager(cache.table_groups, num_blocks, *options, num_host_blocks=cache.num_host_blocks)
-    return KVCacheManager(num_blocks, *options, num_host_blocks=cache.num_host_blocks)
+def build_cache(cache: CacheConfig) -> KVCacheManager:
+    """The cache as configured."""
+    return KVCacheManager(
+        cache.num_blocks,
+        cache.block_size,
+        cache.enable_prefix_caching,
+        groups=cache.table_groups,
+        num_state_blocks=cache.num_state_blocks,
+        num_host_blocks=cache.num_host_blocks,
+    )
 
 
 def build_scheduler(

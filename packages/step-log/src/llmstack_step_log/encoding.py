@@ -36,8 +36,8 @@ from llmstack_step_log.request_fields import pack_request, unpack_request
 from llmstack_types import EngineCoreRequest
 
 MAGIC: Final = b"llmsteps"
-FORMAT_VERSION: Final = 3
-"""Since 3 the header names the groups of layers by kind."""
+FORMAT_VERSION: Final = 4
+"""Since 4 the snapshot of a cache has one form for groups, windows and states."""
 
 _HAS_COUNTS: Final = 1
 _HAS_ERRORS: Final = 2

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 from llmstack_core_scheduler import Scheduler as OwnScheduler
 from llmstack_core_scheduler import snapshot as of_scheduler
 from llmstack_core_scheduler.request import StatusListener
+from llmstack_kv_cache import KVCacheManager
 from llmstack_kv_cache import snapshot as of_cache
-from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_step_log.control_plane import build_cache, build_scheduler
 from llmstack_step_log.decisions import DIGEST_SIZE
 from llmstack_step_log.errors import StepLogError
@@ -123,7 +123,7 @@ def take_state(scheduler: object, under_way: StepsUnderWay) -> State:
     Raises:
         ValueError: They are not of these packages, or their state exceeds a limit.
     """
-    if not isinstance(scheduler, OwnScheduler) or not isinstance(scheduler.kv_cache_manager, BlockAccounts):
+    if not isinstance(scheduler, OwnScheduler) or not isinstance(scheduler.kv_cache_manager, KVCacheManager):
         raise ValueError("there are snapshots of this package's scheduler and caches only")
     cache = scheduler.kv_cache_manager
     num_numbers = of_cache.num_snapshot_items(cache)
