@@ -9,7 +9,7 @@ from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError, UnknownRequestError
 from llmstack_kv_cache.events import BlockStored, EventLog, KVCacheEvent
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup, check_groups, interleave
-from llmstack_kv_cache.integrity import inconsistencies
+from llmstack_kv_cache.integrity import table_inconsistencies
 from llmstack_kv_cache.prefix_index import ROOT, Prefix
 from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
 from llmstack_kv_cache.states import EMPTY_STATE, RequestStates, State
@@ -259,7 +259,12 @@ class BlockAccounts:
         Raises:
             KVCacheIntegrityError: The books do not agree.
         """
-        problems = inconsistencies(self)
+        problems = table_inconsistencies(map(self._by_group, self._tables.values()), self._groups, self._pool)
+        problems += self._host_pool.inconsistencies()
+        if self._swapped.keys() & self._tables.keys() or list(self._swapped) != self._host_pool.request_ids:
+            problems.append("a request is in both pools, or in none")
+        if self._states is not None:
+            problems += self._states.inconsistencies(self._tables.keys() | self._swapped.keys())
         if problems:
             raise KVCacheIntegrityError("; ".join(problems))
 
