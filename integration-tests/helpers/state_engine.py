@@ -36,10 +36,15 @@ GRANITE = _OF_LLAMA | MAMBA | {
     "num_experts_per_tok": 2, "shared_intermediate_size": 40, "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
     "residual_multiplier": 0.5, "logits_scaling": 2.0, "mamba_n_groups": 1,
 }  # fmt: skip
+FALCON = _OF_LLAMA | MAMBA | {
+    "num_hidden_layers": 3, "mamba_d_ssm": None, "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 0.8], "key_multiplier": 0.6,
+    "mlp_multipliers": [0.8, 0.4], "attention_out_multiplier": 0.7, "lm_head_multiplier": 0.5,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
     "bamba": ("BambaConfig", "BambaForCausalLM", BAMBA),
+    "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", FALCON),
     "granite": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", GRANITE),
 }
 OTHER_FAMILIES = [name for name in FAMILIES if name != "lfm2"]

@@ -18,6 +18,12 @@ _LLAMA: Mapping[str, Any] = {
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
 }
+_BAMBA: Mapping[str, Any] = {
+    **_LLAMA,
+    "vocab_size": 128_000,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+}
 _MISTRAL: Mapping[str, Any] = {
     **_LLAMA,
     "intermediate_size": 14_336,
@@ -57,13 +63,7 @@ _ROBERTA: Mapping[str, Any] = {"vocab_size": 50_265, "max_position_embeddings": 
 
 # What the models' own code completes is left out, except what requests depend on.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "bamba": {
-        **_LLAMA,
-        "vocab_size": 128_000,
-        "intermediate_size": 14_336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262_144,
-    },
+    "bamba": {**_BAMBA, "max_position_embeddings": 262_144},
     "bert": {"vocab_size": 30_522, "max_position_embeddings": 512},
     "bloom": {"vocab_size": 250_880},
     "deepseek_v2": {
@@ -85,6 +85,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 4096,
     },
     "distilbert": {"vocab_size": 30_522, "max_position_embeddings": 512},
+    "falcon_h1": {**_BAMBA, "max_position_embeddings": 8192},
     "falcon": {
         "vocab_size": 65_024,
         "hidden_size": 4544,

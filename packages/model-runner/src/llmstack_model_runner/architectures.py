@@ -14,6 +14,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
     "DeepseekV2ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV3",
+    "FalconH1ForCausalLM": "llmstack_model_runner.models.falcon_h1:FalconH1",
     "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
     "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",

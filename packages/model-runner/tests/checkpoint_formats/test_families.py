@@ -57,6 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybridForCausalLM",
         MAMBA | {"layer_types": ["mamba", "attention"], "num_local_experts": 3, "shared_intermediate_size": 64},
     ),
+    "falcon h1": ("FalconH1ForCausalLM", MAMBA | {"mamba_d_ssm": None}),
     "qwen3 next": ("Qwen3NextForCausalLM", DELTA_NETS),
 }
 # What published checkpoints of these families leave in full precision.

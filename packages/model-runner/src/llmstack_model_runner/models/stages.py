@@ -18,6 +18,8 @@ def stage_slots(
 ) -> dict[str, WeightSlot]:
     """Slots of a whole model; those of other stages read nothing, so that every rank checks the whole checkpoint.
 
+    A tensor that several layers have is read where this stage has one of them.
+
     Args:
         own: The stage.
         before: Parts before the first layer, which the first stage has; the first of them is the embedding.
@@ -31,7 +33,7 @@ def stage_slots(
         found = collect_slots([part])
         is_own = own.is_first_stage or (is_tied and index == 0 and own.is_last_stage)
         slots |= found if is_own else unread(found)
-    for number, layer in enumerate(layers):
-        slots |= layer.slots() if number in numbers else unread(layer.slots())
+    slots |= unread(collect_slots(layer for number, layer in enumerate(layers) if number not in numbers))
+    slots |= collect_slots(layers[number] for number in numbers)
     found = collect_slots(behind)
     return slots | (found if own.is_last_stage else unread(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from llmstack_model_runner.layers.mixer import Mixer, MixerSettings
 from llmstack_model_runner.models.kv_spec import LayerKVSpec
 from llmstack_model_runner.models.llama import Llama
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+
+AnySettings = TypeVar("AnySettings", bound=LlamaLayerSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +50,14 @@ def mix_layers(
 ) -> list[LlamaLayerSettings]:
     """The layers, of which those without attention have the mixer in its place."""
     return [
-        layer if has_attention else StateLayerSettings(**_values(layer), mixer=mixer)
+        layer if has_attention else mix_layer(StateLayerSettings, layer, mixer=mixer)
         for layer, has_attention in zip(attention, have_attention, strict=True)
     ]
 
 
-def _values(settings: LlamaLayerSettings) -> dict[str, Any]:
-    return {field.name: getattr(settings, field.name) for field in fields(LlamaLayerSettings)}
+def mix_layer(settings_class: type[AnySettings], layer: LlamaLayerSettings, **own: Any) -> AnySettings:
+    """The settings of a layer as those of another kind, which has some of its own."""
+    return settings_class(**{field.name: getattr(layer, field.name) for field in fields(LlamaLayerSettings)}, **own)
 
 
 def read_layer_kinds(kinds: object, num_layers: int, *others: str) -> list[bool]:

@@ -17,6 +17,11 @@ GRANITE = {name: value for name, value in BAMBA.items() if name not in ("attn_la
     "num_experts_per_tok": 3, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7,
     "logits_scaling": 4.0,
 }  # fmt: skip
+FALCON = {name: value for name, value in BAMBA.items() if name != "attn_layer_indices"} | {
+    "num_hidden_layers": 3, "mamba_d_ssm": 64, "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 0.8], "key_multiplier": 0.6,
+    "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6, "attention_in_multiplier": 0.9, "mlp_multipliers": [0.8, 0.4],
+    "attention_out_multiplier": 0.7, "embedding_multiplier": 4.0, "lm_head_multiplier": 0.5,
+}  # fmt: skip
 MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite 4 h": ("GraniteMoeHybrid", GRANITE),
     "granite 4 h without experts, with rope and one group": (
@@ -26,6 +31,17 @@ MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite 4 of attention alone": (
         "GraniteMoeHybrid",
         GRANITE | {"num_local_experts": 0, "layer_types": ["attention"] * 4, "tie_word_embeddings": True},
+    ),
+    "falcon h1": ("FalconH1", FALCON),
+    "falcon h1 with a norm before the gate, and biases": (
+        "FalconH1",
+        FALCON
+        | {"mamba_rms_norm": True, "attention_bias": True, "projectors_bias": True, "mamba_proj_bias": True}
+        | {"mlp_bias": True, "mlp_multipliers": None, "mamba_d_ssm": None, "tie_word_embeddings": True},
+    ),
+    "falcon h1 with a norm behind the gate": (
+        "FalconH1",
+        FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 1},
     ),
     "bamba": ("Bamba", BAMBA),
     "bamba tied, with biases, one group, a longer convolution and bounded steps": (
