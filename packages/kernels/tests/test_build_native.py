@@ -134,6 +134,7 @@ class Sources:
             "native/simd.h": "",
             "linear/native_stored.cpp": '#include "../native/simd.h"\n',
             "linear/native.cpp": "",
+            "linear/native_segments.cpp": "",
             "paged_attention/native.cpp": '#include "items.h"\n',
             "paged_attention/items.h": "",
             "argmax/native.cpp": "",
@@ -160,7 +161,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: None) -> 
 
 
 def test_only_what_changed_is_compiled_again(sources: Sources) -> None:
-    units = ("native_stored", "paged_attention", "linear", "others")
+    units = ("native_stored", "paged_attention", "linear", "segments", "others")
     assert sources.compiled("avx2") == {f"avx2-{unit}" for unit in units}
     assert sources.compiled("avx2") == set()
     assert sources.compiled("avx2", "portable") == {f"portable-{unit}" for unit in units}
@@ -177,8 +178,8 @@ def test_objects_of_former_sources_are_deleted(sources: Sources) -> None:
     sources.compiled("avx2", "portable")
     sources.write("argmax/native.cpp", "// another")
     sources.compiled("avx2")
-    assert len(list((sources.libraries / "objects").glob("avx2-*"))) == 4
-    assert len(list((sources.libraries / "objects").glob("portable-*"))) == 4
+    assert len(list((sources.libraries / "objects").glob("avx2-*"))) == 5
+    assert len(list((sources.libraries / "objects").glob("portable-*"))) == 5
 
 
 def test_two_builds_at_once_compile_once(sources: Sources) -> None:
@@ -191,5 +192,5 @@ def test_two_builds_at_once_compile_once(sources: Sources) -> None:
 def test_the_build_says_what_is_compiled_and_how_long_it_takes(sources: Sources) -> None:
     said: list[str] = []
     build_native.build(["avx2"], sources.libraries, said.append)
-    assert said[0] == "compiling avx2 in 4 units"
-    assert re.fullmatch(r"4 of 4 units, \d+ s", said[-1])
+    assert said[0] == "compiling avx2 in 5 units"
+    assert re.fullmatch(r"5 of 5 units, \d+ s", said[-1])

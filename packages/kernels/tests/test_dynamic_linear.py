@@ -82,11 +82,11 @@ def test_integers_of_a_checkpoint_are_taken_as_they_are() -> None:
     scales = torch.rand(70, 1).half()
     stored = StoredWeight("int8", integers.view(torch.uint8) ^ 128, scales, 64)
     x = torch.randn(3, 64).bfloat16()
-    packed = pack_stored_linear(stored, torch.bfloat16, rounds_inputs=True)
+    packed = pack_stored_linear(stored, torch.bfloat16, input_rounding=INT8_DYNAMIC)
     expected = DynamicLinear(DynamicWeight(integers, scales[:, 0].float()), None)
     assert torch.equal(packed(x, out_dtype=torch.float32), expected(x, out_dtype=torch.float32))
     grouped = StoredWeight("int8", stored.numbers, torch.rand(70, 2), 32)
-    found = pack_stored_linear(grouped, torch.float32, rounds_inputs=True)(x.float())
+    found = pack_stored_linear(grouped, torch.float32, input_rounding=INT8_DYNAMIC)(x.float())
     torch.testing.assert_close(found, F.linear(x.float(), grouped.dequantize(torch.float32)), rtol=1e-4, atol=1e-2)
 
 

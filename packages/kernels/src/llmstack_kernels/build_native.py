@@ -61,6 +61,7 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
     "native_stored": ("linear/native_stored.cpp",),
     "paged_attention": ("paged_attention/native.cpp",),
     "linear": ("linear/native.cpp", "linear/native_dynamic.cpp", "linear/native_rounding.cpp"),
+    "segments": ("linear/native_segment_packing.cpp", "linear/native_segment_tiles.cpp", "linear/native_segments.cpp"),
     "others": (),
 }
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.linear.block_weight import BLOCK_TYPES, BlockWeight, join_blocks
 from llmstack_kernels.linear.composed import ConcatenatedLinear, concatenate_linears
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight, as_dynamic, round_weight
 from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 from llmstack_kernels.linear.reference import GATES
-from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight, join_stored
+from llmstack_kernels.linear.segments import INT4_DYNAMIC, SegmentLinear, fits_segments
+from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight
+from llmstack_kernels.linear.stored_weight import join_stored as _join_numbers
 
 __all__ = [
     "ACTIVATIONS",
+    "BLOCK_TYPES",
     "GATED_ACTIVATIONS",
+    "INT4_DYNAMIC",
     "INT8_DYNAMIC",
     "QUANTIZATIONS",
     "STORED_LAYOUTS",
+    "AnyStoredWeight",
+    "BlockWeight",
     "PackedLinear",
     "PackedWeight",
     "QuantizedWeight",
@@ -39,6 +46,9 @@ __all__ = [
     "packing_version",
     "quantize",
 ]
+
+AnyStoredWeight: TypeAlias = StoredWeight | BlockWeight
+"""A weight of a quantized checkpoint: its numbers and scales, or the blocks of a file that have them."""
 
 ACTIVATIONS = ("none", "relu", "relu_squared", "gelu", "gelu_tanh", "silu")
 GATED_ACTIVATIONS = tuple(GATES)
@@ -85,7 +95,7 @@ def pack_linear(
         weight: Is copied or kept, and must not be changed afterwards.
         bias: The same.
         quantization: One of `QUANTIZATIONS`: the weight is rounded; inputs and sums are not. `INT8_DYNAMIC` rounds
-            inputs too, a row at a time.
+            inputs too, a row at a time; `INT4_DYNAMIC` does so by 32 inputs of a row, and the weight as `int4`.
         is_batch_invariant: A row's result is bit-equal however many rows are beside it. On a GPU that costs speed
             where there are many rows; on a CPU it holds anyway. `numeric_contract` says where it cannot be had.
     """
@@ -99,6 +109,8 @@ def pack_linear(
         packed = module.pack_linear(weight, bias, is_batch_invariant)
     elif quantization == INT8_DYNAMIC:
         packed = _pack_dynamic(module, round_weight(weight), weight.dtype, bias)
+    elif quantization == INT4_DYNAMIC:
+        packed = _pack_segments(module, module.quantize(weight, "int4").stored(), weight.dtype, bias)
     else:
         quantized = module.quantize(weight, quantization)
         packed = module.pack_quantized_linear(quantized, weight.dtype, bias, is_batch_invariant)
@@ -114,25 +126,49 @@ def _pack_dynamic(
     return packed
 
 
+def _pack_segments(
+    module: ModuleType, weight: AnyStoredWeight, dtype: torch.dtype, bias: torch.Tensor | None
+) -> PackedLinear:
+    if not hasattr(module, "pack_segment_linear"):
+        return SegmentLinear(weight, bias)
+    packed: PackedLinear = module.pack_segment_linear(weight, dtype, bias)
+    return packed
+
+
 def pack_stored_linear(
-    weight: StoredWeight,
+    weight: AnyStoredWeight,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     is_batch_invariant: bool = False,
-    rounds_inputs: bool = False,
+    input_rounding: str | None = None,
 ) -> PackedLinear:
     """Pack a weight of a quantized checkpoint and an optional bias, for inputs of `dtype`.
 
-    With `rounds_inputs`, symmetric integers of 8 bits with one scale per output are packed as `INT8_DYNAMIC`.
+    With `input_rounding` inputs are rounded where integers allow: `INT8_DYNAMIC` where those of 8 bits are symmetric
+    and have one scale per output, `INT4_DYNAMIC` where groups are multiples of 32 inputs, and for blocks.
     """
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias of shape {tuple(bias.shape)} does not fit {weight.shape[0]} outputs.")
+    if isinstance(weight, BlockWeight):
+        if input_rounding == INT4_DYNAMIC:
+            return _pack_segments(implementation("linear", "cpu"), weight, dtype, bias)
+        weight = weight.stored()
     module = implementation("linear", weight.numbers.device.type)
-    integers = as_dynamic(weight) if rounds_inputs else None
+    if input_rounding == INT4_DYNAMIC and fits_segments(weight):
+        return _pack_segments(module, weight, dtype, bias)
+    integers = as_dynamic(weight) if input_rounding == INT8_DYNAMIC else None
     if integers is not None:
         return _pack_dynamic(module, integers, dtype, bias)
     packed: PackedLinear = module.pack_stored_linear(weight, dtype, bias, is_batch_invariant)
     return packed
+
+
+def join_stored(parts: Sequence[AnyStoredWeight]) -> AnyStoredWeight | None:
+    """The outputs of all parts, one after another; None where they cannot be one weight."""
+    blocks = [part for part in parts if isinstance(part, BlockWeight)]
+    if blocks:
+        return join_blocks(blocks) if len(blocks) == len(parts) else None
+    return _join_numbers([part for part in parts if isinstance(part, StoredWeight)])
 
 
 def packing_version(device_type: str) -> str:

@@ -10,12 +10,21 @@ import torch
 
 from llmstack_kernels.build_native import digest
 from llmstack_kernels.linear import quantization
+from llmstack_kernels.linear.block_weight import BlockWeight
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight
 from llmstack_kernels.linear.native_layer import NativeLinear
-from llmstack_kernels.linear.native_stored import STORED, NativeOrderedLinear, pack_stored, stored_of_packed
+from llmstack_kernels.linear.native_segments import SEGMENTS, pack_blocks, pack_segments, segments_of_packed
+from llmstack_kernels.linear.native_stored import (
+    STORED,
+    NativeOrderedLinear,
+    in_order,
+    pack_stored,
+    stored_of_packed,
+)
 from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear
+from llmstack_kernels.linear.segments import INT4_DYNAMIC, SegmentLinear
 from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library, require_library
 
@@ -29,6 +38,7 @@ __all__ = [
     "pack_dynamic_linear",
     "pack_linear",
     "pack_quantized_linear",
+    "pack_segment_linear",
     "pack_stored_linear",
     "packed_weight",
     "packing_version",
@@ -38,7 +48,7 @@ __all__ = [
 ]
 
 _QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
-QUANTIZED_DTYPES = dict.fromkeys((*quantization.QUANTIZATIONS, INT8_DYNAMIC), tuple(DTYPE_TO_SUFFIX))
+QUANTIZED_DTYPES = dict.fromkeys((*quantization.QUANTIZATIONS, INT8_DYNAMIC, INT4_DYNAMIC), tuple(DTYPE_TO_SUFFIX))
 STORED_DTYPES = dict.fromkeys(STORED_LAYOUTS, tuple(DTYPE_TO_SUFFIX))
 
 
@@ -83,6 +93,18 @@ def pack_dynamic_linear(
     return NativeLinear.pack_dynamic(weight, dtype, bias, native)
 
 
+def pack_segment_linear(
+    weight: StoredWeight | BlockWeight, dtype: torch.dtype, bias: torch.Tensor | None
+) -> NativeLinear | NativeOrderedLinear | SegmentLinear:
+    """Pack integers with scales of groups, for inputs of `dtype` that are rounded too."""
+    native = library()
+    if native is None or dtype not in DTYPE_TO_SUFFIX:
+        return SegmentLinear(weight, bias)
+    if isinstance(weight, BlockWeight):
+        return pack_blocks(weight, dtype, bias, native)
+    return pack_segments(weight, dtype, bias, native)
+
+
 def pack_stored_linear(
     weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
 ) -> NativeLinear | NativeOrderedLinear | PlainLinear:
@@ -94,10 +116,15 @@ def pack_stored_linear(
 
 
 def linear_of_packed(packed: PackedWeight, bias: torch.Tensor | None) -> NativeLinear | NativeOrderedLinear:
-    """A layer over a weight that this variant has packed before."""
+    """A layer over a weight that this variant has packed before; ValueError if its order is no permutation."""
+    native = require_library()
     if packed.scheme.startswith(STORED):
-        return stored_of_packed(packed, bias, require_library())
-    return NativeLinear.from_packed(packed, bias, require_library())
+        layer = stored_of_packed(packed, bias, native)
+    elif packed.scheme.startswith(SEGMENTS):
+        layer = segments_of_packed(packed, bias, native)
+    else:
+        layer = NativeLinear.from_packed(packed, bias, native)
+    return in_order(layer, packed.order, native)
 
 
 def packed_weight(layer: object) -> PackedWeight | None:

@@ -153,6 +153,8 @@ class NativeLinear:
 
 def _row_size(in_features: int, scheme: str) -> int:
     """Inputs of a row with those behind the last that are read with it, in pairs or for a word of 32 bits."""
+    if scheme == "segments":
+        return in_features
     step = 32 // int(scheme[-1]) if scheme.startswith("stored_") else 2
     return in_features + -in_features % step
 

@@ -17,7 +17,7 @@ from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 _WEIGHT_ARGUMENTS = (Pointer, Pointer, Int, Pointer, Int)  # numbers, scales, their type, zero points or table, group
 STORED = "stored_"
 """How the names of these schemes begin."""
-_SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class NativeOrderedLinear(OrderedLinear):
@@ -71,31 +71,35 @@ def pack_stored(
     arguments = _arguments(kept, group_size)
     scheme = (f"{STORED}{layout}", _WEIGHT_ARGUMENTS)
     inner = NativeLinear((out_features, in_features), dtype, bias, kept, arguments, scheme, native)
-    return inner if weight.order is None else NativeOrderedLinear(inner, weight.order, native)
+    return in_order(inner, weight.order, native)
 
 
-def stored_of_packed(
-    packed: PackedWeight, bias: torch.Tensor | None, native: NativeLibrary
-) -> NativeLinear | NativeOrderedLinear:
-    """The layer over a weight that `pack_stored` packed, in the same variant.
-
-    Raises:
-        ValueError: Its order is no permutation of the inputs.
-    """
+def stored_of_packed(packed: PackedWeight, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:
+    """The layer over a weight that `pack_stored` packed, in the same variant, without its order."""
     scheme = (packed.scheme, _WEIGHT_ARGUMENTS)
     arguments = _arguments(packed.tensors, packed.group_size)
-    inner = NativeLinear(packed.shape, packed.dtype, bias, packed.tensors, arguments, scheme, native)
-    if packed.order is None:
+    return NativeLinear(packed.shape, packed.dtype, bias, packed.tensors, arguments, scheme, native)
+
+
+def in_order(
+    inner: NativeLinear, order: torch.Tensor | None, native: NativeLibrary
+) -> NativeLinear | NativeOrderedLinear:
+    """The layer whose inputs are permuted to those of `inner`; `inner` itself without an order.
+
+    Raises:
+        ValueError: The order is no permutation of the inputs.
+    """
+    if order is None:
         return inner
-    wanted = torch.arange(packed.shape[1], dtype=torch.int32)
-    if not torch.equal(packed.order.sort().values, wanted):  # native code reads where it points
+    wanted = torch.arange(inner.in_features, dtype=order.dtype)
+    if not torch.equal(order.sort().values, wanted):  # native code reads where it points
         raise ValueError("the order of inputs is no permutation")
-    return NativeOrderedLinear(inner, packed.order, native)
+    return NativeOrderedLinear(inner, order, native)
 
 
 def _arguments(kept: tuple[torch.Tensor, ...], group_size: int) -> tuple[int, ...]:
     packed, scales, extra = kept
-    return packed.data_ptr(), scales.data_ptr(), _SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size
+    return packed.data_ptr(), scales.data_ptr(), SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size
 
 
 def _as_native(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.Tensor]:

@@ -91,6 +91,7 @@ def bits_per_weight(scheme: str) -> float:
     """Bits per weight, including its share of the group's scale; ValueError for an unknown scheme."""
     if scheme == "int8_dynamic":
         return 8
+    scheme = "int4" if scheme == "int4_dynamic" else scheme
     found = find_scheme(scheme)
     return found.num_bits + (16 / found.group_size if found.group_size else 0)
 

@@ -1,0 +1,126 @@
+"""Weights of GGUF files as they lie there: blocks of few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from llmstack_kernels.linear.stored_weight import StoredWeight
+
+__all__ = ["BLOCK_TYPES", "BlockType", "BlockWeight", "join_blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A type of blocks.
+
+    Attributes:
+        num_inputs: Inputs of a block.
+        num_bytes: Bytes of a block.
+        scales: Where its scales of float16 begin.
+        segment: Inputs that are rounded together; a group of weights has as many.
+    """
+
+    num_inputs: int
+    num_bytes: int
+    scales: tuple[int, ...]
+    segment: int = 32
+
+
+BLOCK_TYPES: Mapping[str, BlockType] = {
+    "Q4_0": BlockType(32, 18, (0,)),
+    "Q4_1": BlockType(32, 20, (0, 2)),
+    "Q5_0": BlockType(32, 22, (0,)),
+    "Q5_1": BlockType(32, 24, (0, 2)),
+    "Q8_0": BlockType(32, 34, (0,)),
+    "Q4_K": BlockType(256, 144, (0, 2)),
+    "Q5_K": BlockType(256, 176, (0, 2)),
+    "Q6_K": BlockType(256, 210, (208,), 16),
+}
+"""Those that layers with rounded inputs are packed from, by ggml's names."""
+
+_INFINITE = 0x7C00  # exponent of a float16 that is infinite or NaN
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A weight [out_features, in_features] of one or several tensors of a file.
+
+    Attributes:
+        block_type: One of `BLOCK_TYPES`.
+        parts: uint8 [rows, blocks of a row, bytes of a block] of each tensor, whose rows follow one another.
+        read: Makes the weight of numbers that blocks stand for.
+        outputs: int64 [out_features], the row of each output; None for all rows in order.
+    """
+
+    block_type: str
+    parts: tuple[torch.Tensor, ...]
+    read: Callable[[torch.Tensor], StoredWeight]
+    outputs: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Checks scales, since kernels do not; ValueError for one that is no number."""
+        for part in self.parts:
+            halves = part.view(torch.int16)
+            for start in BLOCK_TYPES[self.block_type].scales:
+                if ((halves[..., start // 2] & _INFINITE) == _INFINITE).any():
+                    raise ValueError("a scale is NaN or infinite.")
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the weight: [out_features, in_features]."""
+        num_rows = sum(part.shape[0] for part in self.parts) if self.outputs is None else len(self.outputs)
+        return torch.Size((num_rows, self.parts[0].shape[1] * BLOCK_TYPES[self.block_type].num_inputs))
+
+    @property
+    def ndim(self) -> int:
+        """A weight is a matrix, as tensors of weights are."""
+        return 2
+
+    def rows(self, index: torch.Tensor | slice) -> BlockWeight:
+        """The outputs that `index` selects."""
+        return replace(self, outputs=self._all_outputs()[index])
+
+    def columns(self, inputs: range) -> BlockWeight | StoredWeight | None:
+        """The inputs of a run; None where no group size fits."""
+        size = BLOCK_TYPES[self.block_type].num_inputs
+        if inputs.start % size or inputs.stop % size:
+            return self.stored().columns(inputs)
+        blocks = slice(inputs.start // size, inputs.stop // size)
+        return replace(self, parts=tuple(part[:, blocks] for part in self.parts))
+
+    def to(self, device: torch.device) -> BlockWeight | StoredWeight:
+        """The same on another device, where it has numbers."""
+        return self if device.type == "cpu" else self.stored().to(device)
+
+    def stored(self) -> StoredWeight:
+        """The weight of numbers."""
+        blocks = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+        return self.read(blocks if self.outputs is None else blocks[self.outputs])
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight that the blocks represent, rounded once from float32: [out_features, in_features]."""
+        return self.stored().dequantize(dtype)
+
+    def addresses(self) -> torch.Tensor:
+        """Where the blocks of each output begin in memory: int64 [out_features]."""
+        rows = [part.data_ptr() + torch.arange(part.shape[0]) * part.stride(0) for part in self.parts]
+        addresses = torch.cat(rows)
+        return addresses if self.outputs is None else addresses[self.outputs]
+
+    def _all_outputs(self) -> torch.Tensor:
+        return torch.arange(self.shape[0]) if self.outputs is None else self.outputs
+
+
+def join_blocks(parts: Sequence[BlockWeight]) -> BlockWeight | None:
+    """The outputs of all parts, one after another; None where they cannot be one weight."""
+    first = parts[0]
+    if any((part.block_type, part.shape[1]) != (first.block_type, first.shape[1]) for part in parts):
+        return None
+    outputs, offset = [], 0
+    for part in parts:
+        outputs.append(part._all_outputs() + offset)
+        offset += sum(len(own) for own in part.parts)
+    return replace(first, parts=tuple(own for part in parts for own in part.parts), outputs=torch.cat(outputs))
