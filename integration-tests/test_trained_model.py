@@ -38,7 +38,8 @@ QUESTIONS = [
 ]  # fmt: skip
 CHATS = [[{"role": "user", "content": question}] for question in QUESTIONS]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, logprobs=0)
-SIZES: dict[str, Any] = {"max_model_len": 640, "num_kv_blocks": 320, "max_num_seqs": 24, "pack_cache": False}
+SIZES: dict[str, Any] = {"max_model_len": 640, "num_kv_blocks": 320, "max_num_seqs": 24, "pack_cache": False,
+                         "gguf_activations": "exact"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

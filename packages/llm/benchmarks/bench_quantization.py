@@ -38,8 +38,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int8_dynamic": {"quantization": "int8_dynamic"},
     "int4": {"quantization": "int4"},
+    "int4_dynamic": {"quantization": "int4_dynamic"},
     "fp8": {"quantization": "fp8"},
     "KV cache in fp8": {"kv_cache_dtype": "fp8"},
+}
+FILE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    f"the file, {dtype}, {activations} inputs": {"dtype": dtype, "gguf_activations": activations}
+    for dtype in ("float32", "bfloat16")
+    for activations in ("exact", "rounded")
 }
 """What a row of the table is called, and the options that make it."""
 MAX_WINDOW = 1024
@@ -60,7 +66,7 @@ def read_text(path: Path) -> str:
 def perplexity(model: Path, variant: str, text: Path, dtype: str = "auto") -> tuple[float, int]:
     """Perplexity per token and number of tokens, over consecutive windows of a context's length."""
     options: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": False, "pack_cache": False}
-    options |= VARIANTS[variant]
+    options |= VARIANTS[variant] if variant in VARIANTS else FILE_VARIANTS[variant]
     with LLM(str(model), **options) as llm:
         token_ids = llm.get_tokenizer().encode(read_text(text))
         window = min(llm.llm_engine.model_config.max_model_len - 1, MAX_WINDOW)
@@ -126,12 +132,12 @@ def main() -> None:
 
 def _print_rows(model: Path, text: Path, dtype: str) -> None:
     with full_precision(model) as folder:
-        rows = [(folder, name, dtype, name) for name in VARIANTS]
+        rows = [(folder, name) for name in VARIANTS]
         if folder != model:
-            rows += [(model, FULL, one, f"the file, {one}") for one in ("float32", "bfloat16")]
+            rows += [(model, name) for name in FILE_VARIANTS]
         full, _ = perplexity(folder, FULL, text, dtype)
-        for path, variant, own_dtype, name in rows:
-            found, num_tokens = perplexity(path, variant, text, own_dtype)
+        for path, name in rows:
+            found, num_tokens = perplexity(path, name, text, dtype)
             change = "" if name == FULL else f"{found - full:+.3f} ({found / full - 1:+.2%})"
             print(f"| {model.name} | {name} | {found:.3f} | {change} | {num_tokens:,} |", flush=True)
 

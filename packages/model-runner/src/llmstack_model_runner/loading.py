@@ -24,13 +24,13 @@ from llmstack_model_runner.models.choice import make_model
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract, for_ranks
 from llmstack_model_runner.weights import (
-    check_scheme,
     describe_quantization,
     kept_weights,
     load_weights,
     num_weight_bytes,
     read_served_config,
     resolve_dtype,
+    scheme_on,
 )
 from llmstack_types import KVCacheSpec, ModelRunnerConfig
 
@@ -93,7 +93,7 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
     model_config, checkpoint_format, scheme = read_served_config(config)
     dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
-    check_scheme(scheme, device)
+    scheme = scheme_on(device, scheme, config.quantization)
     name = architecture(model_config)
     # Attention layers read it too.
     layers = AdaptedLayers() if config.enable_lora else None

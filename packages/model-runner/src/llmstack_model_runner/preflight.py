@@ -39,7 +39,8 @@ _FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 _SMALL_FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4"})
 # So many layers are built in no time, and then miss their weights.
 _MAX_UNCHECKED_LAYERS = 256
-_SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4, "int8_dynamic": 8}
+_SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4, "int8_dynamic": 8,
+                                                   "int4_dynamic": 4}  # fmt: skip
 _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
 _LEAST_KV_BITS = 16
 _LEAST_WEIGHT_BITS = 16
@@ -149,7 +150,7 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
 
 def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:
     try:
-        found, _ = choose_quantization(model_config, config.quantization)
+        found, _ = choose_quantization(model_config, config.quantization, config.gguf_activations)
     except ValueError as error:
         yield str(error)
         return

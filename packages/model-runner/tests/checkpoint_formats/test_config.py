@@ -25,6 +25,16 @@ def test_the_formats_of_all_cases_are_known(case: str) -> None:
     assert found is not None
     assert found.num_bits == (4 if any(word in case for word in ("4", "awq")) else 8)
     assert choose_quantization({"quantization_config": fields}, found.method) == (found, None)
+    if found.method in ("awq", "gptq", "compressed-tensors"):
+        assert choose_quantization({"quantization_config": fields}, "int4_dynamic") == (found, "int4_dynamic")
+
+
+def test_a_gguf_file_rounds_its_inputs_unless_they_are_to_be_exact() -> None:
+    config = {"quantization_config": {"quant_method": "gguf"}}
+    assert [choose_quantization(config, option)[1] for option in (None, "gguf", "int4_dynamic")] == ["int4_dynamic"] * 3
+    assert choose_quantization(config, None, "exact") == (read_format(config), None)
+    with pytest.raises(ValueError, match="exclude each other"):
+        choose_quantization(config, "int4_dynamic", "exact")
 
 
 def test_weights_in_full_precision_have_no_format() -> None:

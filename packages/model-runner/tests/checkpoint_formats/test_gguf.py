@@ -14,7 +14,8 @@ from model_runner_helpers.paged_harness import PagedHarness
 from safetensors.torch import save_file
 
 from llmstack_gguf import TENSOR_TYPES, Header, TensorInfo, read_header, target_of
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import BLOCK_TYPES, INT4_DYNAMIC, BlockWeight, StoredWeight, pack_stored_linear
+from llmstack_kernels.linear.segments import SegmentLinear
 from llmstack_model_files import gguf_weights, resolve_model, weights_digest
 from llmstack_model_runner.checkpoint_formats import gguf
 from llmstack_model_runner.checkpoint_formats.config import read_format
@@ -56,6 +57,8 @@ def test_numbers_mean_what_the_formats_library_says(kind: str) -> None:
     flat = torch.from_numpy(data.reshape(-1).copy())
     types = {entry.name: entry for entry in TENSOR_TYPES.values()}
     found = gguf._read(flat, "x", TensorInfo((6, 512), types[kind], 0, flat.numel()))
+    if isinstance(found, BlockWeight):
+        found = found.stored()
     if isinstance(found, StoredWeight) and not found.has_float_zeros:
         assert torch.equal(found.dequantize(torch.float32), expected)
     elif isinstance(found, StoredWeight):
@@ -74,8 +77,23 @@ def test_a_group_whose_scale_is_zero_means_its_smallest_value(kind: str) -> None
     types = {entry.name: entry for entry in TENSOR_TYPES.values()}
     flat = torch.from_numpy(data.reshape(-1).copy())
     found = gguf._read(flat, "x", TensorInfo((3, 256), types[kind], 0, flat.numel()))
-    assert isinstance(found, StoredWeight)
+    assert not isinstance(found, torch.Tensor)
     torch.testing.assert_close(found.dequantize(torch.float32), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_layers_with_rounded_inputs_are_packed_from_blocks_and_mean_the_same_numbers(kind: str) -> None:
+    data = random_data(kind, (70, 512), seed=3)
+    types = {entry.name: entry for entry in TENSOR_TYPES.values()}
+    flat = torch.from_numpy(data.reshape(-1).copy())
+    found = gguf._read(flat, "x", TensorInfo((70, 512), types[kind], 0, flat.numel()))
+    assert isinstance(found, BlockWeight)
+    x, own = torch.randn(5, 512), found.rows(torch.randperm(70))
+    expected = SegmentLinear(own, None)(x)
+    packed = pack_stored_linear(own, torch.float32, None, input_rounding=INT4_DYNAMIC)(x)
+    assert (packed - expected).abs().max() <= 2e-6 * expected.abs().max()
+    exact = pack_stored_linear(own, torch.float32, None)(x)
+    assert 1e-4 < ((packed - exact).norm() / exact.norm()).item() < 0.02
 
 
 def interleaved(weight: torch.Tensor) -> torch.Tensor:
@@ -209,7 +227,8 @@ def test_parts_are_one_model_whichever_is_named(tmp_path: Path) -> None:
     assert joined.keys() == whole.keys()
     for name, tensor in whole.items():
         pair = [
-            one.dequantize(torch.float32) if isinstance(one, StoredWeight) else one for one in (tensor, joined[name])
+            one.dequantize(torch.float32) if isinstance(one, StoredWeight | BlockWeight) else one
+            for one in (tensor, joined[name])
         ]
         assert torch.equal(*pair)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

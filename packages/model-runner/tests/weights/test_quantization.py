@@ -12,12 +12,12 @@ import torch
 from model_runner_helpers.paged_harness import PagedHarness
 from safetensors.torch import load_file, save_file
 
-from llmstack_kernels.linear import INT8_DYNAMIC, QUANTIZATIONS, computes_quantized, quantize
+from llmstack_kernels.linear import INT4_DYNAMIC, INT8_DYNAMIC, QUANTIZATIONS, computes_quantized, quantize
 from llmstack_model_runner.layers.packing import Packing, pack, packed_linears, packing
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import Model, load_model_class
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
-from llmstack_model_runner.weights import check_scheme, load_weights, num_weight_bytes
+from llmstack_model_runner.weights import load_weights, num_weight_bytes, scheme_on
 from llmstack_types import ModelRunnerConfig, SamplingParams
 from llmstack_types.vocabulary import RoundingScheme, words_of
 
@@ -29,7 +29,7 @@ BERT: dict[str, Any] = {
 
 
 def test_the_kernels_have_every_scheme_that_an_option_may_name() -> None:
-    assert words_of(RoundingScheme) == (*QUANTIZATIONS, INT8_DYNAMIC)
+    assert words_of(RoundingScheme) == (*QUANTIZATIONS, INT8_DYNAMIC, INT4_DYNAMIC)
 
 
 def load(folder: Path, scheme: str | None) -> Any:
@@ -77,7 +77,7 @@ def start(folder: Path, scheme: str | None, **values: Any) -> ModelRunner:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scheme", [*QUANTIZATIONS, INT8_DYNAMIC])
+@pytest.mark.parametrize("scheme", [*QUANTIZATIONS, INT8_DYNAMIC, INT4_DYNAMIC])
 def test_greedy_output_is_the_same_alone_in_a_batch_and_in_chunks(tmp_path: Path, scheme: str, dtype: str) -> None:
     runner = start(write_gpt2_checkpoint(tmp_path), scheme, dtype=dtype)
     greedy = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
@@ -113,7 +113,8 @@ def test_rounded_inputs_stay_close_to_the_model_and_say_what_they_are(tmp_path: 
 
 def test_rounded_inputs_are_refused_on_a_gpu() -> None:
     with pytest.raises(ValueError, match="int8_dynamic is computed on CPUs only"):
-        check_scheme(INT8_DYNAMIC, torch.device("cuda"))
+        scheme_on(torch.device("cuda"), INT8_DYNAMIC, INT8_DYNAMIC)
+    assert scheme_on(torch.device("cuda"), INT4_DYNAMIC, None) is None  # the default of a GGUF file
 
 
 def test_the_choice_holds_within_its_block_only() -> None:

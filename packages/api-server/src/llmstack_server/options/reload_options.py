@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 START_NAME: Final = "start"
 MAX_NUM_ENTRIES: Final = 64
 SETTINGS: Final = (
-    "dtype", "enable_prefix_caching", "generation_config", "hf_overrides", "kv_cache_dtype",
+    "dtype", "enable_prefix_caching", "generation_config", "gguf_activations", "hf_overrides", "kv_cache_dtype",
     "kv_cache_memory_bytes", "max_model_len", "num_host_blocks", "num_kv_blocks", "override_generation_config",
     "quantization", "revision", "seed",
 )  # fmt: skip

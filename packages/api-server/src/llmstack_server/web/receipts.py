@@ -27,7 +27,10 @@ MAX_KEY_BYTES = 4096
 # Not signed: the signature itself, and token ids, whose digests are.
 UNSIGNED_FIELDS = frozenset({"signature"})
 # Options on which tokens may depend. Only these are taken from a receipt.
-SETTINGS = ("dtype", "kv_cache_dtype", "max_model_len", "block_size", "quantization", "enable_deterministic_inference")
+SETTINGS = (
+    "dtype", "kv_cache_dtype", "max_model_len", "block_size", "quantization", "gguf_activations",
+    "enable_deterministic_inference",
+)  # fmt: skip
 # The same, for answers with an adapter.
 ADAPTER_SETTINGS = ("max_lora_rank",)
 TOKEN_FIELDS = frozenset({"prompt_token_ids", "token_ids"})

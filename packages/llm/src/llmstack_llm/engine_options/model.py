@@ -15,6 +15,7 @@ from llmstack_types.vocabulary import (
     ContentFormat,
     Device,
     DType,
+    GGUFActivations,
     LoadFormat,
     ModelImpl,
     QuantizationScheme,
@@ -84,8 +85,13 @@ class ModelOptions(OptionGroup):
         short="-q",
         aliases=QUANTIZATION_ALIASES,
         help="round the weights of linear layers while loading a checkpoint in full precision (int8, int4, fp8; "
-        "int8_dynamic rounds inputs too), or name the format of a quantized checkpoint (default: what its config.json "
-        "says)",
+        "int8_dynamic and int4_dynamic round inputs too), or name the format of a quantized checkpoint (default: what "
+        "its config.json says)",
+    )
+    gguf_activations: GGUFActivations = option(
+        "rounded",
+        flag="--gguf-activations",
+        help="inputs of the layers of a GGUF file on a CPU: 'rounded' to 8 bits in groups, which is faster, or 'exact'",
     )
     max_model_len: int | None = option(
         None,

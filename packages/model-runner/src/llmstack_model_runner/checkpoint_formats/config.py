@@ -12,6 +12,7 @@ QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 _MAX_GROUP_SIZE = 1 << 20
 _METHOD_ALIASES: Mapping[str, str] = {"fbgemm_fp8": "fp8", "modelopt": "fp8", "bitsandbytes_4bit": "bitsandbytes",
                                       "bitsandbytes_8bit": "bitsandbytes"}  # fmt: skip
+_INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
 _AUTO_ROUND_FORMATS = ("auto_round:auto_gptq", "auto_round:auto_awq")
 
 
@@ -52,11 +53,12 @@ def read_format(model_config: Mapping[str, Any]) -> CheckpointFormat | None:
 
 
 def choose_quantization(
-    model_config: Mapping[str, Any], option: str | None
+    model_config: Mapping[str, Any], option: str | None, gguf_activations: str = "rounded"
 ) -> tuple[CheckpointFormat | None, str | None]:
     """The checkpoint's format, or the scheme that weights in full precision are rounded to while they are loaded.
 
-    Both are given for a checkpoint of W8A8 and `int8_dynamic`, which rounds inputs as the checkpoint was made for.
+    Both are given for a checkpoint of W8A8 and `int8_dynamic`, which rounds inputs as the checkpoint was made for; for
+    one of integers and `int4_dynamic`; and for a GGUF file, unless `gguf_activations` are `exact`.
 
     Raises:
         ValueError: As `read_format`, or `option` names something else than the checkpoint's format.
@@ -70,6 +72,12 @@ def choose_quantization(
             )
         return None, option
     if option == "int8_dynamic" and _has_rounded_inputs(found):
+        return found, option
+    if found.method == "gguf" and option in (None, "gguf", "int4_dynamic"):
+        if option == "int4_dynamic" and gguf_activations == "exact":
+            raise ValueError("quantization int4_dynamic and exact activations of GGUF files exclude each other.")
+        return found, None if gguf_activations == "exact" else "int4_dynamic"
+    if option == "int4_dynamic" and found.method in _INTEGER_METHODS:
         return found, option
     if option not in (None, found.method):
         raise ValueError(

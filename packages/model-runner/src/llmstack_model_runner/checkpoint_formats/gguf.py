@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from llmstack_gguf import ROPE_TENSORS, GGUFError, Header, Target, TensorInfo, read_model, target_of
-from llmstack_kernels.linear import StoredWeight, join_stored
+from llmstack_kernels.linear import BLOCK_TYPES, AnyStoredWeight, BlockWeight, StoredWeight, join_stored
 from llmstack_model_runner.checkpoint_formats.floats import mxfp4_of_numbers
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
@@ -62,14 +62,14 @@ def _mapped(path: Path) -> torch.Tensor:
     return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def _widened(read: Callable[[], torch.Tensor | StoredWeight]) -> torch.Tensor:
+def _widened(read: Callable[[], torch.Tensor | AnyStoredWeight]) -> torch.Tensor:
     tensor = read()
-    return tensor.dequantize(torch.float32) if isinstance(tensor, StoredWeight) else tensor
+    return tensor.dequantize(torch.float32) if isinstance(tensor, AnyStoredWeight) else tensor
 
 
 def _read_placed(
     data: torch.Tensor, name: str, info: TensorInfo, target: Target, head_dim: int
-) -> torch.Tensor | StoredWeight:
+) -> torch.Tensor | AnyStoredWeight:
     return _placed(_read(data, name, info), name, target, head_dim)
 
 
@@ -84,7 +84,7 @@ def _parts(header: Header, name: str, target: Target) -> Iterator[tuple[str, Ten
         yield own_name, TensorInfo(info.shape[1:], info.type, info.start + expert * num_bytes, num_bytes, info.file)
 
 
-def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | StoredWeight:
+def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | AnyStoredWeight:
     content = data[info.start : info.start + info.num_bytes]
     if info.type.name in _DTYPES:
         # A copy, since the mapping ends with the loading.
@@ -94,12 +94,16 @@ def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | Sto
     num_outputs, num_inputs = info.shape
     blocks = content.view(num_outputs, num_inputs // info.type.block_size, info.type.block_bytes)
     try:
+        if info.type.name in BLOCK_TYPES:
+            return BlockWeight(info.type.name, (blocks,), _READERS[info.type.name])
         return _READERS[info.type.name](blocks)
     except ValueError as error:
         raise ValueError(f"{name[:128]} cannot be read as {info.type.name}: {error}") from None
 
 
-def _read_stack(data: Sequence[torch.Tensor], header: Header, name: str, target: Target) -> torch.Tensor | StoredWeight:
+def _read_stack(
+    data: Sequence[torch.Tensor], header: Header, name: str, target: Target
+) -> torch.Tensor | AnyStoredWeight:
     """All experts in one tensor: quantized weights one below the other, plain ones [experts, inputs, outputs]."""
     names = [name, target.partner] if target.partner else [name]
     parts = []
@@ -108,8 +112,8 @@ def _read_stack(data: Sequence[torch.Tensor], header: Header, name: str, target:
         shape = info.shape if info.type.name in _DTYPES else (math.prod(info.shape[:-1]), info.shape[-1])
         parts.append(_read(data[info.file], each, replace(info, shape=shape)))
     first = parts[0]
-    if isinstance(first, StoredWeight):
-        joined = join_stored([part for part in parts if isinstance(part, StoredWeight)])
+    if isinstance(first, AnyStoredWeight):
+        joined = join_stored([part for part in parts if isinstance(part, AnyStoredWeight)])
         if joined is None:
             raise ValueError(f"{name[:128]} and {target.partner[:128]} are not stored alike.")
         return joined if len(parts) == 1 else joined.rows(torch.arange(2 * first.shape[0]).view(2, -1).t().reshape(-1))
@@ -119,8 +123,8 @@ def _read_stack(data: Sequence[torch.Tensor], header: Header, name: str, target:
 
 
 def _placed(
-    tensor: torch.Tensor | StoredWeight, name: str, target: Target, head_dim: int
-) -> torch.Tensor | StoredWeight:
+    tensor: torch.Tensor | AnyStoredWeight, name: str, target: Target, head_dim: int
+) -> torch.Tensor | AnyStoredWeight:
     """A tensor as repositories store it; quantized weights are [outputs, inputs] always."""
     if target.is_offset and isinstance(tensor, torch.Tensor):
         return tensor.float() - 1
@@ -137,8 +141,8 @@ def _placed(
     return _in_order(tensor, order)
 
 
-def _in_order(tensor: torch.Tensor | StoredWeight, order: torch.Tensor) -> torch.Tensor | StoredWeight:
-    return tensor.rows(order) if isinstance(tensor, StoredWeight) else tensor[order]
+def _in_order(tensor: torch.Tensor | AnyStoredWeight, order: torch.Tensor) -> torch.Tensor | AnyStoredWeight:
+    return tensor.rows(order) if isinstance(tensor, AnyStoredWeight) else tensor[order]
 
 
 def _grouped_rows(num_rows: int, num_heads: int, num_kv_heads: int) -> torch.Tensor:

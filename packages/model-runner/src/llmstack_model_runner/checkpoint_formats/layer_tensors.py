@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight, StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class UnreadWeight:
         read: Reads it; ValueError if it is damaged.
     """
 
-    read: Callable[[], torch.Tensor | StoredWeight]
+    read: Callable[[], torch.Tensor | AnyStoredWeight]
 
 
 class Reader(Protocol):

@@ -15,7 +15,7 @@ from llmstack_kernels.embedding import (
     embedding_part,
     table_of,
 )
-from llmstack_kernels.linear import PackedLinear, PackedWeight, StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight, PackedLinear, PackedWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, ReadRows, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before, packing
 from llmstack_model_runner.layers.scale import Scale
@@ -188,7 +188,7 @@ class OutputHead:
             name, num_rows, size, dtype=dtype, device=device, is_vocabulary=True, is_head=True
         )
         self._dtype, self._device = dtype, device
-        self._stored: StoredWeight | None = None  # the table of a quantized checkpoint
+        self._stored: AnyStoredWeight | None = None  # the table of a quantized checkpoint
         self._packed: PackedLinear | None = None
         if tied_to is not None:
             tied_to.skip_where(lambda: self._is_known and packing().quantization is None and tied_to.can_share)
@@ -285,7 +285,7 @@ class OutputHead:
         """The function to call instead of reading the table, which adapters recognize by sums of its rows."""
         return skip_nothing if self._is_known and self._adapted is None else None
 
-    def _load_stored(self, weight: StoredWeight) -> None:
+    def _load_stored(self, weight: AnyStoredWeight) -> None:
         self._stored = weight.rows(slice(self._own.start, self._own.stop)).to(self._device)
 
     def _load_bias(self, tensor: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from llmstack_kernels.grouped_linear import (
     pack_experts,
     sum_choices,
 )
-from llmstack_kernels.linear import PackedLinear, StoredWeight, pack_linear
+from llmstack_kernels.linear import AnyStoredWeight, PackedLinear, pack_linear
 from llmstack_model_runner.layers.adaptation import GATES
 from llmstack_model_runner.layers.adapted_experts import AdaptedExperts, ExpertMatrix
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
@@ -232,7 +232,7 @@ class _Stack:
         self._dtype = dtype
         self._device = device
         self._weights: torch.Tensor | None = None
-        self._stored: dict[int, dict[int, StoredWeight]] = {}  # expert to its parts of a quantized checkpoint
+        self._stored: dict[int, dict[int, AnyStoredWeight]] = {}  # expert to its parts of a quantized checkpoint
         self._packed_experts: dict[int, PackedLinear] = {}
         self._packed: PackedExperts | None = None
 
@@ -263,12 +263,12 @@ class _Stack:
         self._weights[expert].chunk(self._num_parts)[part].copy_(tensor)
         self._count_one()
 
-    def load_stored(self, expert: int, part: int, own: WeightPart | None, weight: StoredWeight) -> None:
+    def load_stored(self, expert: int, part: int, own: WeightPart | None, weight: AnyStoredWeight) -> None:
         """Loads a quantized part; an expert is packed as soon as it has all of them.
 
         On a GPU, where the experts of a layer are one tensor, it is widened, and so is what ranks cannot cut.
         """
-        cut: StoredWeight | None = weight
+        cut: AnyStoredWeight | None = weight
         if own is not None:
             (run,) = own.runs
             cut = weight.columns(run) if own.dim else weight.rows(slice(run.start, run.stop))

@@ -19,7 +19,7 @@ from llmstack_kernels.grouped_linear import (
     grouped_linear,
     pack_experts,
 )
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_kernels.paged_attention import AttentionInputs, paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_kernels.rotary_embedding import rotary_embedding
@@ -191,7 +191,7 @@ class _HeadProducts:
         shape, rows = (settings.num_heads * size, settings.rank), spread(self._own, size)
         part = None if len(self._own) == settings.num_heads else WeightPart(0, (rows,))
 
-        def load_stored(weight: StoredWeight) -> None:
+        def load_stored(weight: AnyStoredWeight) -> None:
             self._load(weight.rows(slice(rows.start, rows.stop)).to(self._device).dequantize(self._dtype))
 
         return {f"{self._name}.weight": WeightSlot(shape, self._load, load_stored=load_stored, part=part)}

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from llmstack_kernels.linear import PackedLinear, StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight, PackedLinear
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before
 from llmstack_model_runner.layers.sharding import sharding
@@ -39,7 +39,7 @@ class _Rows:
     part: WeightPart | None = None
     order: torch.Tensor | None = None
 
-    def of(self, weight: StoredWeight) -> StoredWeight:
+    def of(self, weight: AnyStoredWeight) -> AnyStoredWeight:
         """These rows of a whole quantized weight."""
         if self.part is not None:
             index = torch.cat([torch.arange(run.start, run.stop) for run in self.part.runs])
@@ -106,7 +106,7 @@ class Linear:
         self._device = device
         self._weight: torch.Tensor | None = None  # [out_features, in_features]
         self._bias: torch.Tensor | None = None  # [out_features]
-        self._stored: dict[str, StoredWeight] = {}  # parts of a quantized checkpoint
+        self._stored: dict[str, AnyStoredWeight] = {}  # parts of a quantized checkpoint
         self._num_missing = len(self._parts) * (2 if self._has_bias else 1)
         self._packed: PackedLinear | None = None
         self._adapted = adapted_layers()
@@ -190,7 +190,7 @@ class Linear:
         self._is_skipped = True
         self._count_one()
 
-    def _load_stored(self, name: str, offset: int, weight: StoredWeight) -> None:
+    def _load_stored(self, name: str, offset: int, weight: AnyStoredWeight) -> None:
         own = self._part_to_rows[name].of(weight)
         if self._inputs is not None:
             columns = weight.columns(self._inputs)
@@ -209,7 +209,7 @@ class Linear:
         self._bias[offset : offset + ordered.shape[0]].copy_(ordered)
         self._count_one()
 
-    def _all_parts(self) -> Iterator[torch.Tensor | StoredWeight]:
+    def _all_parts(self) -> Iterator[torch.Tensor | AnyStoredWeight]:
         offset = 0
         for name, rows in self._part_to_rows.items():
             size = rows.num_rows

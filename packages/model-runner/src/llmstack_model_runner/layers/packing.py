@@ -16,9 +16,9 @@ import torch
 
 from llmstack_kernels.grouped_linear import PackedExperts, expert_layers, join_experts
 from llmstack_kernels.linear import (
+    AnyStoredWeight,
     PackedLinear,
     PackedWeight,
-    StoredWeight,
     concatenate_linears,
     join_stored,
     linear_of_packed,
@@ -55,13 +55,14 @@ class Packing:
     Attributes:
         quantization: The format to which weights in full precision are rounded, or None.
         is_batch_invariant: Whether a row's result must not depend on the number of rows.
-        rounds_inputs: Whether layers of quantized checkpoints round their inputs to 8 bits, where their weights allow.
+        input_rounding: How layers of quantized checkpoints round their inputs where their weights allow: by
+            `INT8_DYNAMIC`, `INT4_DYNAMIC` or not.
         weights: Where packed weights are found and kept; None where they are not.
     """
 
     quantization: str | None = None
     is_batch_invariant: bool = False
-    rounds_inputs: bool = False
+    input_rounding: str | None = None
     weights: PackedWeights | None = None
 
 
@@ -72,11 +73,11 @@ _packing: ContextVar[Packing] = ContextVar("_packing", default=Packing())  # noq
 def packed_linears(
     quantization: str | None = None,
     is_batch_invariant: bool = False,
-    rounds_inputs: bool = False,
+    input_rounding: str | None = None,
     weights: PackedWeights | None = None,
 ) -> Iterator[None]:
     """Quantizes linear layers and output heads that are packed inside the block, or makes them batch-invariant."""
-    token = _packing.set(Packing(quantization, is_batch_invariant, rounds_inputs, weights))
+    token = _packing.set(Packing(quantization, is_batch_invariant, input_rounding, weights))
     try:
         yield
     finally:
@@ -138,7 +139,7 @@ def packed_before(name: str, bias: torch.Tensor | None) -> PackedLinear:
 
 
 def pack_parts(
-    parts: Sequence[torch.Tensor | StoredWeight], bias: torch.Tensor | None, dtype: torch.dtype, name: str = ""
+    parts: Sequence[torch.Tensor | AnyStoredWeight], bias: torch.Tensor | None, dtype: torch.dtype, name: str = ""
 ) -> PackedLinear:
     """Packs the outputs of all parts, one after another; parts that are stored differently are computed apart.
 
@@ -152,18 +153,18 @@ def pack_parts(
 
 
 def _pack_parts(
-    parts: Sequence[torch.Tensor | StoredWeight], bias: torch.Tensor | None, dtype: torch.dtype, chosen: Packing
+    parts: Sequence[torch.Tensor | AnyStoredWeight], bias: torch.Tensor | None, dtype: torch.dtype, chosen: Packing
 ) -> PackedLinear:
     is_invariant = chosen.is_batch_invariant
-    stored = [part for part in parts if isinstance(part, StoredWeight)]
+    stored = [part for part in parts if isinstance(part, AnyStoredWeight)]
     joined = join_stored(stored) if len(stored) == len(parts) else None
     if joined is not None:
-        return pack_stored_linear(joined, dtype, bias, is_invariant, chosen.rounds_inputs)
+        return pack_stored_linear(joined, dtype, bias, is_invariant, chosen.input_rounding)
     biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
     return concatenate_linears(
         [
-            pack_stored_linear(part, dtype, own_bias, is_invariant, chosen.rounds_inputs)
-            if isinstance(part, StoredWeight)
+            pack_stored_linear(part, dtype, own_bias, is_invariant, chosen.input_rounding)
+            if isinstance(part, AnyStoredWeight)
             else pack_linear(part.clone(), own_bias, None, is_invariant)
             for part, own_bias in zip(parts, biases, strict=True)
         ]

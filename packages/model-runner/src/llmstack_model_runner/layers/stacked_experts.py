@@ -10,7 +10,7 @@ import torch
 
 from llmstack_kernels.activation import clamped_swiglu
 from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, join_experts, pack_experts
-from llmstack_kernels.linear import StoredWeight, pack_linear
+from llmstack_kernels.linear import AnyStoredWeight, pack_linear
 from llmstack_model_runner.layers.adapted_experts import ExpertMatrix
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.packing import (
@@ -178,7 +178,7 @@ class _Projection:
     def _load_bias(self, tensor: torch.Tensor) -> None:
         self.bias.copy_(tensor)
 
-    def _load_stored(self, weight: StoredWeight) -> None:
+    def _load_stored(self, weight: AnyStoredWeight) -> None:
         """Each expert is packed as it is stored. On a GPU, and where inputs cannot be cut, experts are widened."""
         num_outputs = self.shape[0]
         parts = [weight.rows(slice(num * num_outputs, (num + 1) * num_outputs)) for num in self._experts]

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 
@@ -84,18 +84,18 @@ class WeightSlot:
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
     kind: WeightKind = WeightKind.MATRIX
-    load_stored: Callable[[StoredWeight], None] | None = None
+    load_stored: Callable[[AnyStoredWeight], None] | None = None
     stored_shape: tuple[int, ...] | None = None
     part: WeightPart | None = None
     skip: Callable[[], None] | None = None
 
-    def fits(self, tensor: torch.Tensor | FileTensor | StoredWeight) -> bool:
+    def fits(self, tensor: torch.Tensor | FileTensor | AnyStoredWeight) -> bool:
         """Whether `tensor` has the shape; a single number may have any number of dimensions."""
-        if isinstance(tensor, StoredWeight):
+        if isinstance(tensor, AnyStoredWeight):
             return tuple(tensor.shape) == (self.stored_shape or self.shape)
         return tuple(tensor.shape) == self.shape or (self.shape == () and math.prod(tensor.shape) == 1)
 
-    def put(self, tensor: torch.Tensor | FileTensor | StoredWeight) -> None:
+    def put(self, tensor: torch.Tensor | FileTensor | AnyStoredWeight) -> None:
         """Loads the slot's part of a tensor, or a quantized weight.
 
         Raises:
@@ -103,7 +103,7 @@ class WeightSlot:
         """
         if isinstance(tensor, torch.Tensor):
             self.load(plain(tensor if self.part is None else self.part.read(tensor)))
-        elif not isinstance(tensor, StoredWeight):
+        elif not isinstance(tensor, AnyStoredWeight):
             self.load(plain(tensor.read(self.part)))
         elif self.load_stored is not None:
             self.load_stored(tensor)
@@ -118,7 +118,7 @@ class WeightSlot:
         return math.prod(self.shape) // (self.shape[self.part.dim] or 1) * len(self.part)
 
 
-AnyWeight: TypeAlias = torch.Tensor | FileTensor | StoredWeight | UnreadWeight
+AnyWeight: TypeAlias = torch.Tensor | FileTensor | AnyStoredWeight | UnreadWeight
 
 
 class HasSlots(Protocol):
@@ -172,5 +172,5 @@ def skip_nothing() -> None:
     """For a tensor that is not read, and that no layer waits for."""
 
 
-def _drop(tensor: torch.Tensor | StoredWeight) -> None:
+def _drop(tensor: torch.Tensor | AnyStoredWeight) -> None:
     """Keeps nothing of a tensor that belongs to another rank."""

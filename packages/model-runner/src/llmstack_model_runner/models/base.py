@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot
@@ -204,7 +204,7 @@ def _is_bias_of(slot_names: frozenset[str], *names: str) -> bool:
 
 def _has_values(weight: AnyWeight) -> bool:
     """Whether a tensor is not zero throughout; NaN is a value."""
-    if isinstance(weight, UnreadWeight | StoredWeight):
+    if isinstance(weight, UnreadWeight | AnyStoredWeight):
         return True
     tensor = weight if isinstance(weight, torch.Tensor) else weight.read(None)
     return bool(tensor.count_nonzero())

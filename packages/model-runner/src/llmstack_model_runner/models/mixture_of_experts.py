@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.weight_slot import AnyWeight, FileTensor, WeightPart
@@ -51,7 +51,7 @@ class StackedExpertWeights(Llama):
     def _single_experts(self, name: str, weight: AnyWeight) -> Iterator[tuple[str, AnyWeight]]:
         stem, _, kind = name.rpartition(".experts.")
         parts = _STACKS.get(kind) if stem else None
-        if parts is None or isinstance(weight, UnreadWeight | StoredWeight):
+        if parts is None or isinstance(weight, UnreadWeight | AnyStoredWeight):
             yield name, weight
             return
         shape = tuple(weight.shape)

@@ -3,10 +3,10 @@
 from llmstack_model_runner.weights.dtype import resolve_dtype
 from llmstack_model_runner.weights.load import load_weights
 from llmstack_model_runner.weights.pack_cache import kept_weights
-from llmstack_model_runner.weights.quantization import check_scheme, describe_quantization, num_weight_bytes
+from llmstack_model_runner.weights.quantization import describe_quantization, num_weight_bytes, scheme_on
 from llmstack_model_runner.weights.ties import read_served_config
 
 __all__ = [
-    "check_scheme", "describe_quantization", "kept_weights", "load_weights", "num_weight_bytes",
-    "read_served_config", "resolve_dtype",
+    "describe_quantization", "kept_weights", "load_weights", "num_weight_bytes",
+    "read_served_config", "resolve_dtype", "scheme_on",
 ]  # fmt: skip

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llmstack_kernels.linear import INT8_DYNAMIC
 from llmstack_model_files import check_safetensors, gguf_weights, read_ahead, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
@@ -45,8 +44,8 @@ def load_weights(
     logged. The format `dummy` needs no files; equal seeds give equal weights, generated on `device`. With a
     `quantization`, each linear layer is quantized and drops its tensors as soon as it has all of them. Layers that are
     `is_batch_invariant` give a row the same bits in any number of rows. Weights of a quantized checkpoint, described by
-    `checkpoint_format`, are kept as they are, and `int8_dynamic` rounds their inputs alone. Dummy weights are in full
-    precision. Layers that are in `packed` are not read.
+    `checkpoint_format`, are kept as they are, and `int8_dynamic` and `int4_dynamic` round their inputs alone. Dummy
+    weights are in full precision. Layers that are in `packed` are not read.
 
     Raises:
         ValueError: The format is unknown, or tensors are missing, unexpected or of a wrong shape.
@@ -55,8 +54,8 @@ def load_weights(
     started_s = time.perf_counter()
     is_stored = checkpoint_format is not None
     rounding = None if is_stored else quantization
-    rounds_inputs = is_stored and quantization == INT8_DYNAMIC
-    with packed_linears(rounding, is_batch_invariant, rounds_inputs, packed):
+    input_rounding = quantization if is_stored else None
+    with packed_linears(rounding, is_batch_invariant, input_rounding, packed):
         weights = _weights(model, Path(model_path), load_format, seed, device, checkpoint_format, packed)
         model.load_weights(with_progress("load and pack weights", weights, len(model.slots())))
         model.finish_loading()

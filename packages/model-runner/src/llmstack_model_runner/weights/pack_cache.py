@@ -87,7 +87,8 @@ def kept_weights(
     def identity() -> str:
         parts = {
             "version": version, "dtype": str(dtype),
-            "quantization": config.quantization, "config": model_config, "model_impl": config.model_impl,
+            "quantization": config.quantization, "gguf_activations": config.gguf_activations,
+            "config": model_config, "model_impl": config.model_impl,
             "is_batch_invariant": config.enable_deterministic_inference, "code": code_digest(),
             "rank": [rank.rank, rank.size, rank.stage, rank.num_stages, rank.is_expert_parallel],
         }  # fmt: skip

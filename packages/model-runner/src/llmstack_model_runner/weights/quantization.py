@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from llmstack_kernels.linear import INT8_DYNAMIC, STORED_LAYOUTS, bits_per_weight, computes_quantized, computes_stored
+from llmstack_kernels.linear import (
+    INT4_DYNAMIC,
+    INT8_DYNAMIC,
+    STORED_LAYOUTS,
+    bits_per_weight,
+    computes_quantized,
+    computes_stored,
+)
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.models.base import Model
+
+_DYNAMIC = (INT8_DYNAMIC, INT4_DYNAMIC)
 
 
 def describe_quantization(
@@ -19,7 +28,7 @@ def describe_quantization(
         note = f", widened to {name} where stored as {' or '.join(widened)}" if widened else ""
         inputs = f", inputs rounded by {scheme}" if scheme else ""
         return f"{checkpoint_format.method} of the checkpoint{inputs}{note}"
-    if scheme == INT8_DYNAMIC and not computes_quantized(dtype, device.type, scheme):
+    if scheme in _DYNAMIC and not computes_quantized(dtype, device.type, scheme):
         return f"{scheme}, computed in float64, which saves no time: no kernel here computes {name} from integers"
     if scheme is None or computes_quantized(dtype, device.type, scheme):
         return scheme or ""
@@ -39,7 +48,14 @@ def num_weight_bytes(
     return int(sum(slot.num_elements for slot in model.slots().values()) * num_bits / 8)
 
 
-def check_scheme(scheme: str | None, device: torch.device) -> None:
-    """Raises ValueError unless the device computes the scheme."""
-    if scheme == INT8_DYNAMIC and device.type != "cpu":
+def scheme_on(device: torch.device, scheme: str | None, option: str | None) -> str | None:
+    """The scheme that the device computes. That of GGUF files, which no `option` names, is one of CPUs.
+
+    Raises:
+        ValueError: The device does not compute the scheme that `option` names.
+    """
+    if device.type == "cpu" or scheme not in _DYNAMIC:
+        return scheme
+    if option == scheme:
         raise ValueError(f"quantization {scheme} is computed on CPUs only; int8, int4 and fp8 run on a GPU.")
+    return None

@@ -43,7 +43,7 @@ def read_served_config(
     """
     folder = Path(config.model_path)
     found: Mapping[str, Any] = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
-    checkpoint_format, scheme = choose_quantization(found, config.quantization)
+    checkpoint_format, scheme = choose_quantization(found, config.quantization, config.gguf_activations)
     if scheme is not None:
         bits_per_weight(scheme)  # refuses a name that it does not know
     is_native = any(name in ARCHITECTURES for name in (found.get("architectures") or [])[:1])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.adaptation import adapted_layers
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
@@ -196,7 +196,7 @@ def _checked(name: str, weight: AnyWeight) -> torch.Tensor | UnreadWeight:
     """The weight, which is finite; of a quantized one its reader says so."""
     if isinstance(weight, UnreadWeight):
         return weight
-    if isinstance(weight, StoredWeight):
+    if isinstance(weight, AnyStoredWeight):
         raise TypeError("quantized weights are read where they are needed")
     try:
         found = weight if isinstance(weight, torch.Tensor) else weight.read(None)

@@ -13,7 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from llmstack_kernels.grouped_linear import PackedExperts, join_experts, pack_experts
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.packing import pack_parts, packing
 from llmstack_model_runner.models.transformers_backend.modules import (
@@ -166,20 +166,22 @@ def _expert_parts(module: nn.Module, projection: str, sources: list[_Source]) ->
     return [[source.name for source in sources if source.pattern == pattern] for pattern in converter.source_patterns]
 
 
-def _read(weight: Weight) -> torch.Tensor | StoredWeight:
+def _read(weight: Weight) -> torch.Tensor | AnyStoredWeight:
     return weight.read() if isinstance(weight, UnreadWeight) else weight
 
 
 def _widen(weight: UnreadWeight, dtype: torch.dtype) -> torch.Tensor:
     found = weight.read()
-    return found.dequantize(dtype) if isinstance(found, StoredWeight) else found
+    return found.dequantize(dtype) if isinstance(found, AnyStoredWeight) else found
 
 
 class _MisfitError(Exception):
     """A weight has another shape; the message has both."""
 
 
-def _read_expert(parts: list[list[Weight]], number: int, wanted: tuple[int, int]) -> list[torch.Tensor | StoredWeight]:
+def _read_expert(
+    parts: list[list[Weight]], number: int, wanted: tuple[int, int]
+) -> list[torch.Tensor | AnyStoredWeight]:
     found = [_read(part[number]) for part in parts]
     shape = (sum(part.shape[0] for part in found), *found[0].shape[1:])
     if shape != wanted or any(part.shape[1:] != found[0].shape[1:] for part in found):
@@ -204,9 +206,11 @@ def _pack(
     return pack_experts(torch.stack(widened), None, packing().is_batch_invariant)
 
 
-def _to(part: torch.Tensor | StoredWeight, dtype: torch.dtype, device: torch.device) -> torch.Tensor | StoredWeight:
-    return part.to(device) if isinstance(part, StoredWeight) else part.to(device, dtype)
+def _to(
+    part: torch.Tensor | AnyStoredWeight, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | AnyStoredWeight:
+    return part.to(device) if isinstance(part, AnyStoredWeight) else part.to(device, dtype)
 
 
-def _dense(part: torch.Tensor | StoredWeight, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return part.to(device).dequantize(dtype) if isinstance(part, StoredWeight) else part.to(device, dtype)
+def _dense(part: torch.Tensor | AnyStoredWeight, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return part.to(device).dequantize(dtype) if isinstance(part, AnyStoredWeight) else part.to(device, dtype)
