@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import transformers
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
+from llmstack_model_runner.models.lfm2 import Lfm2
+from llmstack_model_runner.models.llama import Settings
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 VOCAB_SIZE = 97
@@ -49,6 +52,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 OTHER_FAMILIES = [name for name in FAMILIES if name != "lfm2"]
 STATE_DTYPES = {name: ["bfloat16"] if name == "lfm2" else ["bfloat16", "float32"] for name in FAMILIES}
+STATE_DTYPES["windowed"] = STATE_DTYPES["lfm2"]
+WINDOWED = "WindowedLfm2ForCausalLM"
+WINDOWED_CLASS = "state_engine:WindowedLfm2"
+"""To be added to the table of architectures: no family of the hub has states beside windows."""
+_WINDOW = 20
+_WINDOWED_LAYER = KINDS.index("full_attention")
 SHARED = [(7 * i + 3) % VOCAB_SIZE for i in range(150)]
 PROMPTS = [SHARED[: 27 * i] + [(11 * i + j) % VOCAB_SIZE for j in range(2 + 9 * i)] for i in range(6)]
 NUM_OUTPUT_TOKENS = 16
@@ -61,6 +70,42 @@ def write_checkpoint(folder: Path, family: str = "lfm2") -> Any:
     model = getattr(transformers, model_class)(getattr(transformers, config)(**values)).eval()
     model.save_pretrained(folder)
     return model
+
+
+class WindowedLfm2(Lfm2):
+    """LFM2 whose first layer with attention has a sliding window."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        settings = super().read_settings(config)
+        layers = list(settings.layers)
+        layers[_WINDOWED_LAYER] = replace(layers[_WINDOWED_LAYER], sliding_window=_WINDOW)
+        return replace(settings, layers=layers)
+
+
+def write_windowed_checkpoint(folder: Path) -> Any:
+    """As `write_checkpoint`, of LFM2 with a window in one of its layers."""
+    values = CONFIG | {"attn_implementation": "eager"}
+    torch.manual_seed(1)
+    model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**values)).eval()
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [WINDOWED]}))
+    attention: Any = model.model.layers[_WINDOWED_LAYER].self_attn
+    attention.forward = _within_window(attention.forward)
+    return model
+
+
+def _within_window(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The attention of transformers, each of whose tokens sees no further back than the window."""
+
+    def call(*arguments: Any, attention_mask: torch.Tensor, **options: Any) -> Any:
+        num_queries, num_keys = attention_mask.shape[-2:]  # [1, 1, queries, keys]: what is added to the scores
+        distance = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)
+        masked = attention_mask.masked_fill(distance >= _WINDOW, torch.finfo(attention_mask.dtype).min)
+        return forward(*arguments, attention_mask=masked, **options)
+
+    return call
 
 
 def build(folder: Path, num_blocks: int | None = 600, **changes: Any) -> EngineCore:

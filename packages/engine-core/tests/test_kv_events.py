@@ -21,7 +21,14 @@ from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.ipc.keys import make_key_file, read_keys
 from llmstack_engine_core.kv_events import EventEncoder, KVEventsConfig
 from llmstack_engine_core.zmq_publisher import END_OF_REPLAY, ZmqPublisher, _Sender
-from llmstack_kv_cache import AllCleared, BlockRemoved, BlockStored, KVCacheManager
+from llmstack_kv_cache import (
+    AllCleared,
+    BlockRemoved,
+    BlockStored,
+    CompanionRemoved,
+    CompanionStored,
+    KVCacheManager,
+)
 from llmstack_kv_cache.segments import segment_keys, unpack_keys
 from llmstack_types import EngineCoreRequest, EngineStartError, MediaItem, ModelRunnerConfig, SamplingParams
 
@@ -161,6 +168,21 @@ def test_events_have_the_arrays_of_vllm_and_no_salt() -> None:
     for salt in ("", "secret", prefix_salt("\x01secret\x01", None)):
         ((_, ((*_, adapter),), _),) = encoder.batches([BlockStored((192,), 0, (1, 2), 2, salt)], 0.0, is_whole=False)
         assert adapter is None
+
+
+def test_events_name_the_group_where_there_are_several_as_vllm_does() -> None:
+    encoder = EventEncoder(run_number=0, data_parallel_rank=0)
+    events = [
+        BlockStored((64, 65), 0, (1, 2, 3, 4), 2, group=1), CompanionStored((64, 65), 2, 0),
+        CompanionRemoved((64,), 0), BlockRemoved((65,), 1),
+    ]  # fmt: skip
+    (batch,) = encoder.batches(events, 0.0, is_whole=False)
+    assert batch[1] == [
+        ["BlockStored", [64, 65], None, [1, 2, 3, 4], 2, None, "GPU", None, None, 1],
+        ["BlockStored", [64, 65], None, [], 2, None, "GPU", None, None, 0],
+        ["BlockRemoved", [64], "GPU", 0],
+        ["BlockRemoved", [65], "GPU", 1],
+    ]
 
 
 class Publisher:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from llmstack_kv_cache import (
     NULL_BLOCK_ID,
     BlockStored,
+    CompanionStored,
     DuplicateRequestError,
     KVCacheGroup,
     KVCacheManager,
@@ -214,12 +215,20 @@ def test_a_model_of_one_full_group_hits_as_the_plain_manager_does():
     assert manager.stats().hit_rate == pytest.approx(12 / 26)
 
 
-def test_events_tell_each_content_once_whatever_the_number_of_groups():
-    manager = KVCacheManager(num_blocks=20, block_size=2, max_events=10, groups=[FULL, WINDOW])
+def test_events_name_the_group_and_tell_the_tokens_of_each_content_once():
+    manager = KVCacheManager(num_blocks=20, block_size=2, max_events=10, groups=[WINDOW, FULL])
     run_once(manager, "a", [1, 2, 3, 4])
-    (event,), num_dropped = manager.fetch_events()
+    (event, companion), num_dropped = manager.fetch_events()
     assert isinstance(event, BlockStored)
-    assert (event.token_ids, event.parent_identity, num_dropped) == ((1, 2, 3, 4), 0, 0)
+    assert (event.token_ids, event.parent_identity, event.group, num_dropped) == ((1, 2, 3, 4), 0, 1, 0)
+    assert companion == CompanionStored(event.identities, 2, 0)
+    assert list(manager.stored()) == [event, *(CompanionStored((one,), 2, 0) for one in event.identities)]
+
+
+def test_one_group_alone_is_not_named():
+    manager = KVCacheManager(num_blocks=20, block_size=2, max_events=10)
+    run_once(manager, "a", [1, 2, 3, 4])
+    assert [event.group for event in manager.fetch_events()[0]] == [None]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llmstack_kv_cache import CachedSegments, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import BlockStored, CachedSegments, KVCacheGroup, KVCacheManager
 from llmstack_kv_cache.segments import segment_blocks, segment_keys
 
 BLOCK_SIZE = 32
@@ -130,8 +130,15 @@ def test_a_cache_that_was_cleared_has_no_segments() -> None:
     assert segments.take() == (True, [], [])
 
 
-def test_what_is_stored_of_a_hybrid_cache_leaves_its_companions_out() -> None:
+def test_what_is_stored_of_a_hybrid_cache_tells_the_tokens_of_one_group() -> None:
     manager = make_manager("hybrid")
     manager.allocate_slots("a", SEGMENT)
     manager.cache_blocks("a", PROMPTS[0], SEGMENT)
-    assert sum(len(event.identities) for event in manager.stored()) == segment_blocks(BLOCK_SIZE)
+    stored = list(manager.stored())
+    leading = [event for event in stored if isinstance(event, BlockStored)]
+    assert sum(len(event.identities) for event in leading) == segment_blocks(BLOCK_SIZE)
+    segments = CachedSegments(BLOCK_SIZE)
+    for event in stored:
+        segments.apply(event)
+    assert len(stored) > len(leading)
+    assert segments.take()[1] == segment_keys(PROMPTS[0], BLOCK_SIZE)

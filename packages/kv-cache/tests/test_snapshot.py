@@ -18,7 +18,7 @@ from llmstack_kv_cache.swap import HostBlockPool
 LEFT_OUT = {
     "block_size", "_block_size", "_enable_prefix_caching", "_watermark", "_groups", "_is_plain", "_leader",
     "_companions", "companions", "_num_bytes", "num_reserved_blocks", "num_blocks", "num_host_blocks", "num_groups",
-    "has_windows", "has_states", "_events", "events", "_lookup", "_pool", "num_known_tokens",
+    "has_windows", "has_states", "_events", "events", "_lookup", "_pool", "num_known_tokens", "group", "state_group",
 }  # fmt: skip
 
 

@@ -4,7 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmstack_kv_cache import EMPTY_STATE_ID, NULL_BLOCK_ID, KVCacheGroup, KVCacheManager
+from llmstack_kv_cache import (
+    EMPTY_STATE_ID,
+    NULL_BLOCK_ID,
+    AllCleared,
+    BlockStored,
+    CompanionStored,
+    KVCacheGroup,
+    KVCacheManager,
+)
 from llmstack_kv_cache.groups import separate
 
 
@@ -30,6 +38,7 @@ class StateMachine(RuleBasedStateMachine):
             groups=self.groups,
             num_state_blocks=num_state_blocks,
             num_reserved_blocks=1,
+            max_events=100_000,
             **options,
         )
         self.states = {EMPTY_STATE_ID: ()}
@@ -40,6 +49,7 @@ class StateMachine(RuleBasedStateMachine):
         self.num_hits = 0
         self.slots = {}  # block and offset to the group, and the prefix whose last token they hold
         self.num_held = {}
+        self.known_to_router = {}  # by group, the contents
 
     @property
     def held(self):
@@ -225,6 +235,28 @@ class StateMachine(RuleBasedStateMachine):
     def a_findable_state_is_written(self):
         for block_id in self.manager._states.pool._block_to_identity:
             assert len(self.states[block_id]) % self.manager.block_size == 0
+
+    @invariant()
+    def a_router_knows_which_contents_each_group_has(self):
+        known, names = self.known_to_router, range(len(self.groups) + 1)
+        for event in self.manager.fetch_events()[0]:
+            if type(event) is AllCleared:
+                known.clear()
+            elif type(event) in (BlockStored, CompanionStored):
+                assert not known.setdefault(event.group, set()) & set(event.identities)
+                known[event.group].update(event.identities)
+            else:
+                assert known[event.group] >= set(event.identities)
+                known[event.group].difference_update(event.identities)
+        assert {*known} <= {*names}
+        num_known = sum(len(known.get(number, ())) for number in names[:-1])
+        assert num_known == self.manager.stats().num_cached_blocks
+        assert known.get(names[-1], set()) == set(self.manager._states.pool.identities)
+        stored = {}
+        for event in self.manager.stored():
+            stored.setdefault(event.group, set()).update(event.identities)
+        leading = stored.get(self.manager._leader, set())
+        assert stored == {group: contents & leading for group, contents in known.items() if contents & leading}
 
     def teardown(self):
         if hasattr(self, "manager"):

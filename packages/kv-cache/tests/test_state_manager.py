@@ -2,7 +2,16 @@
 
 import pytest
 
-from llmstack_kv_cache import EMPTY_STATE_ID, KVCacheGroup, KVCacheManager, UnknownRequestError
+from llmstack_kv_cache import (
+    EMPTY_STATE_ID,
+    BlockStored,
+    CompanionRemoved,
+    CompanionStored,
+    KVCacheGroup,
+    KVCacheManager,
+    UnknownRequestError,
+)
+from llmstack_kv_cache.prefix_index import PrefixIndex
 from llmstack_kv_cache.state_pool import StatePool
 
 TOKENS = list(range(100, 140))
@@ -171,7 +180,7 @@ def test_a_swapped_request_goes_on_from_its_state():
 
 
 def test_states_that_were_found_are_evicted_last():
-    pool = StatePool(9)
+    pool = StatePool(9, PrefixIndex(9, 4))
     for identity in range(1, 9):
         block_id = pool.take()
         pool.publish(block_id, identity)
@@ -186,7 +195,7 @@ def test_states_that_were_found_are_evicted_last():
 
 
 def test_found_states_leave_room_for_new_ones():
-    pool = StatePool(9)
+    pool = StatePool(9, PrefixIndex(9, 4))
     for identity in range(1, 9):
         block_id = pool.take()
         pool.publish(block_id, identity)
@@ -259,14 +268,19 @@ def test_wrong_calls_are_refused():
     assert manager.allocate_slots("b", 8) is not None
 
 
-def test_events_name_keys_and_values_whatever_states_are_kept():
-    """A state is part of no event: a prefix that is stored may still be computed again for want of one."""
+def test_events_name_the_contents_after_which_there_is_a_state():
+    """A prefix that is stored may still be computed again for want of one."""
     manager = make(num_state_blocks=3, max_events=50)
     compute(manager, "a", TOKENS, [8, 13])
     stored, _ = manager.fetch_events()
-    assert [len(event.identities) for event in stored] == [2, 1]
+    assert [type(event) for event in stored] == [BlockStored, CompanionStored, BlockStored]
+    assert [len(event.identities) for event in stored] == [2, 1, 1]
+    assert (stored[0].group, stored[1]) == (0, CompanionStored(stored[0].identities[-1:], 4, 1))
+    assert list(manager.stored())[1:] == [stored[1]]
     manager.free("a")
     compute(manager, "b", TOKENS[::-1], [4, 5])  # takes all state blocks
     assert found_tokens(manager, TOKENS[:12]) == 0
     assert manager.num_known_tokens == 12
-    assert all(type(event).__name__ == "BlockStored" for event in manager.fetch_events()[0])
+    removed = [event for event in manager.fetch_events()[0] if type(event) is CompanionRemoved]
+    assert removed == [CompanionRemoved(stored[1].identities, 1)]
+    assert not [event for event in manager.stored() if event.identities == stored[1].identities]

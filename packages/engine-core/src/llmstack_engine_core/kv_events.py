@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from llmstack_core_scheduler.media_numbers import MediaNumbers
 from llmstack_engine_core.media_keys import published
-from llmstack_kv_cache import AllCleared, BlockRemoved, BlockStored, KVCacheEvent
+from llmstack_kv_cache import (
+    AllCleared,
+    BlockRemoved,
+    BlockStored,
+    CompanionRemoved,
+    CompanionStored,
+    KVCacheEvent,
+)
 
 MEDIUM: Final = "GPU"  # vLLM's word for the first tier, on a CPU too
 _MAX_EVENTS_PER_BATCH: Final = 256
@@ -147,18 +154,27 @@ class EventEncoder:
                 parent = None if event.parent_identity == 0 else self._base | event.parent_identity
                 adapter = self._adapter(event)
                 token_ids, extra_keys = published(event, self._numbers)
+                more = [] if extra_keys is None and event.group is None else [extra_keys]
                 return [
-                    "BlockStored", [self._base | identity for identity in event.identities], parent,
-                    list(token_ids), event.block_size, None, MEDIUM, adapter,
-                    *([] if extra_keys is None else [extra_keys]),
+                    "BlockStored", self._hashes(event.identities), parent, list(token_ids), event.block_size, None,
+                    MEDIUM, adapter, *more, *([] if event.group is None else [event.group]),
                 ]  # fmt: skip
             case BlockRemoved():
                 for identity in event.identities if self._adapters else ():
                     self._adapters.pop(identity, None)
-                return ["BlockRemoved", [self._base | identity for identity in event.identities], MEDIUM]
+                group = [] if event.group is None else [event.group]
+                return ["BlockRemoved", self._hashes(event.identities), MEDIUM, *group]
+            case CompanionStored():
+                hashes = self._hashes(event.identities)
+                return ["BlockStored", hashes, None, [], event.block_size, None, MEDIUM, None, None, event.group]
+            case CompanionRemoved():
+                return ["BlockRemoved", self._hashes(event.identities), MEDIUM, event.group]
             case AllCleared():
                 self._adapters.clear()
                 return ["AllBlocksCleared"]
+
+    def _hashes(self, identities: Iterable[int]) -> list[int]:
+        return [self._base | identity for identity in identities]
 
     def _adapter(self, event: BlockStored) -> str | None:
         if event.parent_identity:

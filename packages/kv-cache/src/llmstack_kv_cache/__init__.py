@@ -5,7 +5,14 @@ Standard library only; `llmstack_kv_cache.storage` and `llmstack_kv_cache.slot_m
 
 from llmstack_kv_cache.block import num_blocks_for
 from llmstack_kv_cache.errors import DuplicateRequestError, KVCacheError, KVCacheIntegrityError, UnknownRequestError
-from llmstack_kv_cache.events import AllCleared, BlockRemoved, BlockStored, KVCacheEvent
+from llmstack_kv_cache.events import (
+    AllCleared,
+    BlockRemoved,
+    BlockStored,
+    CompanionRemoved,
+    CompanionStored,
+    KVCacheEvent,
+)
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.segments import CachedSegments, segment_blocks, segment_keys
@@ -19,6 +26,8 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "CachedSegments",
+    "CompanionRemoved",
+    "CompanionStored",
     "DuplicateRequestError",
     "KVCacheError",
     "KVCacheEvent",

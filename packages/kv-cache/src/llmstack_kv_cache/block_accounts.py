@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from llmstack_kv_cache.block import BlockTable, check_integer, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError, UnknownRequestError
-from llmstack_kv_cache.events import BlockStored, EventLog, KVCacheEvent
+from llmstack_kv_cache.events import BlockStored, CompanionStored, EventLog, KVCacheEvent
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup, check_groups, interleave
 from llmstack_kv_cache.integrity import table_inconsistencies
 from llmstack_kv_cache.prefix_index import ROOT, Prefix
@@ -81,6 +81,8 @@ class BlockAccounts:
         self._groups = tuple(groups)
         self._leader = next((i for i, group in enumerate(groups) if group.sliding_window is None), 0)
         self._companions = [number for number in range(len(groups)) if number != self._leader]
+        self._prefix_index.group = self._leader if len(groups) > 1 or num_state_blocks else None
+        self._prefix_index.state_group = len(groups)
         self._tables: dict[str, BlockTable] = {}  # the leader's, with those of the other groups
         self._swapped: dict[str, list[tuple[int, int]]] = {}  # passed and held blocks of each group
         self._lookup = NO_LOOKUP  # the last one, until blocks are taken or forgotten
@@ -190,9 +192,9 @@ class BlockAccounts:
         if self._tables:
             return False
         self._lookup = NO_LOOKUP
-        self._pool.forget_contents()
         if self._states is not None:
             self._states.pool.forget_contents()
+        self._pool.forget_contents()
         return True
 
     def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
@@ -240,9 +242,9 @@ class BlockAccounts:
         if self._events is None:
             self._events = self._prefix_index.events = EventLog(max_events)
 
-    def stored(self) -> Iterator[BlockStored]:
+    def stored(self) -> Iterator[BlockStored | CompanionStored]:
         """Everything that can be found, or is chained to what could be, as events; parents come first."""
-        return self._prefix_index.stored()
+        return self._prefix_index.stored(() if self._states is None else self._states.pool.identities)
 
     def stats(self) -> KVCacheStats:
         """The cache at this moment."""

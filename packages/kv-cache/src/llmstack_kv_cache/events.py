@@ -16,6 +16,7 @@ class BlockStored:
         token_ids: The tokens of all blocks, `block_size` each.
         salt: The salt of a prefix that begins here, empty for what continues one. It may be a secret of the tenant, so
             it stays in this process.
+        group: The group of layers whose blocks these are; None where there is one only.
     """
 
     identities: tuple[int, ...]
@@ -23,6 +24,7 @@ class BlockStored:
     token_ids: tuple[int, ...]
     block_size: int
     salt: str = field(default="", repr=False)
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,29 @@ class BlockRemoved:
     """Contents that can no longer be found, nor anything that was chained to them."""
 
     identities: tuple[int, ...]
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionStored:
+    """Blocks of a further group, or states, that can be found from now on by contents that were stored before.
+
+    Attributes:
+        identities: Of the contents.
+        group: The group, by its number; states come after all groups with block tables.
+    """
+
+    identities: tuple[int, ...]
+    block_size: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionRemoved:
+    """Blocks of a further group, or states, that can no longer be found; their contents may have gone before."""
+
+    identities: tuple[int, ...]
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +62,7 @@ class AllCleared:
     """Event after which no block can be found."""
 
 
-KVCacheEvent = BlockStored | BlockRemoved | AllCleared
+KVCacheEvent = BlockStored | BlockRemoved | CompanionStored | CompanionRemoved | AllCleared
 
 
 class EventLog:

@@ -350,9 +350,9 @@ class KVCacheManager(BlockAccounts):
     def _insert_companions(self, leader: BlockTable, first: int, identities: list[int]) -> None:
         for number, table in zip(self._companions, leader.companions, strict=True):
             table.num_full_blocks = max(table.num_full_blocks, leader.num_cached_blocks)
-            for i, identity in enumerate(identities, first - table.num_passed_blocks):
-                if i >= 0:
-                    self._prefix_index.insert_companion(table.block_ids[i], identity, number)
+            start = first - table.num_passed_blocks
+            block_ids = table.block_ids[max(start, 0) : start + len(identities)]
+            self._prefix_index.insert_companions(block_ids, identities[max(-start, 0) :], number)
 
     def _release_passed(self, table: BlockTable, first_needed: int) -> None:
         num_passed_blocks = first_needed - table.num_blocks + len(table.block_ids)

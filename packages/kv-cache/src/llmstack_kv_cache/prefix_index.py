@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from llmstack_kv_cache.events import BlockRemoved, BlockStored, EventLog
+from llmstack_kv_cache.events import BlockRemoved, BlockStored, CompanionRemoved, CompanionStored, EventLog
 
 MAX_BLOCKS_PER_RUN = 64  # bounds what it costs to lengthen a run, or to find a block in it
 _pack_identity, _unpack_identity = struct.Struct("<q").pack, struct.Struct("<q").unpack
@@ -68,13 +68,17 @@ class PrefixIndex:
         runs: By block id, the run in which the block is found; None where it is not.
         num_findable: Blocks that can be found.
         events: Takes what is stored and removed; None for no events.
+        group: The group of layers whose blocks tell the prefixes; None where there is one only.
+        state_group: The group of states in events.
     """
 
     def __init__(self, num_blocks: int, block_size: int, events: EventLog | None = None) -> None:
         self.runs: list[Run | None] = [None] * num_blocks
         self.num_findable = 0
         self.events = events
-        self._block_size = block_size
+        self.group: int | None = None
+        self.state_group = 0
+        self.block_size = block_size
         self._num_bytes = 4 * block_size
         self._key_to_run: dict[bytes, Run] = {}
         self._next_start = MAX_BLOCKS_PER_RUN
@@ -162,11 +166,16 @@ class PrefixIndex:
         run = self._key_to_run.get(_companion_key(identity, group))
         return run.block_ids[0] if run else None
 
-    def insert_companion(self, block_id: int, identity: int, group: int) -> None:
-        """Makes a block of another layer group findable by the content it belongs to, unless one is known."""
-        key = _companion_key(identity, group)
-        if not self.runs[block_id] and key not in self._key_to_run:
-            self._enter(self._new_run(key, b"", [block_id]), [block_id], ROOT, b"", b"")
+    def insert_companions(self, block_ids: Sequence[int], identities: Sequence[int], group: int) -> None:
+        """Makes blocks of another layer group findable by the contents they belong to, unless some are known."""
+        stored = []
+        for block_id, identity in zip(block_ids, identities, strict=True):
+            key = _companion_key(identity, group)
+            if not self.runs[block_id] and key not in self._key_to_run:
+                self._enter(self._new_run(key, b"", [block_id]), [block_id], ROOT, b"", b"")
+                stored.append(identity)
+        if self.events is not None and stored:
+            self.events.add(CompanionStored(tuple(stored), self.block_size, group))
 
     def evict(self, block_ids: list[int]) -> int:
         """Forgets what the blocks hold, and what is chained to them in their runs; how many could be found."""
@@ -193,14 +202,28 @@ class PrefixIndex:
         if self.events is not None:
             self.events.clear()
 
-    def stored(self) -> Iterator[BlockStored]:
-        """Everything that is in the index, parents before what is chained to them."""
+    def stored(self, state_identities: Iterable[int] = ()) -> Iterator[BlockStored | CompanionStored]:
+        """Everything that is in the index, parents before what is chained to them; then what belongs to it.
+
+        `state_identities`: Contents after which there is a state.
+        """
+        start_to_run: dict[int, Run] = {}
+        group_to_identities: dict[int, list[int]] = {}
         for run in self._key_to_run.values():  # in the order of their identities
-            if len(run.key) != _COMPANION_KEY_LENGTH:
-                head = _IDENTITY_BYTES + self._num_bytes
-                (parent,) = _unpack_identity(run.key[:_IDENTITY_BYTES])
-                contents, suffix = run.key[_IDENTITY_BYTES:head] + run.contents, run.key[head:]
-                yield self._stored(run.start, len(run.block_ids), parent, contents, suffix)
+            if len(run.key) == _COMPANION_KEY_LENGTH:
+                identity, group = _unpack_companion(run.key)
+                group_to_identities.setdefault(group, []).append(identity)
+                continue
+            start_to_run[run.start] = run
+            head = _IDENTITY_BYTES + self._num_bytes
+            (parent,) = _unpack_identity(run.key[:_IDENTITY_BYTES])
+            contents, suffix = run.key[_IDENTITY_BYTES:head] + run.contents, run.key[head:]
+            yield self._stored(run.start, len(run.block_ids), parent, contents, suffix)
+        for group, identities in [*group_to_identities.items(), (self.state_group, state_identities)]:
+            for identity in identities:
+                found = start_to_run.get(identity - identity % MAX_BLOCKS_PER_RUN)
+                if found is not None and identity - found.start < len(found.block_ids):
+                    yield CompanionStored((identity,), self.block_size, group)
 
     def inconsistencies(self) -> list[str]:
         """Violated invariants; O(number of blocks)."""
@@ -276,13 +299,20 @@ class PrefixIndex:
     def _stored(self, first: int, num_blocks: int, parent: int, contents: bytes, suffix: bytes) -> BlockStored:
         identities = tuple(range(first, first + num_blocks))
         token_ids = struct.unpack(f"<{len(contents) // 4}i", contents)
-        return BlockStored(identities, parent, token_ids, self._block_size, suffix.decode("utf-8", "surrogatepass"))
+        salt = suffix.decode("utf-8", "surrogatepass")
+        return BlockStored(identities, parent, token_ids, self.block_size, salt, self.group)
+
+    def _removed(self, run: Run, num_left: int) -> BlockRemoved | CompanionRemoved:
+        if len(run.key) == _COMPANION_KEY_LENGTH:
+            identity, group = _unpack_companion(run.key)
+            return CompanionRemoved((identity,), group)
+        return BlockRemoved(tuple(range(run.start + num_left, run.start + len(run.block_ids))), self.group)
 
     def _cut(self, run: Run, num_left: int) -> None:
         """Leaves a run its first blocks; it never grows again, since the identities of the others are used up."""
         runs, cut = self.runs, run.block_ids[num_left:]
-        if self.events is not None and len(run.key) != _COMPANION_KEY_LENGTH:
-            self.events.add(BlockRemoved(tuple(range(run.start + num_left, run.start + len(run.block_ids)))))
+        if self.events is not None:
+            self.events.add(self._removed(run, num_left))
         for block_id in cut:
             runs[block_id] = None
         self.num_findable -= len(cut)
@@ -296,7 +326,7 @@ class PrefixIndex:
 
     def _pack(self, token_ids: Sequence[int], first: int, num_blocks: int) -> bytes:
         """The token ids of blocks, 4 bytes each: 7 ns a token, the bulk of what a lookup costs."""
-        num_tokens, start = num_blocks * self._block_size, first * self._block_size
+        num_tokens, start = num_blocks * self.block_size, first * self.block_size
         if start or num_tokens != len(token_ids):
             token_ids = token_ids[start : start + num_tokens]
         try:
@@ -328,6 +358,11 @@ def _num_from_end(block_ids: list[int], others: list[int], start: int) -> int:
 
 def _companion_key(identity: int, group: int) -> bytes:
     return _pack_identity(identity) + bytes((group,))
+
+
+def _unpack_companion(key: bytes) -> tuple[int, int]:
+    """The identity and the group of a companion's key."""
+    return _unpack_identity(key[:_IDENTITY_BYTES])[0], key[_IDENTITY_BYTES]
 
 
 def _encode(salt: str) -> bytes:

@@ -11,7 +11,14 @@ import struct
 from collections.abc import Sequence
 from itertools import islice
 
-from llmstack_kv_cache.events import AllCleared, BlockRemoved, BlockStored, KVCacheEvent
+from llmstack_kv_cache.events import (
+    AllCleared,
+    BlockRemoved,
+    BlockStored,
+    CompanionRemoved,
+    CompanionStored,
+    KVCacheEvent,
+)
 from llmstack_kv_cache.prefix_index import MAX_BLOCKS_PER_RUN
 
 MIN_SEGMENT_TOKENS = 128
@@ -75,14 +82,19 @@ class CachedSegments:
         self._was_cleared = False
 
     def apply(self, event: KVCacheEvent) -> None:
-        """Takes one event. Blocks that continue an unknown prefix cannot be found, so they are left out."""
+        """Takes one event. Blocks that continue an unknown prefix cannot be found, so they are left out.
+
+        Which further groups and states are there has no effect: a prefix may be computed again in part for want of one.
+        """
         match event:
             case BlockStored():
                 self._store(event)
             case BlockRemoved():
                 self._remove(event.identities[0])
-            case AllCleared():  # pragma: no branch - there is no other event
+            case AllCleared():
                 self.clear()
+            case CompanionStored() | CompanionRemoved():  # pragma: no branch - there is no other event
+                pass
 
     def clear(self) -> None:
         """Removes all blocks of the index."""

@@ -6,6 +6,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
+from llmstack_kv_cache.events import CompanionRemoved, CompanionStored
+from llmstack_kv_cache.prefix_index import PrefixIndex
+
 EMPTY_STATE_ID = 0
 """The state before the first token: a block of zeros, which is never written and belongs to no request."""
 
@@ -24,8 +27,9 @@ class StatePool:
         num_evictions: Counter of states given up to make room.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        """`num_blocks`: With the block of the empty state."""
+    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+        """`num_blocks`: With the block of the empty state. `index`: Has the prefixes, and the log of events."""
+        self._index = index
         self.num_blocks = num_blocks - 1
         self.num_evictions = 0
         self._num_owners: dict[int, int] = {}
@@ -42,9 +46,9 @@ class StatePool:
         return self.num_blocks - len(self._num_owners)
 
     @property
-    def num_findable(self) -> int:
-        """States that can be found."""
-        return len(self._block_to_identity)
+    def identities(self) -> list[int]:
+        """The prefixes after which a state can be found."""
+        return list(self._identity_to_block)
 
     def take(self) -> int:
         """Takes a block, of which one must be free, for one owner; its content is no longer findable."""
@@ -96,6 +100,8 @@ class StatePool:
             return False
         self._block_to_identity[block_id] = identity
         self._identity_to_block[identity] = block_id
+        if self._index.events is not None:
+            self._index.events.add(CompanionStored((identity,), self._index.block_size, self._index.state_group))
         return True
 
     def withdraw(self, block_id: int, identity: int) -> None:
@@ -160,5 +166,8 @@ class StatePool:
         self.num_evictions = state["num_evictions"]
 
     def _forget(self, block_id: int) -> None:
-        del self._identity_to_block[self._block_to_identity.pop(block_id)]
+        identity = self._block_to_identity.pop(block_id)
+        del self._identity_to_block[identity]
+        if self._index.events is not None:
+            self._index.events.add(CompanionRemoved((identity,), self._index.state_group))
         self._proven_ids.discard(block_id)

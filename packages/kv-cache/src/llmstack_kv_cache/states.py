@@ -64,7 +64,7 @@ class RequestStates:
             ValueError: `num_blocks` is less than the empty state and one request need.
         """
         check_integer("num_state_blocks", num_blocks, 1 + _BLOCKS_PER_REQUEST)
-        self.pool = StatePool(num_blocks)
+        self.pool = StatePool(num_blocks, index)
         self.tables: dict[str, StateTable] = {}
         self._index, self._block_size = index, block_size
         self._pending: list[tuple[StateTable, State, int]] = []  # written by the step being made, with identities

@@ -225,7 +225,7 @@ class ModelRunner:
         processors = LogitsProcessors([make(*size) for make in self._logits_processor_types])
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors,
-            spec.table_groups, self._adapters, num_state_blocks,
+            spec.groups if spec.table_groups else (), self._adapters, num_state_blocks,
         )  # fmt: skip
         if self._adapters is not None:
             self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens)

@@ -168,11 +168,12 @@ def _plan_whole_layers(
         return [(metadata, plan_attention(metadata, key_cache, sliding_windows))] * len(sliding_windows)
     windows: list[set[int | None]] = [set() for _ in metadata.groups]
     for group, window in zip(metadata.layer_to_group, sliding_windows, strict=True):
-        windows[group].add(window)
+        if group is not None:
+            windows[group].add(window)
     planned = [
         (group, plan_attention(group, key_cache, own)) for group, own in zip(metadata.groups, windows, strict=True)
     ]
-    return [planned[group] for group in metadata.layer_to_group]
+    return [planned[group or 0] for group in metadata.layer_to_group]  # of a layer with a state any has the states
 
 
 def plan_attention(

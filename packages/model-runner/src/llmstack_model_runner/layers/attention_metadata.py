@@ -41,7 +41,7 @@ class AttentionMetadata:
         max_query_len: Largest number of tokens of a row in this step; 1 means that every row decodes.
         max_seq_len: Longest context, or an upper bound if only the device has the values.
         groups: The same step for each group of layers with block tables of its own; empty where all layers share one.
-        layer_to_group: By layer, its place in `groups`.
+        layer_to_group: By layer, its place in `groups`; None for a layer with a state.
         queries: The tokens that attend, if not all do; rows, `query_start_loc` and `seq_lens` are then of these alone.
             The keys and values of all tokens are written.
         states: The states of the rows, for layers that have one; None for a model without any.
@@ -59,13 +59,13 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     groups: tuple[AttentionMetadata, ...] = ()
-    layer_to_group: tuple[int, ...] = ()
+    layer_to_group: tuple[int | None, ...] = ()
     queries: torch.Tensor | None = None  # [num_queries] int64
     last_layer: AttentionMetadata | None = None
     states: StateRows | None = None
     vectors: StepVectors | None = None
 
-    def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int, ...]) -> AttentionMetadata:
+    def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int | None, ...]) -> AttentionMetadata:
         """The same step for layers in groups; the tables here are those of the first group."""
         if not layer_to_group:
             return self

@@ -86,7 +86,7 @@ class InputBatch:
         block_tables: Block ids of each group of layers, row and block of tokens.
         num_row_blocks: Blocks of tokens that each row's tables reach over.
         group_windows: Sliding window of each group of layers; None for full attention.
-        layer_to_group: By layer, its group; empty where all layers share one block table.
+        layer_to_group: By layer, its group, None for a layer with a state; empty where all others share a block table.
         has_states: Whether the model has layers with a state.
         num_tokens: Number of prompt and output tokens, including those with a reserved place.
         num_held_tokens: Leading tokens of each row whose KV is not written, since others wrote it.
@@ -110,8 +110,8 @@ class InputBatch:
     ) -> None:
         """Allocates rows for `max_num_rows` requests of up to `max_model_len` tokens.
 
-        `groups` of layers have block tables of their own; without any, all layers share one. `adapters` are those that
-        requests may name.
+        `groups` of layers have block tables of their own, but that of layers with a state; without any, all layers
+        share one. `adapters` are those that requests may name.
         """
         max_blocks_per_row = -(-max_model_len // block_size) + 1
         self.block_size = block_size
@@ -120,9 +120,11 @@ class InputBatch:
         self.num_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.num_held_tokens = np.zeros(max_num_rows, dtype=np.int64)
-        self.group_windows = tuple(group.sliding_window for group in groups) or (None,)
-        layers = sorted((layer, number) for number, group in enumerate(groups) for layer in group.layers)
-        self.layer_to_group = tuple(number for _, number in layers)
+        with_tables = [group for group in groups if group.kind != "state"]
+        self.group_windows = tuple(group.sliding_window for group in with_tables) or (None,)
+        layer_to_group = {layer: number for number, group in enumerate(with_tables) for layer in group.layers}
+        num_layers = sum(len(group.layers) for group in groups)
+        self.layer_to_group = tuple(layer_to_group.get(layer) for layer in range(num_layers))
         self.block_tables = np.zeros((len(self.group_windows), max_num_rows, max_blocks_per_row), dtype=np.int32)
         self.num_row_blocks = np.zeros(max_num_rows, dtype=np.int64)
         self.generations = np.zeros(max_num_rows, dtype=np.int64)

@@ -63,7 +63,7 @@ class DecodeGraphs:
         staging: Staging,
         sizes: Sequence[int],
         block_size: int,
-        layer_to_group: tuple[int, ...] = (),
+        layer_to_group: tuple[int | None, ...] = (),
     ) -> None:
         """`sizes`: Numbers of rows to capture, ascending; `layer_to_group`: as in `AttentionMetadata`."""
         self._model = model
