@@ -9,7 +9,15 @@ import pytest
 
 from llmstack_engine_core.progress import SLOWDOWN, HangWatch, SharedProgress, make_progress_file
 from llmstack_engine_core.step_progress import ProgressHook, StepTimes
-from llmstack_types import EngineCoreOutputs, ScheduledRequest, SchedulerOutput, SchedulerStats, StepPhases, StepRecord
+from llmstack_types import (
+    EncoderWork,
+    EngineCoreOutputs,
+    ScheduledRequest,
+    SchedulerOutput,
+    SchedulerStats,
+    StepPhases,
+    StepRecord,
+)
 
 
 @pytest.fixture
@@ -134,3 +142,5 @@ def test_only_steps_with_tokens_are_progress(ends: tuple[SharedProgress, SharedP
     assert (reader.count, reader.expected_s) == (2, 0.0)
     hook.on_scheduled(SchedulerOutput(2, [], rows, [], 3))
     assert reader.expected_s == 2.0
+    hook.on_scheduled(SchedulerOutput(3, encoder_work=[EncoderWork(1, 4, 2)]))  # a large picture takes many such steps
+    assert reader.count == 4

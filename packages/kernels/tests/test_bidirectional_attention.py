@@ -37,6 +37,18 @@ def test_rows_of_any_lengths_are_what_the_definition_says(lengths: list[int]) ->
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=1e-6)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
+def test_some_queries_get_what_they_get_among_all(lengths: list[int], data: st.DataObject) -> None:
+    starts = [0, *accumulate(lengths)]
+    query, key, value = inputs(starts[-1])
+    first = data.draw(st.integers(0, starts[-1] - 1))
+    own = slice(first, data.draw(st.integers(first + 1, starts[-1])))
+    among_all = bidirectional_attention(query, key, value, starts, SCALE)
+    found = bidirectional_attention(query[own], key, value, starts, SCALE, first)
+    torch.testing.assert_close(found, among_all[own], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_bit_equal_alone_and_among_others(dtype: torch.dtype) -> None:
     starts = [0, 7, 14, 21, 40]
@@ -56,5 +68,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     query, key, value = inputs(6)
     with pytest.raises(ValueError, match="one shape"):
         bidirectional_attention(query, key[:5], value, [0, 6], SCALE)
+    with pytest.raises(ValueError, match="2 queries from 5 on are not among 6 tokens"):
+        bidirectional_attention(query[:2], key, value, [0, 6], SCALE, 5)
     with pytest.raises(ValueError, match="do not fit"):
         bidirectional_attention(query, key, value, [0, 5], SCALE)

@@ -45,7 +45,8 @@ class SchedulerConfig:
         encoder_cache_tokens: Most vectors of encoded items that are kept at once, which is also the largest item; 0 is
             as many as a step has tokens, or the largest item if that is more.
         encoder_budget_units: Most patches or frames that pass the whole encoder in one step, while any request
-            decodes; larger items take several steps. 0 is as many as a step has tokens.
+            decodes; larger items take several steps. 0 is what costs about as much as the step without it, where the
+            model's encoder says so, else as many as a step has tokens.
 
     Raises:
         ValueError: A field is out of range, or two contradict each other; the text names them.

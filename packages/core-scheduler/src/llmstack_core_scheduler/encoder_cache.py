@@ -16,7 +16,7 @@ class Encoded:
 
     Attributes:
         num_tokens: Its vectors. It takes room for all of them from its beginning on.
-        num_layers: Layers of its encoder.
+        num_layers: Layers of its encoder, slices counted.
         num_units: Units of each of these layers.
         num_done: Layers that have run, or will have once the steps already scheduled have run.
         last_step: The last step that needed or encoded it; it is not evicted in the same one.

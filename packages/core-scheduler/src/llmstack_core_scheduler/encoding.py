@@ -41,7 +41,7 @@ class Encoding:
         self.cache = EncoderCache(config.num_encoder_tokens)
         self._spec = spec
         self._running = running
-        self._max_num_units = config.encoder_budget_units or config.max_num_batched_tokens
+        self._max_num_units = config.encoder_budget_units or spec.step_units or config.max_num_batched_tokens
         self._can_cut_prompts = config.enable_chunked_prefill
         self._begun = 0
         self._freed: list[int] = []
@@ -155,7 +155,7 @@ class Encoding:
         if is_ready:
             self.cache.use(number, self._step)
             return True
-        num_layers = self._spec.num_layers[item.kind]
+        num_layers = self._spec.num_layers_of(item)
         if num_layers and self._begun not in (0, number) and not self._finish_begun(request, plan):
             return False
         if entry is None:

@@ -34,7 +34,7 @@ class StepTimes:
 
 
 class ProgressHook(EventHook):
-    """Reports each step that computes tokens as progress."""
+    """Reports each step that computes tokens, or parts of media, as progress."""
 
     def __init__(self, progress: SharedProgress, unknown_s: float) -> None:
         self._progress = progress
@@ -51,9 +51,9 @@ class ProgressHook(EventHook):
             self._times = StepTimes(self._unknown_s / 10)
 
     def on_scheduled(self, scheduled: SchedulerOutput) -> None:
-        """A step without tokens is no progress: an engine core that schedules nothing for ever is stuck."""
+        """A step without tokens or work of an encoder is no progress: who schedules nothing for ever is stuck."""
         num_tokens = scheduled.total_num_scheduled_tokens
-        if num_tokens:
+        if num_tokens or scheduled.encoder_work:
             self._progress.advance(self._times.expected_s(num_tokens))
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:

@@ -32,7 +32,7 @@ class ToyEncoder:
     """A linear layer over patches of bytes, and layers whose every vector depends on the whole item."""
 
     def __init__(self, size: int, dtype: torch.dtype, *, is_atomic: bool, max_num_tokens: int) -> None:
-        self.is_atomic, self.num_deep = is_atomic, 0
+        self.is_atomic, self.num_deep, self.slice_units, self.num_weights = is_atomic, 0, 0, 0
         self.num_layers: Mapping[MediaKind, int] = {"image": _NUM_LAYERS}
         self.max_num_tokens: Mapping[MediaKind, int] = {"image": max_num_tokens}
         self.work_bytes = 3 * max_num_tokens * size * dtype.itemsize

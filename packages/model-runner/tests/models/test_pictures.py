@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 from model_runner_helpers.picture_families import FAMILIES, PictureFamily, prepare
 from safetensors.torch import load_file, save_file
 
+from llmstack_model_runner.encoders import image_encoder
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.layers.step_vectors import Block, StepVectors
 from llmstack_model_runner.model_runner import ModelRunner
@@ -27,6 +28,7 @@ from llmstack_model_runner.testing import StepDriver, identity_of
 from llmstack_model_runner.toy_vision import places_of
 from llmstack_model_runner.weights import load_weights, read_served_config
 from llmstack_types import EncoderWork, MediaItem, ModelRunnerConfig, SamplingParams
+from llmstack_types.media import num_slices
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 NUM_BLOCKS, NUM_STATE_BLOCKS, NUM_OUTPUTS = 800, 20, 16
@@ -103,11 +105,15 @@ def load_runner(folder: Path, **overrides: Any) -> ModelRunner:
     return runner
 
 
-def vectors_of(model: Any, item: MediaItem) -> torch.Tensor:
+def vectors_of(model: Any, item: MediaItem, part: int = 1000) -> torch.Tensor:
+    """The vectors of an item, whose layers or slices run `part` at a time."""
     encoder = model.media_encoder()
+    total = encoder.num_layers["image"] * num_slices(item.num_units, encoder.slice_units)
     with torch.inference_mode():
         state = encoder.begin(item, bytearray(item.memory.data))
-        return encoder.finish(item, encoder.run_layers(item, state, 0, encoder.num_layers["image"]))
+        for first in range(0, total, part):
+            state = encoder.run_layers(item, state, first, min(part, total - first))
+        return encoder.finish(item, state)
 
 
 def chunks_of(model: Any, items: Sequence[MediaItem], num_tokens: int, size: int) -> Iterator[tuple[int, int]]:
@@ -175,10 +181,24 @@ def test_logits_are_those_of_transformers(
         assert (found - logits).abs().max() <= 2e-5 * max(1.0, float(logits.abs().max()))
 
 
+def test_layers_in_slices_give_the_same_vectors(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = prompt_of(case.family, (0, 1)).items
+    found = {}
+    for slice_units in (10_000, 4):
+        monkeypatch.setattr(image_encoder, "SLICE_UNITS", slice_units)
+        model = load_model(case.folder)
+        found[slice_units] = [vectors_of(model, item) for item in items]
+    for item, whole, sliced in zip(items, found[10_000], found[4], strict=True):
+        assert num_slices(item.num_units, 4) > 2
+        torch.testing.assert_close(sliced, whole, rtol=0, atol=2e-5 * float(whole.abs().max()))
+        for part in (1, 3):
+            assert torch.equal(vectors_of(model, item, part), sliced)
+
+
 def whole_work(runner: ModelRunner, media_id: int, item: MediaItem) -> EncoderWork:
     media = runner.kv_cache_spec().media
     assert media is not None
-    return EncoderWork(media_id, 0, media.num_layers[item.kind], item)
+    return EncoderWork(media_id, 0, media.num_layers_of(item), item)
 
 
 def generate(

@@ -69,8 +69,15 @@ class MediaItem:
         return sum(length for _, length in self.embed_runs) if self.embed_runs else self.num_tokens
 
 
+def num_slices(num_units: int, slice_units: int) -> int:
+    """Parts of each layer over so many units, where `slice_units` of them are one; 0 is for whole layers."""
+    return max(1, -(-num_units // slice_units)) if slice_units else 1
+
+
 class EncoderWork(NamedTuple):
     """A part of encoding one item in a step, before any row of the step.
+
+    A layer that is computed in slices counts as so many layers here.
 
     Attributes:
         media_id: The item's number, under which the runner keeps its vectors.
@@ -96,6 +103,9 @@ class MediaSpec:
         max_num_tokens: The largest item of each kind, in tokens.
         has_cross_attention: Every token of a prompt attends to its one item, until the request ends. The item has the
             first token as its place, which is embedded as all others, and one vector for each of its units.
+        slice_units: Units of a slice: a layer over more of them is computed in several, which count as layers each. 0
+            is for layers that are computed whole.
+        step_units: Units that pass the whole encoder in about the time of a step with few rows; 0 if that is unknown.
     """
 
     vector_size: int
@@ -103,6 +113,12 @@ class MediaSpec:
     is_atomic: bool = False
     max_num_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
     has_cross_attention: bool = False
+    slice_units: int = 0
+    step_units: int = 0
+
+    def num_layers_of(self, item: MediaItem) -> int:
+        """The layers of an item's encoder, its slices counted."""
+        return self.num_layers[item.kind] * num_slices(item.num_units, self.slice_units)
 
     def num_vectors(self, item: MediaItem) -> int:
         """The vectors that are kept of an item."""

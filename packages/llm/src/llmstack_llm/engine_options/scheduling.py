@@ -96,7 +96,8 @@ class SchedulingOptions(OptionGroup):
         suffixes=True,
         metavar="N",
         help="for models that take media: encode up to N patches or frames in a step with requests that generate; "
-        "larger items take several steps (default: the tokens of a step)",
+        "larger items take several steps (default: on a CPU what costs as much as the step without it; else the tokens "
+        "of a step)",
     )
     async_scheduling: bool | None = option(
         None,

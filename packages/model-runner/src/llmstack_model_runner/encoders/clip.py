@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from llmstack_model_runner.encoders.layer import QUICK_GELU, EncoderLayer, read_layer_settings
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.patches import PatchEmbedding, unfold
 from llmstack_model_runner.encoders.vector import Vector
 from llmstack_model_runner.encoders.vision_config import vision_int
@@ -68,6 +69,6 @@ class ClipTower:
         hidden: torch.Tensor = torch.cat((first, patches), dim=1) + self._positions.weight
         return self._norm(hidden.flatten(0, 1))
 
-    def run_layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states after a layer, in which those of one crop attend to each other."""
-        return self._layers[number](hidden, range(0, len(hidden) + 1, self.length))
+    def layer(self, number: int, num_rows: int) -> LayerRun:
+        """A layer, in which the hidden states of one crop attend to each other."""
+        return LayerRun(self._layers[number], range(0, num_rows + 1, self.length))

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_model_runner.encoders.layer import LayerSettings, read_layer_settings
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.patches import PatchEmbedding, unfold
 from llmstack_model_runner.encoders.vector import Vector
 from llmstack_model_runner.encoders.vision_config import vision_int
@@ -66,9 +66,9 @@ class InternVLTower:
         hidden: torch.Tensor = torch.cat((first, patches), dim=1) + self._positions.value
         return hidden.flatten(0, 1)
 
-    def run_layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states after a layer, in which those of one crop attend to each other."""
-        return self._layers[number](hidden, range(0, len(hidden) + 1, self.side**2 + 1))
+    def layer(self, number: int, num_rows: int) -> LayerRun:
+        """A layer, in which the hidden states of one crop attend to each other."""
+        return LayerRun(self._layers[number], range(0, num_rows + 1, self.side**2 + 1))
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the patches: [num_crops, side, side, size]."""
@@ -87,7 +87,7 @@ class _Layer:
         if make_norm is None:
             raise ValueError(f"config.json: vision_config.norm_type must be one of {', '.join(_NORMS)}.")
         self._num_heads = settings.num_heads
-        self._scale = (size // settings.num_heads) ** -0.5
+        self.scale = (size // settings.num_heads) ** -0.5
 
         def linear(in_features: int, out_features: int, *names: str, has_bias: bool = True) -> Linear:
             parts = {prefix + name: out_features for name in names}
@@ -114,12 +114,15 @@ class _Layer:
         norms = collect_slots([self._norm, self._mlp_norm, *self._head_norms])
         return norms | collect_slots(linears) | collect_slots(self._scales)
 
-    def __call__(self, hidden: torch.Tensor, starts: range) -> torch.Tensor:
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of some rows, as `RowLayer` says."""
         parts = list(self._qkv(self._norm(hidden)).chunk(3, dim=-1))
         for number, norm in enumerate(self._head_norms):
             parts[number] = norm(parts[number].contiguous())
-        query, key, value = (part.unflatten(-1, (self._num_heads, -1)) for part in parts)
-        attended = bidirectional_attention(query, key, value, starts, self._scale).flatten(1)
+        return torch.stack([part.unflatten(-1, (self._num_heads, -1)) for part in parts], dim=1)
+
+    def join(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rows behind the layer, as `RowLayer` says."""
         hidden = hidden + self._scales[0].value * self._out(attended)
         inner = self._mlp_in(self._mlp_norm(hidden), self._activation)
         return hidden + self._scales[1].value * self._mlp_out(inner)

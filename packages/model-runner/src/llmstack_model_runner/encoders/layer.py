@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_model_runner.layers import LayerNorm, Linear, WeightSlot, collect_slots
 from llmstack_model_runner.layers.linear import linear_activation
 
@@ -40,13 +39,13 @@ NAMES = (
 
 
 class EncoderLayer:
-    """Norm, attention, norm and feed-forward, both added to the hidden states."""
+    """Norm, attention, norm and feed-forward, both added to the hidden states: a `RowLayer`."""
 
     def __init__(self, prefix: str, settings: LayerSettings, dtype: torch.dtype, device: torch.device) -> None:
         size = settings.size
         names = [prefix + name for name in settings.names or NAMES]
         self._num_heads = settings.num_heads
-        self._scale = (size // settings.num_heads) ** -0.5
+        self.scale = (size // settings.num_heads) ** -0.5
 
         def linear(in_features: int, parts: Mapping[str, int]) -> Linear:
             return Linear(in_features, parts, has_bias=True, dtype=dtype, device=device, keeps_precision=True)
@@ -64,10 +63,13 @@ class EncoderLayer:
     def slots(self) -> dict[str, WeightSlot]:
         return collect_slots([self._norm, self._qkv, self._out, self._mlp_norm, self._mlp_in, self._mlp_out])
 
-    def __call__(self, hidden: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
-        """[num_patches, size] to the same. `starts`: Of the crops, whose patches attend to each other, and the end."""
-        query, key, value = self._qkv(self._norm(hidden)).unflatten(-1, (3, self._num_heads, -1)).unbind(1)
-        attended = bidirectional_attention(query, key, value, starts, self._scale).flatten(1)
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of some rows, as `RowLayer` says."""
+        projected: torch.Tensor = self._qkv(self._norm(hidden)).unflatten(-1, (3, self._num_heads, -1))
+        return projected
+
+    def join(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rows behind the layer, as `RowLayer` says."""
         hidden = self._out(attended, residual=hidden)
         inner = self._mlp_in(self._mlp_norm(hidden), self._activation)
         if self._is_quick:

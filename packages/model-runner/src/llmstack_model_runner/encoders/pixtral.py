@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_model_runner.encoders.layer import LayerSettings, read_layer_settings
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.patches import PatchEmbedding, unfold
-from llmstack_model_runner.encoders.rotation import rotate_heads
 from llmstack_model_runner.encoders.vision_config import vision_int
 from llmstack_model_runner.layers import Linear, RMSNorm, WeightSlot, collect_slots
 from llmstack_model_runner.layers.linear import linear_activation
@@ -62,16 +61,16 @@ class PixtralTower:
         angles = [axis.flatten()[:, None].float() * self._frequencies[start::2] for start, axis in enumerate(places)]
         return self._norm(self._patches(unfold(values, self.patch_size))), torch.cat(angles, dim=1).to(values.device)
 
-    def run_layer(self, number: int, hidden: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        """Hidden states after a layer."""
-        return self._layers[number](hidden, angles)
+    def layer(self, number: int, angles: torch.Tensor) -> LayerRun:
+        """A layer, in which all patches attend to each other."""
+        return LayerRun(self._layers[number], (0, len(angles)), angles)
 
 
 class _Layer:
     def __init__(self, prefix: str, settings: LayerSettings, dtype: torch.dtype, device: torch.device) -> None:
         size, inner_size = settings.size, settings.inner_size
         self._num_heads = settings.num_heads
-        self._scale = (size // settings.num_heads) ** -0.5
+        self.scale = (size // settings.num_heads) ** -0.5
 
         def linear(in_features: int, out_features: int, *names: str) -> Linear:
             parts = {prefix + name: out_features for name in names}
@@ -92,10 +91,13 @@ class _Layer:
         linears = [self._qkv, self._out, self._gate, self._up, self._down]
         return collect_slots([self._norm, self._mlp_norm]) | collect_slots(linears)
 
-    def __call__(self, hidden: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        query, key, value = self._qkv(self._norm(hidden)).unflatten(-1, (3, self._num_heads, -1)).unbind(1)
-        query, key = rotate_heads(query, angles), rotate_heads(key, angles)
-        attended = bidirectional_attention(query, key, value, (0, len(hidden)), self._scale).flatten(1)
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of some rows, as `RowLayer` says."""
+        projected: torch.Tensor = self._qkv(self._norm(hidden)).unflatten(-1, (3, self._num_heads, -1))
+        return projected
+
+    def join(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rows behind the layer, as `RowLayer` says."""
         hidden = self._out(attended, residual=hidden)
         normed = self._mlp_norm(hidden)
         return self._down(self._gate(normed, self._activation) * self._up(normed), residual=hidden)

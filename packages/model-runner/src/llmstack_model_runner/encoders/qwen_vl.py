@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_model_runner.encoders.layer import QUICK_GELU
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.patches import PatchEmbedding
-from llmstack_model_runner.encoders.rotation import rotate_heads
 from llmstack_model_runner.encoders.square_positions import SquarePositions
 from llmstack_model_runner.encoders.vision_config import vision_int
 from llmstack_model_runner.layers import LayerNorm, Linear, RMSNorm, WeightSlot, collect_slots
@@ -141,14 +140,12 @@ class QwenTower:
         order = _windows(layout, self.merge_size, self._window)[0].to(hidden.device)
         return _reorder(hidden, order, self.merge_size), _reorder(angles, order, self.merge_size)
 
-    def run_layer(
-        self, number: int, hidden: torch.Tensor, angles: torch.Tensor, layout: tuple[int, ...]
-    ) -> torch.Tensor:
-        """Hidden states after a layer."""
-        starts: Sequence[int] = range(0, len(hidden) + 1, layout[1] * layout[2])
+    def layer(self, number: int, angles: torch.Tensor, layout: tuple[int, ...]) -> LayerRun:
+        """A layer, in which the patches of one frame or window attend to each other."""
+        starts: Sequence[int] = range(0, len(angles) + 1, layout[1] * layout[2])
         if self._window and number not in self._whole_layers:
             starts = _windows(layout, self.merge_size, self._window)[1]
-        return self._layers[number](hidden, angles, starts)
+        return LayerRun(self._layers[number], starts, angles)
 
     def in_order(self, vectors: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
         """Merged vectors in the order of the picture."""
@@ -177,7 +174,7 @@ class _Layer:
     ) -> None:
         size, inner_size = tower.size, tower.inner_size
         self._num_heads = tower.num_heads
-        self._scale = (size // tower.num_heads) ** -0.5
+        self.scale = (size // tower.num_heads) ** -0.5
 
         def linear(in_features: int, parts: Mapping[str, int]) -> Linear:
             named = {prefix + name: out_features for name, out_features in parts.items()}
@@ -198,10 +195,13 @@ class _Layer:
     def slots(self) -> dict[str, WeightSlot]:
         return collect_slots([*self._norms, self._qkv, self._out, self._mlp_in, self._mlp_out])
 
-    def __call__(self, hidden: torch.Tensor, angles: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
-        query, key, value = self._qkv(self._norms[0](hidden)).unflatten(-1, (3, self._num_heads, -1)).unbind(1)
-        query, key = rotate_heads(query, angles), rotate_heads(key, angles)
-        attended = bidirectional_attention(query, key, value, starts, self._scale).flatten(1)
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of some rows, as `RowLayer` says."""
+        projected: torch.Tensor = self._qkv(self._norms[0](hidden)).unflatten(-1, (3, self._num_heads, -1))
+        return projected
+
+    def join(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rows behind the layer, as `RowLayer` says."""
         hidden = self._out(attended, residual=hidden)
         inner = self._mlp_in(self._norms[1](hidden), self._activation)
         if self._is_quick:

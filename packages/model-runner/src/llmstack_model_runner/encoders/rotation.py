@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 
 
+def rotate_queries_and_keys(projected: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values [patches, 3, num_heads, head_dim] with the first two rotated."""
+    query, key, value = projected.unbind(1)
+    return torch.stack((rotate_heads(query, angles), rotate_heads(key, angles), value), dim=1)
+
+
 def rotate_heads(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Heads [patches, num_heads, head_dim] rotated by angles [patches, head_dim / 2], in float32.
 

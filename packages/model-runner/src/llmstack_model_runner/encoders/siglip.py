@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from llmstack_model_runner.encoders.layer import EncoderLayer, read_layer_settings
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.patches import PatchEmbedding, unfold
 from llmstack_model_runner.encoders.vision_config import vision_int
 from llmstack_model_runner.layers import Embedding, LayerNorm, WeightSlot, collect_slots
@@ -63,10 +64,9 @@ class SiglipTower:
         hidden: torch.Tensor = patches.view(len(values), -1, self.size) + self._positions(positions)
         return hidden.flatten(0, 1)
 
-    def run_layer(self, number: int, hidden: torch.Tensor, num_crops: int) -> torch.Tensor:
-        """Hidden states after a layer, in which patches of one crop attend to each other."""
-        length = len(hidden) // num_crops
-        return self._layers[number](hidden, range(0, len(hidden) + 1, length))
+    def layer(self, number: int, num_rows: int, num_crops: int) -> LayerRun:
+        """A layer, in which patches of one crop attend to each other."""
+        return LayerRun(self._layers[number], range(0, num_rows + 1, num_rows // num_crops))
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last norm."""

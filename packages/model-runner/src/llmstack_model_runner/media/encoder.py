@@ -11,7 +11,10 @@ from llmstack_types import MediaItem
 from llmstack_types.vocabulary import MediaKind
 
 EncoderState = tuple[torch.Tensor, ...]
-"""What an encoder has of one item between two of its layers; never changed in place."""
+"""What an encoder has of one item between two of its layers, or between two slices of one.
+
+What is there is never changed in place. Only rows that later slices compute are, which nothing reads before.
+"""
 
 
 class MediaEncoder(Protocol):
@@ -24,6 +27,16 @@ class MediaEncoder(Protocol):
     @property
     def num_layers(self) -> Mapping[MediaKind, int]:
         """The layers of each kind that it encodes; at least 1 each."""
+        ...
+
+    @property
+    def slice_units(self) -> int:
+        """Units of a slice of a layer; 0 for layers that are computed whole. See `MediaSpec`."""
+        ...
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers that every unit is multiplied with on its way through; 0 if that is unknown."""
         ...
 
     @property
@@ -62,7 +75,7 @@ class MediaEncoder(Protocol):
         ...
 
     def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
-        """The state after so many layers from number `first` on."""
+        """The state after so many layers from number `first` on, slices counted."""
         ...
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:

@@ -12,6 +12,7 @@ from llmstack_model_runner.device.errors import is_device_failure, is_out_of_mem
 from llmstack_model_runner.media.encoder import EncoderState, MediaEncoder
 from llmstack_model_runner.media.memory import MediaUnreadableError, read_memory
 from llmstack_types import EncoderWork, MediaItem, QuarantinedError
+from llmstack_types.media import num_slices
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class MediaStore:
             return
         state = self._encoder.begin(item, read_memory(item)) if begun is None else begun.state
         state = self._encoder.run_layers(item, state, work.first_layer, work.num_layers)
-        if num_layers_done < self._encoder.num_layers[item.kind]:
+        if num_layers_done < self._num_layers_of(item, self._encoder):
             self._begun[media_id] = _Begun(item, state, num_layers_done)
             return
         vectors = self._encoder.finish(item, state)
@@ -167,6 +168,10 @@ class MediaStore:
             raise ValueError(f"vectors of shape {list(vectors.shape)} for {item.num_vectors} places")
         self._keep(media_id, vectors)
         self._begun.pop(media_id, None)
+
+    @staticmethod
+    def _num_layers_of(item: MediaItem, encoder: MediaEncoder) -> int:
+        return encoder.num_layers[item.kind] * num_slices(item.num_units, encoder.slice_units)
 
     def _given(self, item: MediaItem) -> torch.Tensor:
         """The vectors of an item of the kind `embeds`, whose bytes they are."""

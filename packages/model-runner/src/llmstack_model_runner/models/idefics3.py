@@ -9,6 +9,7 @@ import torch
 
 from llmstack_media import ImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.siglip import SiglipTower, bucket_positions
 from llmstack_model_runner.encoders.vision_config import vision_fields
 from llmstack_model_runner.layers import Linear
@@ -49,8 +50,8 @@ class Idefics3Encoder(ImageEncoder):
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
         return (self._tower.enter(values, self._positions),)
 
-    def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
-        return (self._tower.run_layer(number, state[0], item.layout[0]),)
+    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
+        return self._tower.layer(number, len(state[0]), item.layout[0])
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""

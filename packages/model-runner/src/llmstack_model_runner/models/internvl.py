@@ -10,6 +10,7 @@ import torch
 from llmstack_media import ImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
 from llmstack_model_runner.encoders.internvl import InternVLTower
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.vision_config import vision_fields
 from llmstack_model_runner.layers import LayerNorm, Linear
 from llmstack_model_runner.layers.linear import linear_activation
@@ -56,8 +57,8 @@ class InternVLEncoder(ImageEncoder):
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
         return (self._tower.enter(values),)
 
-    def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
-        return (self._tower.run_layer(number, state[0]),)
+    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
+        return self._tower.layer(number, len(state[0]))
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""

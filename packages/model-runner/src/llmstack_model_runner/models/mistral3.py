@@ -9,6 +9,7 @@ import torch
 
 from llmstack_media import ImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.pixtral import PixtralTower
 from llmstack_model_runner.encoders.vision_config import vision_fields
 from llmstack_model_runner.layers import Linear, RMSNorm
@@ -57,9 +58,8 @@ class Mistral3Encoder(ImageEncoder):
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
         return self._tower.enter(values)
 
-    def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
-        hidden, angles = state
-        return (self._tower.run_layer(number, hidden, angles), angles)
+    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
+        return self._tower.layer(number, state[1])
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""

@@ -10,6 +10,7 @@ import torch
 
 from llmstack_media import ImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.qwen_vl import NORM_EPS, QWEN2, QWEN2_5, QWEN3, QwenForm, QwenTower
 from llmstack_model_runner.encoders.vision_config import vision_fields
 from llmstack_model_runner.layers import Linear, WeightSlot, collect_slots
@@ -148,9 +149,8 @@ class QwenVLEncoder(ImageEncoder):
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
         return self._tower.enter(values, item.layout)
 
-    def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
-        hidden, angles, *rest = state
-        return (self._tower.run_layer(number, hidden, angles, item.layout), angles, *rest)
+    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
+        return self._tower.layer(number, state[1], item.layout)
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""
@@ -199,10 +199,9 @@ class Qwen3VLEncoder(Qwen3_5Encoder):
         deep_bytes = self.num_deep * self.max_num_tokens["image"] * text_size * dtype.itemsize
         self.work_bytes += 2 * deep_bytes  # of the state, and joined
 
-    def _run_layer(self, item: MediaItem, state: EncoderState, number: int) -> EncoderState:
-        found = super()._run_layer(item, state, number)
+    def _behind_layer(self, state: EncoderState, number: int) -> EncoderState:
         merger = self._deep_mergers.get(number)
-        return found if merger is None else (*found, merger(found[0]))
+        return state if merger is None else (*state, merger(state[0]))
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """The vectors, and behind each what is added to its hidden state after the first layers."""
