@@ -43,11 +43,18 @@ FALCON = _OF_LLAMA | MAMBA | {
     "num_hidden_layers": 3, "mamba_d_ssm": None, "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 0.8], "key_multiplier": 0.6,
     "mlp_multipliers": [0.8, 0.4], "attention_out_multiplier": 0.7, "lm_head_multiplier": 0.5,
 }  # fmt: skip
+NEMOTRON = _OF_LLAMA | {
+    "layers_block_type": ["mamba", "moe", "mamba", "attention", "mlp", "mamba", "attention", "moe", "mamba"],
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 32, "head_dim": 16,
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "initializer_range": 0.1,
+    "moe_shared_expert_intermediate_size": 40, "moe_latent_size": 32, "time_step_min": 1e-9, "time_step_floor": 0.1,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
     "bamba": ("BambaConfig", "BambaForCausalLM", BAMBA),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", FALCON),
+    "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", NEMOTRON),
     "granite": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", GRANITE),
 }
 OTHER_FAMILIES = [name for name in FAMILIES if name != "lfm2"]

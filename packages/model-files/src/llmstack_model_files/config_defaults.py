@@ -130,6 +130,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "mistral": _MISTRAL,
     "mixtral": {**_MISTRAL, "sliding_window": None, "rope_theta": 1e6},
+    "nemotron_h": {
+        **_LLAMA,
+        "vocab_size": 131_072,
+        "intermediate_size": 21_504,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096,
+    },
     "opt": {"vocab_size": 50_272, "max_position_embeddings": 2048},
     "phi": {
         **_LLAMA,

@@ -29,6 +29,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",
+    "NemotronHForCausalLM": "llmstack_model_runner.models.nemotron_h:NemotronH",
     "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
     "Phi3ForCausalLM": "llmstack_model_runner.models.phi:Phi3",
     "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",

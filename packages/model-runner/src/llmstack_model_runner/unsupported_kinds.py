@@ -9,7 +9,7 @@ _STATE_SPACE = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "codestral_mamba", "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"}
 )
 _HYBRID = frozenset(
-    {"jamba", "zamba", "zamba2", "nemotron_h", "plamo2", "minimax"}
+    {"jamba", "zamba", "zamba2", "plamo2", "minimax"}
 )  # fmt: skip
 _ENCODER_DECODERS = frozenset(
     {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "pegasus_x", "marian", "m2m_100", "blenderbot",

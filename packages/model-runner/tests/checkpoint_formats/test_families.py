@@ -58,6 +58,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         MAMBA | {"layer_types": ["mamba", "attention"], "num_local_experts": 3, "shared_intermediate_size": 64},
     ),
     "falcon h1": ("FalconH1ForCausalLM", MAMBA | {"mamba_d_ssm": None}),
+    "nemotron h": (
+        "NemotronHForCausalLM",
+        SIZES
+        | {
+            "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+            "intermediate_size": 64,
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "n_routed_experts": 3,
+            "moe_intermediate_size": 64,
+            "moe_shared_expert_intermediate_size": 64,
+            "moe_latent_size": 64,
+        },
+    ),
     "qwen3 next": ("Qwen3NextForCausalLM", DELTA_NETS),
 }
 # What published checkpoints of these families leave in full precision.

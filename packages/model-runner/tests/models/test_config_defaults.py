@@ -46,6 +46,13 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Qwen3_5MoeForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
     "Qwen3NextForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
+    "NemotronHForCausalLM": SIZES
+    | {
+        "mamba_num_heads": 32,
+        "mamba_head_dim": 16,
+        "n_routed_experts": 9,
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+    },
     "FalconH1ForCausalLM": SIZES | {"mamba_n_heads": 32, "mamba_d_head": 32},
     "BambaForCausalLM": SIZES | {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 16},
     "GraniteMoeHybridForCausalLM": SIZES

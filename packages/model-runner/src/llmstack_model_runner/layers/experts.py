@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from llmstack_kernels.activation import relu_squared
 from llmstack_kernels.grouped_linear import (
     PackedExperts,
     group_rows,
@@ -20,7 +21,7 @@ from llmstack_kernels.linear import AnyStoredWeight, PackedLinear, pack_linear
 from llmstack_model_runner.layers.adaptation import GATES
 from llmstack_model_runner.layers.adapted_experts import AdaptedExperts, ExpertMatrix
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
-from llmstack_model_runner.layers.linear import gated_activation
+from llmstack_model_runner.layers.linear import gated_activation, linear_activation
 from llmstack_model_runner.layers.packing import (
     are_packed,
     experts_packed_before,
@@ -30,6 +31,8 @@ from llmstack_model_runner.layers.packing import (
 )
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, unread
+
+_ACTIVATIONS = {**GATES, "relu_squared": relu_squared}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,12 @@ class ExpertSettings:
         inner_size: Inner size of an expert.
         is_normalised: The weights of a token's experts are divided by their sum.
         name: Name of the layer, such as `mlp`; the router is `gate` in it, the experts are `experts.0` and so on.
-        gate_name: Name of an expert's gate projection.
+        gate_name: Name of an expert's gate projection; None for experts without gates.
         up_name: Name of an expert's up projection.
         down_name: Name of an expert's down projection.
         shared_size: Inner size of the experts beside them that compute every token, as one; 0 for none.
         gated_shared_size: That of one with a gate.
+        router_size: Width of what the router sees, where it is not what the experts compute; 0 where it is.
         routing: Choice within groups of experts; `is_normalised` has then no meaning. None: the most likely experts.
     """
 
@@ -55,16 +59,24 @@ class ExpertSettings:
     inner_size: int
     is_normalised: bool
     name: str = "mlp"
-    gate_name: str = "gate_proj"
+    gate_name: str | None = "gate_proj"
     up_name: str = "up_proj"
     down_name: str = "down_proj"
     routing: GroupedRouting | None = None
     shared_size: int = 0
     gated_shared_size: int = 0
+    router_size: int = 0
+
+    @property
+    def first_names(self) -> list[str]:
+        """Names of the projections whose outputs the first product has."""
+        return [self.up_name] if self.gate_name is None else [self.gate_name, self.up_name]
 
 
 class Experts:
     """down(activation(gate(x)) * up(x)) of each chosen expert, summed with the router's weights in float32.
+
+    Without gates it is down(activation(up(x))).
 
     The router is not quantized, since it is small and its choices are sensitive to rounding.
     """
@@ -85,7 +97,7 @@ class Experts:
         num_experts, inner_size = len(self._experts), len(self._inner)
         self._name = prefix + settings.name
         self._settings = settings
-        self._activation = gated_activation(activation)
+        self._activation = (linear_activation if settings.gate_name is None else gated_activation)(activation)
         self._router: PackedLinear | None = None
         routing = settings.routing
         is_corrected = routing is not None and routing.is_corrected
@@ -99,9 +111,15 @@ class Experts:
     def _make_stacks(
         self, num_experts: int, inner_size: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        names = [f"{self._name}.experts.{part}" for part in ("gate_up", "down")]
-        self._gate_up = _Stack(names[0], (num_experts, 2 * inner_size, size), dtype, device, num_parts=2)
+        names, num_parts = [f"{self._name}.experts.{part}" for part in ("gate_up", "down")], self._num_parts
+        first = (num_experts, num_parts * inner_size, size)
+        self._gate_up = _Stack(names[0], first, dtype, device, num_parts=num_parts)
         self._down = _Stack(names[1], (num_experts, size, inner_size), dtype, device, num_parts=1)
+
+    @property
+    def _num_parts(self) -> int:
+        """Projections whose outputs the first product has."""
+        return len(self._settings.first_names)
 
     @property
     def _is_cut(self) -> bool:
@@ -112,14 +130,14 @@ class Experts:
         """The matrices of both products, as adapters know them."""
         settings, inner = self._settings, self._inner
         num_inner, own = settings.inner_size, slice(inner.start, inner.stop)
-        inputs = inner if self._is_cut else None
+        inputs, num_parts = inner if self._is_cut else None, self._num_parts
         return [
             [
                 ExpertMatrix(
-                    "gate_up_proj",
-                    (size, 2 * num_inner),
+                    "up_proj" if settings.gate_name is None else "gate_up_proj",
+                    (size, num_parts * num_inner),
                     is_stacked=True,
-                    outputs=lambda rows: torch.cat([part[own] for part in rows.chunk(2)]),
+                    outputs=lambda rows: torch.cat([part[own] for part in rows.chunk(num_parts)]),
                 ),
                 *(
                     ExpertMatrix(
@@ -129,7 +147,7 @@ class Experts:
                         outputs=lambda rows: rows[own],
                         first_output=number * len(inner),
                     )
-                    for number, name in enumerate((settings.gate_name, settings.up_name))
+                    for number, name in enumerate(settings.first_names)
                 ),
             ],
             [
@@ -139,10 +157,11 @@ class Experts:
         ]
 
     def slots(self) -> dict[str, WeightSlot]:
-        """The router, and three projections of each expert."""
+        """The router, and the projections of each expert."""
         settings, size = self._settings, self._down.shape[1]
         inner, outer = (settings.inner_size, size), (size, settings.inner_size)
-        slots = {f"{self._name}.gate.weight": WeightSlot((settings.num_experts, size), self._load_router)}
+        router = (settings.num_experts, settings.router_size or size)
+        slots = {f"{self._name}.gate.weight": WeightSlot(router, self._load_router)}
         if self._correction is not None:
             name, shape = f"{self._name}.gate.e_score_correction_bias", (settings.num_experts,)
             slots[name] = WeightSlot(shape, self._load_correction, WeightKind.BIAS)
@@ -152,18 +171,22 @@ class Experts:
         for expert in range(settings.num_experts):
             place, prefix = expert - self._experts.start, f"{self._name}.experts.{expert}."
             found = {
-                f"{prefix}{settings.gate_name}.weight": gate_up(inner, place, 0, rows),
-                f"{prefix}{settings.up_name}.weight": gate_up(inner, place, 1, rows),
-                f"{prefix}{settings.down_name}.weight": down(outer, place, 0, columns),
+                f"{prefix}{name}.weight": gate_up(inner, place, part, rows)
+                for part, name in enumerate(settings.first_names)
             }
+            found[f"{prefix}{settings.down_name}.weight"] = down(outer, place, 0, columns)
             slots |= found if expert in self._experts else unread(found)
         return slots
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Output of the layer: [num_tokens, size] to [num_tokens, size]."""
+    def __call__(self, x: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
+        """Output of the layer: [num_tokens, size] to [num_tokens, size].
+
+        `seen`: What the router sees, [num_tokens, router_size]; `x` if None.
+        """
         if self._router is None:
             raise RuntimeError(f"{self._name} has no weights yet")
-        shares, expert_ids = self._choose(self._router(x.to(self._router_dtype), out_dtype=torch.float32))
+        seen = x if seen is None else seen
+        shares, expert_ids = self._choose(self._router(seen.to(self._router_dtype), out_dtype=torch.float32))
         if self._sharding.size > 1 and self._sharding.is_expert_parallel:
             return self._sharding.all_reduce(self._compute_own(x, shares, expert_ids))
         return self._sharding.all_reduce(sum_choices(self._compute(x, expert_ids), shares))
@@ -177,7 +200,7 @@ class Experts:
         gate_up, down = self._gate_up.packed, self._down.packed
         if updates is None:
             return grouped_linear(grouped_linear(x, gate_up, groups, self._activation), down, groups)
-        inner = GATES[self._activation](updates.add(grouped_linear(x, gate_up, groups), x, 0))
+        inner = _ACTIVATIONS[self._activation](updates.add(grouped_linear(x, gate_up, groups), x, 0))
         return updates.add(grouped_linear(inner, down, groups), inner, 1)
 
     def _compute_own(self, x: torch.Tensor, shares: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,18 @@ class GroupedRouting:
     is_sigmoid: bool = False
     least_sum: float = 1e-20
 
+    def check(self, num_experts: int, num_choices: int) -> None:
+        """ValueError if so many experts do not form the groups, or the chosen groups have too few for a token."""
+        num_groups, num_group_choices = self.num_groups, self.num_group_choices
+        least = _NUM_BEST if self.is_corrected else 1  # experts that say how good a group is
+        if num_experts % num_groups or (num_groups > 1 and num_experts // num_groups < least):
+            raise ValueError(f"config.json: {num_experts} experts do not form {num_groups} groups.")
+        if num_group_choices > num_groups or num_choices > num_experts // num_groups * num_group_choices:
+            raise ValueError(
+                f"config.json: {num_choices} experts of a token are more than {num_group_choices} of {num_groups} "
+                "groups have."
+            )
+
     def choose(
         self,
         logits: torch.Tensor,  # [num_tokens, num_experts] float32

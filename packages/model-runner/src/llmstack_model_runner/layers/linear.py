@@ -21,6 +21,7 @@ _LINEAR_ACTIVATIONS: Mapping[str, str] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu_squared",
     "silu": "silu",
 }
 _GATED_ACTIVATIONS: Mapping[str, str] = {"gelu_pytorch_tanh": "gelu_tanh_and_mul", "silu": "silu_and_mul"}

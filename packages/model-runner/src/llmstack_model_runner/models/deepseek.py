@@ -151,15 +151,7 @@ def _read_experts(config: Mapping[str, Any], routing: GroupedRouting) -> ExpertS
         return None
     num_experts = read_int(config, "n_routed_experts")
     num_choices = read_int(config, "num_experts_per_tok")
-    num_groups, num_group_choices = routing.num_groups, routing.num_group_choices
-    least = 2 if routing.is_corrected else 1  # experts that say how good a group is
-    if num_experts % num_groups or (num_groups > 1 and num_experts // num_groups < least):
-        raise ValueError(f"config.json: {num_experts} experts do not form {num_groups} groups.")
-    if num_group_choices > num_groups or num_choices > num_experts // num_groups * num_group_choices:
-        raise ValueError(
-            f"config.json: {num_choices} experts of a token are more than {num_group_choices} of {num_groups} groups "
-            "have."
-        )
+    routing.check(num_experts, num_choices)
     inner_size = read_int(config, "moe_intermediate_size")
     return ExpertSettings(
         num_experts,

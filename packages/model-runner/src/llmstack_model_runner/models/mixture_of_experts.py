@@ -16,7 +16,11 @@ from llmstack_model_runner.models.config_values import read_bool, read_int
 from llmstack_model_runner.models.llama import Llama, Qwen3, Settings, read_llama
 
 # The tensors of all experts to the projections that they join.
-_STACKS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_STACKS: Mapping[str, tuple[str, ...]] = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "up_proj": ("up_proj",),
+    "down_proj": ("down_proj",),
+}
 
 
 class Mixtral(Llama):
@@ -48,6 +52,11 @@ class StackedExpertWeights(Llama):
         """Loads all tensors; those of all experts of a layer, which Qwen 3 VL and 3.5 have, as one of each."""
         super().load_weights(part for weight in weights for part in self._single_experts(*weight))
 
+    @property
+    def _expert_input_size(self) -> int:
+        """Width of what the experts compute."""
+        return self._hidden_size
+
     def _single_experts(self, name: str, weight: AnyWeight) -> Iterator[tuple[str, AnyWeight]]:
         stem, _, kind = name.rpartition(".experts.")
         parts = _STACKS.get(kind) if stem else None
@@ -58,7 +67,7 @@ class StackedExpertWeights(Llama):
         if len(shape) != 3:
             raise ValueError(f"{name[:128]} has the shape {list(shape)[:4]}, which is not that of experts.")
         # As published they are [experts, inputs, outputs]; transformers turns round what has not its own shape.
-        is_transposed = shape[2 if kind == "gate_up_proj" else 1] != self._hidden_size
+        is_transposed = shape[1 if kind == "down_proj" else 2] != self._expert_input_size
         for number in range(shape[0]):
             for index, part in enumerate(parts):
                 expert = _ExpertOfStack(weight, number, (index, len(parts)), is_transposed)

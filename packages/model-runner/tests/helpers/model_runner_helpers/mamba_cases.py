@@ -22,6 +22,12 @@ FALCON = {name: value for name, value in BAMBA.items() if name != "attn_layer_in
     "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6, "attention_in_multiplier": 0.9, "mlp_multipliers": [0.8, 0.4],
     "attention_out_multiplier": 0.7, "embedding_multiplier": 4.0, "lm_head_multiplier": 0.5,
 }  # fmt: skip
+NEMOTRON = _SIZES | {
+    "initializer_range": 0.2, "head_dim": 16, "layers_block_type": ["mamba", "moe", "attention", "mlp", "mlp", "mamba"],
+    "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2, "chunk_size": 16,
+    "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7,
+    "moe_shared_expert_intermediate_size": 40, "time_step_min": 1e-9, "time_step_floor": 0.1,
+}  # fmt: skip
 MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite 4 h": ("GraniteMoeHybrid", GRANITE),
     "granite 4 h without experts, with rope and one group": (
@@ -42,6 +48,13 @@ MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon h1 with a norm behind the gate": (
         "FalconH1",
         FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 1},
+    ),
+    "nemotron h": ("NemotronH", NEMOTRON),
+    "nemotron h with latent experts in groups, and biases": (
+        "NemotronH",
+        NEMOTRON
+        | {"moe_latent_size": 20, "n_group": 3, "topk_group": 2, "norm_topk_prob": False, "use_bias": True}
+        | {"mlp_bias": True, "n_groups": 1, "use_conv_bias": False},
     ),
     "bamba": ("Bamba", BAMBA),
     "bamba tied, with biases, one group, a longer convolution and bounded steps": (
