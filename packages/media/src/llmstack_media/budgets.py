@@ -66,7 +66,7 @@ class FairBudget:
             return
         num_own = len(self._waiting.get(tenant, ()))
         if num_own >= self._max_waiting - self.num_waiting:
-            raise ServerOverloadedError("too many images are waiting to be read", reason=self._reason)
+            raise ServerOverloadedError("too many files are waiting to be read", reason=self._reason)
         waiter = _Waiter(amount, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(waiter)
         self._start()

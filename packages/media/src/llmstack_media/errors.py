@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from llmstack_types import InvalidRequestError
 
 FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+SOUND_FORMATS = "WAV, MP3, FLAC, Ogg, WebM, Matroska, MP4, M4A, AAC or MPEG"
 
 
 class ProcessorConfigError(ValueError):
@@ -34,6 +35,23 @@ def image_too_large(reason: str, param: str | None = None) -> InvalidRequestErro
 def invalid_audio(reason: str, param: str | None = None) -> InvalidRequestError:
     """Sound that cannot be used. `reason` follows "This audio"."""
     return InvalidRequestError(f"This audio {reason}.", param=param, code="invalid_audio")
+
+
+def unsupported_sound_format(param: str | None = None) -> InvalidRequestError:
+    """Bytes that are no sound of an allowed format."""
+    message = f"This is not audio of an allowed format: {SOUND_FORMATS}."
+    return InvalidRequestError(message, param=param, code="unsupported_media_format")
+
+
+def sound_decoder_missing(param: str | None = None) -> InvalidRequestError:
+    """Compressed sound, where nothing is installed that decodes it."""
+    message = "This server reads WAV files alone; other formats need llmstack-media[av], which is not installed."
+    return InvalidRequestError(message, param=param, code="unsupported_media_format")
+
+
+def audio_too_short(reason: str, param: str | None = None) -> InvalidRequestError:
+    """Sound in which nothing can be said. `reason` follows "This audio"."""
+    return InvalidRequestError(f"This audio {reason}.", param=param, code="audio_too_short")
 
 
 def audio_too_long(reason: str, param: str | None = None) -> InvalidRequestError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import Final, Self
+from collections.abc import Mapping
+from typing import Any, Final, Self
 
 from llmstack_types.media import MediaMemory
 
@@ -14,11 +15,30 @@ _SHRINK_AND_GROW: Final = 2 | 4
 _WRITE_AND_SEAL: Final = 8 | 1
 
 
+def place_of(descriptor: int) -> dict[str, Any]:
+    """Where another process of this user opens what this one has open, with the number that tells it from others."""
+    return {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "number": os.fstat(descriptor).st_ino}
+
+
+def open_place(place: Mapping[str, Any], flags: int) -> int:
+    """A descriptor of what another process has open, where that is still the same.
+
+    Raises:
+        ValueError: It is closed; nothing waits for it.
+        OSError: The process is gone.
+    """
+    descriptor = os.open(place["path"], flags | os.O_CLOEXEC)
+    if os.fstat(descriptor).st_ino != place["number"]:
+        os.close(descriptor)
+        raise ValueError("what this job reads or fills is closed")
+    return descriptor
+
+
 class SealedMemory:
     """A descriptor of memory with a fixed size, which other processes of this user open by `path`.
 
-    Once it is closed, its number may become that of other memory. So a process that opens the path checks what it got:
-    `number`, which no other memory has, or the name, which `os.readlink` of the path shows.
+    Once it is closed, its descriptor may become that of other memory. So a process that opens the path checks what it
+    got: by the inode, as `open_place` does, or by the name, which `os.readlink` of the path shows.
     """
 
     def __init__(self, num_bytes: int, name: str = "llmstack-media") -> None:
@@ -61,9 +81,9 @@ class SealedMemory:
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @property
-    def number(self) -> int:
-        """The inode, by which a process that has opened the path knows that it is this memory."""
-        return os.fstat(self._descriptor).st_ino
+    def place(self) -> dict[str, Any]:
+        """Path and number, as `open_place` takes them."""
+        return place_of(self._descriptor)
 
     def seal(self) -> None:
         """From now on no process can change it, also one that has it open for writing.

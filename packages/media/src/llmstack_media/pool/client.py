@@ -14,7 +14,7 @@ from llmstack_media.processors.layout import ImageLayout
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.child_pool.client import ChildPool
 
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Libraries start no threads in the process that forks."""
 _HEADER_S = 1.0
 
@@ -34,7 +34,7 @@ class PicturePool:
         self._limits = limits
         configuration = {"files": dict(files), "limits": asdict(limits), "background": background}
         self._pool = ChildPool(
-            "llmstack_media.pool.process", configuration, purpose="reads images", reason="media", variables=_ONE_THREAD
+            "llmstack_media.pool.process", configuration, purpose="reads images", reason="media", variables=ONE_THREAD
         )
 
     async def size(self, data: bytes) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class PicturePool:
             ServerOverloadedError: The machine is too busy, there is no memory, or the process cannot be started.
         """
         with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
-            answer = await self._run({"do": "header", "source": _named(source)}, _HEADER_S, is_slow=False)
+            answer = await self._run({"do": "header", "source": source.place}, _HEADER_S, is_slow=False)
         return answer["width"], answer["height"]
 
     async def prepare(
@@ -60,7 +60,7 @@ class PicturePool:
         with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
             target = _memory(lambda: SealedMemory(layout.num_bytes, name))
             job = {
-                "do": "prepare", "source": _named(source), "target": _named(target), "shape": list(layout.shape),
+                "do": "prepare", "source": source.place, "target": target.place, "shape": list(layout.shape),
                 "detail": detail, "options": dict(options),
             }  # fmt: skip
             try:
@@ -94,7 +94,3 @@ def _memory(take: Callable[[], SealedMemory]) -> SealedMemory:
         return take()
     except OSError as error:
         raise ServerOverloadedError("there is no memory for an image", reason="media") from error
-
-
-def _named(memory: SealedMemory) -> dict[str, Any]:
-    return {"path": memory.path, "number": memory.number}

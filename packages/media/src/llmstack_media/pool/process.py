@@ -19,6 +19,7 @@ from llmstack_media.decode.headers import read_header
 from llmstack_media.decode.pictures import decode_image
 from llmstack_media.decode.pixels import WHITE
 from llmstack_media.limits import MediaLimits
+from llmstack_media.memory import open_place
 from llmstack_media.processors.checkpoints import image_processor
 from llmstack_media.processors.processor import ImageProcessor
 from llmstack_types import InvalidRequestError
@@ -60,7 +61,7 @@ def _decoder(limits: MediaLimits, background: Any) -> Callable[[bytes], NDArray[
 def _prepare(
     job: dict[str, Any], data: bytes, decode: Callable[[bytes], NDArray[np.uint8]], processor: ImageProcessor
 ) -> dict[str, Any]:
-    descriptor = _opened(job["target"], os.O_RDWR)  # before a decode, which the requester may not wait for
+    descriptor = open_place(job["target"], os.O_RDWR)  # before a decode, which the requester may not wait for
     try:
         chosen = processor.for_detail(job["detail"]).with_options(job["options"])
         array = chosen.prepare(decode(data))
@@ -76,31 +77,26 @@ def _prepare(
 
 
 def _read(memory: dict[str, Any]) -> bytes:
-    with os.fdopen(_opened(memory, os.O_RDONLY), "rb") as file:
+    with os.fdopen(open_place(memory, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
-def _opened(memory: dict[str, Any], flags: int) -> int:
-    """A descriptor of memory of the process that asks, where it is still that memory."""
-    descriptor = os.open(memory["path"], flags | os.O_CLOEXEC)
-    if os.fstat(descriptor).st_ino != memory["number"]:
-        os.close(descriptor)
-        raise ValueError("the memory of this job is closed")  # ends this child; nothing waits for it
-    return descriptor
+def quiet(prepare: Callable[[dict[str, Any]], Work]) -> Callable[[dict[str, Any]], Work]:
+    """The same work without an output of errors: decoders write a line there for every fault of a file."""
+
+    def prepared(configuration: dict[str, Any]) -> Work:
+        work = prepare(configuration)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        os.close(nothing)
+        return work
+
+    return prepared
 
 
 def main() -> None:
     """Works on the jobs of standard input to its end."""
-    serve_children(_quiet_work, max_memory_bytes=MAX_MEMORY_BYTES)
-
-
-def _quiet_work(configuration: dict[str, Any]) -> Work:
-    """The same without an output of errors: decoders write a line there for every fault of a file."""
-    work = work_on_pictures(configuration)
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    os.close(nothing)
-    return work
+    serve_children(quiet(work_on_pictures), max_memory_bytes=MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":

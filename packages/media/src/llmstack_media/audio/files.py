@@ -1,0 +1,178 @@
+"""Sound files of requests, decoded by a child into a file of samples."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from array import array
+from collections import Counter
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from llmstack_media.audio.process import num_level_samples
+from llmstack_media.audio.sound import Samples
+from llmstack_media.budgets import FairBudget
+from llmstack_media.errors import audio_too_long, audio_too_short, counted_refusals, invalid_audio, named_refusals
+from llmstack_media.memory import place_of
+from llmstack_media.pool.client import ONE_THREAD
+from llmstack_media.shares import Shares
+from llmstack_types import InvalidRequestError, ServerOverloadedError
+from llmstack_types.child_pool.client import ChildPool
+
+MIN_S: Final = 0.1
+_SAMPLE_BYTES: Final = 4
+_MAX_PLACES: Final = 2
+_DECODE_S: Final = 10.0
+_DECODED_PER_S: Final = 40
+"""Seconds of sound that a second of a processor decodes at least; most files have several hundred."""
+
+
+class Sound:
+    """A decoded file, which takes room on a disk and not in memory. Used by one event loop.
+
+    Attributes:
+        rate: Samples per second, in Hz.
+        num_samples: Of its one channel.
+        level_samples: Samples for which there is one level.
+        levels: The root of the mean square of each so many samples.
+    """
+
+    def __init__(self, file: BinaryIO, num_samples: int, rate: int, shares: Shares, tenant: str) -> None:
+        self._file: BinaryIO | None = file
+        self._shares = shares
+        self._tenant = tenant
+        self.rate = rate
+        self.level_samples = num_level_samples(rate)
+        self.num_samples = num_samples
+        self._num_bytes = os.fstat(file.fileno()).st_size
+        self.levels = array("f")
+        self.levels.frombytes(os.pread(file.fileno(), self._num_bytes, num_samples * _SAMPLE_BYTES))
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of it all."""
+        return self.num_samples / self.rate
+
+    async def read(self, start: int, stop: int) -> Samples:
+        """The samples from `start` up to `stop`, from -1 to 1; raises ValueError where it is closed."""
+        if self._file is None:
+            raise ValueError("the sound is closed")
+        stop = min(stop, self.num_samples)
+        size = max(0, stop - start) * _SAMPLE_BYTES
+        data = await asyncio.to_thread(os.pread, self._file.fileno(), size, start * _SAMPLE_BYTES)
+        return np.frombuffer(data, np.float32)
+
+    def close(self) -> None:
+        """Frees its room. Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            self._shares.add(self._tenant, -self._num_bytes)
+
+
+class SoundFiles:
+    """Sound files of one model's requests. Used by one event loop.
+
+    Attributes:
+        failures: Refused files by the code of their refusal.
+        processor_s: Processor time of decoding.
+        decoded_s: Seconds of sound that were decoded.
+    """
+
+    def __init__(
+        self, rate: int, *, max_s: float = 7200.0, folder: str | None = None, max_disk_bytes: int = 4 << 30
+    ) -> None:
+        """What limits them.
+
+        Args:
+            rate: Of the model, in Hz.
+            max_s: Seconds of one file.
+            folder: Where decoded files are while they are used; None for the system's folder of temporary files.
+            max_disk_bytes: Of all decoded files. A tenant has at most as much as it leaves free.
+        """
+        self.failures: Counter[str] = Counter()
+        self.processor_s = 0.0
+        self.decoded_s = 0.0
+        self._rate = rate
+        self._max_s = max_s
+        self._folder = folder
+        self._places = FairBudget(_MAX_PLACES, _MAX_PLACES)
+        self._shares = Shares(max_disk_bytes)
+        self._jobs: set[asyncio.Task[int]] = set()
+        configuration = {"rate": rate, "max_s": max_s}
+        self._pool = ChildPool(
+            "llmstack_media.audio.process", configuration, purpose="reads audio", reason="media", variables=ONE_THREAD
+        )
+
+    async def open(self, source: BinaryIO, tenant: str = "", param: str = "file") -> Sound:
+        """The sound of an open file, which stays the caller's.
+
+        Args:
+            source: Of any allowed format; a file or memory with a descriptor.
+            tenant: An opaque id of the API key.
+            param: The field of the request, for messages.
+
+        Raises:
+            InvalidRequestError: It is damaged, of no allowed format, too short or too long.
+            ServerOverloadedError: There is no room or no time for it.
+        """
+        with named_refusals(param), counted_refusals(self.failures):
+            file = await asyncio.to_thread(self._new_file)
+            try:
+                num_samples = await self._decoded(source, file, tenant)
+                if num_samples < MIN_S * self._rate:
+                    raise audio_too_short(f"has {num_samples / self._rate:g} s; {MIN_S:g} s are the least")
+                self.decoded_s += num_samples / self._rate
+                if not self._shares.take(tenant, os.fstat(file.fileno()).st_size):
+                    raise no_room()
+                return Sound(file, num_samples, self._rate, self._shares, tenant)
+            except BaseException:
+                file.close()
+                raise
+
+    async def shutdown(self) -> None:
+        """Ends the children. Idempotent, and final."""
+        await self._pool.shutdown()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+
+    def _new_file(self) -> BinaryIO:
+        try:
+            return tempfile.TemporaryFile(dir=self._folder)
+        except OSError as error:
+            raise no_room() from error
+
+    async def _decoded(self, source: BinaryIO, target: BinaryIO, tenant: str) -> int:
+        """The number of samples, once a child has written them. A job whose request has ended keeps its place."""
+        job = asyncio.create_task(self._run(place_of(source.fileno()), place_of(target.fileno()), tenant))
+        self._jobs.add(job)
+        job.add_done_callback(self._end_job)
+        return await asyncio.shield(job)
+
+    def _end_job(self, job: asyncio.Task[int]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # that of a job whose request has ended is looked at here
+
+    async def _run(self, source: dict[str, object], target: dict[str, object], tenant: str) -> int:
+        async with self._places.hold(tenant, 1):
+            limit_s = _DECODE_S + self._max_s / _DECODED_PER_S
+            outcome = await self._pool.run({"source": source, "target": target}, limit_s=limit_s, is_slow=True)
+        self.processor_s += outcome.processor_s
+        if outcome.is_starved:
+            raise ServerOverloadedError("no processor time to read audio", reason="media")
+        if outcome.is_late:
+            raise audio_too_long(f"takes longer than {limit_s:g} s to read")
+        if outcome.answer is None:
+            raise invalid_audio("cannot be read: its decoder fails over it")
+        if error := outcome.answer.get("error"):
+            raise InvalidRequestError(error["message"], code=error["code"])
+        if "is_full" in outcome.answer:
+            raise no_room()
+        return int(outcome.answer["num_samples"])
+
+
+def no_room() -> ServerOverloadedError:
+    """The disk is full, or other requests have what is free for audio."""
+    return ServerOverloadedError("there is no room on the disk for audio", reason="media")

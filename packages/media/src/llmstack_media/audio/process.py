@@ -1,0 +1,86 @@
+"""Process whose children decode sound: `python -m llmstack_media.audio.process`.
+
+A child reads a file that the process that asks has open, and writes samples into another one: float32 at the rate of
+the model, then the level of each piece of 20 ms. It ends early where the target is closed: no
+request waits for it then.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmstack_media.audio.av_blocks import has_av
+from llmstack_media.audio.sound import sound_samples
+from llmstack_media.memory import open_place
+from llmstack_media.pool.process import MAX_MEMORY_BYTES, quiet
+from llmstack_types import InvalidRequestError
+from llmstack_types.child_pool.server import Work, serve_children
+
+_LEVEL_S: Final = 0.02
+
+
+def num_level_samples(rate: int) -> int:
+    """Samples for which there is one level."""
+    return round(_LEVEL_S * rate)
+
+
+def work_on_sound(configuration: dict[str, Any]) -> Work:
+    """Work that decodes a file. `configuration`: `rate` in Hz, and `max_s`."""
+    rate, max_s = configuration["rate"], configuration["max_s"]
+    if has_av():
+        importlib.import_module("av")  # before a child is forked
+
+    def work(job: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with (
+                os.fdopen(open_place(job["source"], os.O_RDONLY), "rb") as source,
+                os.fdopen(open_place(job["target"], os.O_RDWR), "wb") as target,
+            ):
+                source.seek(0)  # a descriptor of the same file may share its place
+                return {"num_samples": _decode(source, target, job["target"], rate, max_s)}
+        except InvalidRequestError as error:
+            return {"error": {"message": error.message, "code": error.code}}
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            return {"is_full": True}
+
+    return work
+
+
+def _decode(source: BinaryIO, target: BinaryIO, place: dict[str, Any], rate: int, max_s: float) -> int:
+    """Writes samples and levels; the number of samples."""
+    num_samples, level_samples = 0, num_level_samples(rate)
+    waiting, levels = np.zeros(0, np.float32), []
+    for samples in sound_samples(source, rate, max_s):
+        os.close(open_place(place, os.O_RDONLY))  # ends this child where no request waits for it
+        target.write(np.clip(samples, -1.0, 1.0).tobytes())
+        num_samples += len(samples)
+        waiting = np.concatenate([waiting, samples])
+        whole = len(waiting) - len(waiting) % level_samples
+        levels.append(_levels(waiting[:whole], level_samples))
+        waiting = waiting[whole:]
+    levels.append(_levels(waiting, max(1, len(waiting))))
+    target.write(np.concatenate(levels).tobytes())
+    return num_samples
+
+
+def _levels(samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
+    """The root of the mean square of each so many samples."""
+    levels: NDArray[np.float32] = np.sqrt(np.square(samples.reshape(-1, num_samples)).mean(axis=1))
+    return levels
+
+
+def main() -> None:
+    """Works on the jobs of standard input to its end."""
+    serve_children(quiet(work_on_sound), max_memory_bytes=MAX_MEMORY_BYTES)
+
+
+if __name__ == "__main__":
+    main()
