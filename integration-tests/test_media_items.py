@@ -17,6 +17,8 @@ import pytest
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_client import make_async_client
 from llmstack_engine_core import EngineConfig
+from llmstack_insight.explain import explain
+from llmstack_insight.steps_of_log import steps_of_log
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver
 from llmstack_model_runner.toy_vision import PATCH, register_toy_vision, toy_item, write_toy_vision
@@ -176,6 +178,38 @@ async def test_items_are_encoded_once_found_again_and_replayed_without_their_byt
         assert "media[0] has 25" in engine.errors["large"]
     verify(read_step_log(log))
     assert CAT not in log.read_bytes()
+
+
+async def test_an_explanation_says_where_items_were_found_and_what_they_cost(folder: Path, tmp_path: Path) -> None:
+    cat, dog, log = toy_item(CAT, 3), toy_item(DOG, 20), tmp_path / "steps"
+    budgets = {"encoder_budget_units": 1, "encoder_cache_tokens": 64}
+    async with started(folder, multiprocess=True, record_steps=str(log), **budgets) as engine:
+        for request in (
+            request_of("new", [cat]), request_of("prefix", [cat]), request_of("moved", [replace(cat, offset=1)]),
+            request_of("both", [cat, dog]), request_of("first", [dog, replace(cat, offset=30)]),
+            request_of("late", [toy_item(LONG, 0)]),
+        ):  # fmt: skip
+            await engine.generate(request)
+        live = await engine.client.call(Control.RECENT_STEPS, 0)
+    names = ("new", "prefix", "moved", "both", "first", "late")
+    recorded, counts = steps_of_log(read_step_log(log), 512), ("in_prefix_cache", "in_encoder_cache", "encoded")
+    for steps in (live, recorded):
+        found = {name: explain(steps, name) for name in names}
+        facts = {name: tuple(one.facts[f"media_{count}"] for count in counts) for name, one in found.items()}
+        assert facts == {
+            "new": (0, 0, 1), "prefix": (1, 0, 0), "moved": (0, 1, 0), "both": (1, 0, 1), "first": (0, 2, 0),
+            "late": (0, 0, 1),
+        }  # fmt: skip
+        assert [found[name].facts["encoder_units"] for name in names] == [9, 0, 0, 9, 0, 24]
+        assert found["new"].facts["encoder_steps"] == 2  # eight units of three layers, then the rest
+        assert "Its picture has 9 vectors: it was encoded in 2 steps of " in " ".join(found["new"].sentences)
+        assert "Its picture has 9 vectors: the prefix cache held it." in found["prefix"].sentences
+        assert "Its 2 pictures have 18 vectors: the encoder cache held 2." in found["first"].sentences
+        for one in found.values():
+            assert sum(one.facts["spans_ms"].values()) == pytest.approx(one.facts["total_ms"])
+        assert found["new"].facts["spans_ms"]["encoder"] == 0  # in both steps it had a row
+        assert found["late"].facts["encoder_steps"] == 3
+        assert found["late"].facts["spans_ms"]["encoder"] > 0
 
 
 @pytest.mark.full

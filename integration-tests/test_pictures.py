@@ -72,8 +72,11 @@ def test_the_second_request_with_a_picture_encodes_nothing(server: Any) -> None:
     answer = ask(server, parts((7,), "another question about it?"))
     assert answer.usage.prompt_tokens_details.cached_tokens > 0
     assert server.metric("llmstack:encoder_units_total") == encoded
-    ask(server, parts((8,)))
+    new = ask(server, parts((8,)))
     assert server.metric("llmstack:encoder_units_total") > encoded
+    facts = [server.get_json(f"/v1/requests/{one.id}/explanation")["facts"] for one in (answer, new)]
+    assert [(one["media_in_encoder_cache"], one["media_encoded"]) for one in facts] == [(1, 0), (0, 1)]
+    assert facts[1]["encoder_units"] == 5 * 16  # five crops of 4 × 4 patches
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,8 @@ class StepRecorder(EventHook):
         self._events.append(event)
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """Keeps it, and gives up the oldest ones over the bounds; a step without rows has nothing to show."""
-        if not record.rows:
+        """Keeps it, and gives up the oldest ones over the bounds; a step without any work has nothing to show."""
+        if not record.rows and not record.encoder_work:
             return
         rows = RowColumns.of(record.rows)
         self._steps.append((record._replace(rows=rows), rows))

@@ -8,7 +8,7 @@ from llmstack_engine_core.events import EventBus
 from llmstack_engine_core.protocols import ModelRunner, PendingOutput
 from llmstack_engine_core.stages import Stages
 from llmstack_step_log.scheduler_protocol import Scheduler
-from llmstack_types import EngineCoreOutputs, SchedulerOutput, StepPhases, StepRecord
+from llmstack_types import EngineCoreOutputs, SchedulerOutput, SchedulerStats, StepPhases, StepRecord
 
 
 class Steps:
@@ -55,7 +55,7 @@ class Steps:
         phases = StepPhases(scheduled_s - start_s, self._executed_s - scheduled_s, clock() - self._executed_s)
         if events.step_hooks:
             stats = step_outputs.scheduler_stats or self._scheduler.stats()
-            events.on_step(StepRecord(start_s, phases, stats, scheduled.scheduled_requests), step_outputs)
+            events.on_step(_record(start_s, phases, stats, scheduled), step_outputs)
         return step_outputs, phases
 
     def _update_oldest(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
@@ -76,3 +76,13 @@ class Steps:
         self._executed_s = self._events.clock()
         step_outputs = self._scheduler.update_from_output(scheduled, output, self._executed_s)
         return self._stages.update(step_outputs) if self._stages.active else step_outputs
+
+
+def _record(start_s: float, phases: StepPhases, stats: SchedulerStats, scheduled: SchedulerOutput) -> StepRecord:
+    record = StepRecord(start_s, phases, stats, scheduled.scheduled_requests)
+    if scheduled.encoder_work:
+        record = record._replace(encoder_work=[part._replace(item=None) for part in scheduled.encoder_work])
+    if scheduled.new_requests and any(request.media for request in scheduled.new_requests):
+        media = {request.request_id: request.media for request in scheduled.new_requests if request.media}
+        record = record._replace(media=media)
+    return record

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmstack_engine_core.events import note_of
 from llmstack_step_log import Run
 from llmstack_step_log.control_plane import build_scheduler
-from llmstack_step_log.decisions import SCHEDULED, UPDATED, scheduled_rows
+from llmstack_step_log.decisions import SCHEDULED, UPDATED, encoder_parts, media_numbers, scheduled_rows
 from llmstack_step_log.packing import unpack
 from llmstack_step_log.primitives import MICROSECONDS
-from llmstack_step_log.records import Event, RequestAdded
+from llmstack_step_log.records import Event, RequestAdded, RequestForked
 from llmstack_step_log.replay.derive import Decision, DecisionsDifferError, derive_decisions, proven
 from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import (
     EngineCoreRequest,
+    MediaItem,
     RequestEvent,
     RequestNote,
     RequestStatus,
@@ -81,6 +82,7 @@ class _Reading:
         self._now_s = self._last_result_s = 0.0
         self._arrivals: dict[str, EngineCoreRequest] = {}
         self._notes: dict[str, RequestNote] = {}
+        self._media: dict[str, Sequence[MediaItem]] = {}
         self._begun_s = math.inf  # before the first step: each request may have come before the engine core began
         self._received_s: float | None = None  # messages were read last; None: there was nothing else to do
         self._come: dict[str, int] = {}
@@ -98,6 +100,8 @@ class _Reading:
         for event in events:
             if isinstance(event, RequestAdded):
                 self._arrivals[event.request.request_id] = event.request
+                self._note(event.request)
+            elif isinstance(event, RequestForked):
                 self._note(event.request)
             yield event
 
@@ -120,7 +124,7 @@ class _Reading:
         kind, decided = unpack(item.packed, list)
         if kind == SCHEDULED:
             self._begun_s = min(self._begun_s, self._now_s)
-            self._schedule(scheduled_rows(decided), scheduler.stats())
+            self._schedule(decided, scheduler.stats())
             self._received_s = self._now_s
         elif kind == UPDATED and self._under_way:
             self._update(self._under_way.popleft())
@@ -129,6 +133,8 @@ class _Reading:
         return self._until is None or self._num_kept < self._until
 
     def _note(self, request: EngineCoreRequest) -> None:
+        if request.media:
+            self._media[request.request_id] = request.media
         note = note_of(request, self._begun_s)
         if any(note):
             self._notes[request.request_id] = note
@@ -156,8 +162,9 @@ class _Reading:
             self._open.discard(request_id)
         self._until = None if self._open else self._num_kept + max(1, (self._num_kept - first) // 2)
 
-    def _schedule(self, rows: Sequence[tuple[Any, ...]], stats: SchedulerStats) -> None:
-        if not rows:
+    def _schedule(self, decided: Mapping[str, Any], stats: SchedulerStats) -> None:
+        rows, work = scheduled_rows(decided), encoder_parts(decided)
+        if not rows and not work:
             self._under_way.append(None)
             return
         scheduled = [
@@ -166,7 +173,11 @@ class _Reading:
         ]
         self._under_way.append(self._num_kept)
         self._num_kept += 1
-        self._steps.append(StepRecord(self._now_s, _NO_TIME, stats, scheduled))
+        media = {
+            name: tuple(zip(numbers, self._media.get(name, ()), strict=False))
+            for name, numbers in media_numbers(decided).items()
+        }
+        self._steps.append(StepRecord(self._now_s, _NO_TIME, stats, scheduled, work, media))
         is_before = self._is_around is not None and not self._come
         while len(self._steps) > (min(STEPS_BEFORE, self._max_steps) if is_before else self._max_steps):
             self._steps.popleft()

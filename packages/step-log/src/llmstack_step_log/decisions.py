@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from llmstack_step_log.packing import pack, packed_ints, unpack
-from llmstack_types import EngineCoreOutput, EngineCoreOutputs, MediaItem, NewRequest, SchedulerOutput
+from llmstack_types import EncoderWork, EngineCoreOutput, EngineCoreOutputs, MediaItem, NewRequest, SchedulerOutput
 
 DIGEST_SIZE: Final = 16
 
@@ -26,6 +26,8 @@ _NEW_REQUESTS: Final = "new_requests"
 _STEP_FIELDS: Final = tuple(field.name for field in fields(SchedulerOutput) if field.name not in (_ROWS, _NEW_REQUESTS))
 _STEP_VALUES: Final = attrgetter(*_STEP_FIELDS)
 _WORK: Final = "encoder_work"
+_MEDIA_COLUMN: Final = 4
+"""Of a new request, which has it if it has items."""
 _NUM_WORK_COUNTS: Final = 3
 """The number of an item, the first layer, and how many."""
 _NUM_ROW_COUNTS: Final = 3
@@ -87,6 +89,16 @@ def scheduled_rows(decided: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     num_rows = len(columns[0])
     dense = [*columns[:_NUM_ROW_COUNTS], *([column.get(i) for i in range(num_rows)] for column in columns[3:])]
     return list(zip(*dense, strict=True))
+
+
+def encoder_parts(decided: Mapping[str, Any]) -> list[EncoderWork]:
+    """What an unpacked step encodes, without the items."""
+    return [EncoderWork(*part[:_NUM_WORK_COUNTS]) for part in decided.get(_WORK, ())]
+
+
+def media_numbers(decided: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The numbers of the items of each request that has some, and that gets its first row in an unpacked step."""
+    return {new[0]: new[_MEDIA_COLUMN] for new in decided.get(_NEW_REQUESTS, ()) if len(new) > _MEDIA_COLUMN}
 
 
 def pack_updated(outputs: EngineCoreOutputs) -> bytes:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from llmstack_types.media import EncoderWork, MediaItem
 from llmstack_types.scheduler_output import ScheduledRequest
 from llmstack_types.stats import SchedulerStats
 
@@ -79,12 +80,16 @@ class StepRecord(NamedTuple):
         start_s: When it began, in monotonic seconds.
         stats: Queues and blocks after it.
         rows: The batch; under asynchronous scheduling that of the step just begun, and `stats` after the one before.
+        encoder_work: What was encoded before the rows, without the items.
+        media: The items of the requests that got their first row in this step, by request; each with its number.
     """
 
     start_s: float
     phases: StepPhases
     stats: SchedulerStats
     rows: Sequence[ScheduledRequest]
+    encoder_work: Sequence[EncoderWork] = ()
+    media: Mapping[str, Sequence[tuple[int, MediaItem]]] = MappingProxyType({})
 
 
 class RequestNote(NamedTuple):

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from llmstack_engine_core.messages.kinds import UINT32S, CodecError, Kind, items, list_of, lists, number, text
+from llmstack_engine_core.messages.media import ENCODER_WORK, NUMBERED_MEDIA
 from llmstack_engine_core.messages.outputs import EVENTS, PHASES, REQUEST_IDS, STATS
 from llmstack_engine_core.messages.requests import MAX_LORA_NAME_LENGTH, MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_engine_core.messages.rows import mapping, row, tuple_of
@@ -21,6 +22,7 @@ _TIME: Final = number()
 _LISTS: Final = lists(UINT32S)
 _NOTE: Final = row(RequestNote, {"lora_name": text(MAX_LORA_NAME_LENGTH), "earlier_s": _TIME, "given_s": _TIME})
 _KEY: Final = text(MAX_REQUEST_ID_LENGTH)
+_MEDIA: Final = mapping(items(tuple_of(_KEY, NUMBERED_MEDIA)))
 
 
 def _pack_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> list[Any] | None:
@@ -55,6 +57,8 @@ def _pack_steps(steps: Sequence[StepRecord], name: str) -> list[Any]:
             UINT32S.pack(rows.num_computed_tokens, "num_computed_tokens"),
             UINT32S.pack(rows.num_scheduled_tokens, "num_scheduled_tokens"),
             _pack_sparse(rows.new_block_ids, "new_block_ids"), _pack_sparse(rows.draft_token_ids, "draft_token_ids"),
+            ENCODER_WORK.pack(step.encoder_work, "encoder_work") if step.encoder_work else None,
+            _MEDIA.pack(step.media, "media") if step.media else None,
         ])  # fmt: skip
     return [list(known), packed]
 
@@ -65,7 +69,8 @@ def _unpack_steps(value: Any, name: str) -> list[StepRecord]:
     request_ids: Sequence[str] = ()
     steps = []
     for step in list_of(packed_steps, name):
-        start_s, phases, stats, indexes, computed, scheduled, block_ids, draft_ids = list_of(step, "step", 8)
+        *numbers, work, media = list_of(step, "step", 10)
+        start_s, phases, stats, indexes, computed, scheduled, block_ids, draft_ids = numbers
         if indexes is not None:
             found = UINT32S.unpack(indexes, "request_ids")
             if max(found, default=-1) >= len(names):
@@ -80,12 +85,18 @@ def _unpack_steps(value: Any, name: str) -> list[StepRecord]:
             _unpack_sparse(draft_ids, count, "draft_token_ids"),
         )
         state = PHASES.unpack(phases, "phases"), STATS.unpack(stats, "stats")
-        steps.append(StepRecord(_TIME.unpack(start_s, "start_s"), *state, rows))
+        record = StepRecord(_TIME.unpack(start_s, "start_s"), *state, rows)
+        if work is not None:
+            record = record._replace(encoder_work=ENCODER_WORK.unpack(work, "encoder_work"))
+        steps.append(record if media is None else record._replace(media=_MEDIA.unpack(media, "media")))
     return steps
 
 
 def _draw_steps(pick: Random) -> list[StepRecord]:
-    return [StepRecord(0.5, PHASES.draw(pick), STATS.draw(pick), ROWS.draw(pick)) for _ in range(pick.randrange(3))]
+    return [
+        StepRecord(0.5, *(kind.draw(pick) for kind in (PHASES, STATS, ROWS, ENCODER_WORK, _MEDIA)))
+        for _ in range(pick.randrange(3))
+    ]
 
 
 RECENT_STEPS: Final = row(

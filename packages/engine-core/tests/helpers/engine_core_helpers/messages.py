@@ -21,6 +21,7 @@ from llmstack_types import (
     BlockEviction,
     Control,
     EncoderStats,
+    EncoderWork,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -256,8 +257,12 @@ EVENTS = st.lists(st.builds(RequestEvent, NAME, st.sampled_from(RequestStatus), 
 EVICTIONS = st.lists(st.builds(BlockEviction, TIME, TIME, tuples(TIME)), min_size=1, max_size=3).map(tuple)
 PHASES = st.builds(StepPhases, TIME, TIME, TIME)
 ROWS = st.builds(ScheduledRequest, NAME, COUNT, COUNT, st.lists(TOKEN_ID, max_size=3), st.lists(TOKEN_ID, max_size=3))
-RECORDS = st.builds(StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3))
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+WORK = st.builds(EncoderWork, COUNT, COUNT, COUNT, st.none() | MEDIA)
+RECORDS = st.builds(
+    StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3), st.just(()) | st.lists(WORK, min_size=1, max_size=2),
+    st.dictionaries(NAMES, tuples(st.tuples(COUNT, MEDIA)), max_size=2),
+)  # fmt: skip
 NOTES = st.builds(RequestNote, st.integers(0, 1 << 20), TEXT, TIME, TIME)
 RECENT_STEPS = st.builds(
     StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just(()) | EVENTS,

@@ -20,7 +20,13 @@ def join_beams(log: StepRecording, search_id: str) -> tuple[StepRecording, int]:
     if not beams:
         return log, 0
     first = f"{mark}1"
-    steps = [record._replace(rows=list(_joined(record.rows, search_id, beams, first))) for record in log.steps]
+    steps = [
+        record._replace(
+            rows=list(_joined(record.rows, search_id, beams, first)),
+            media={search_id if name == first else name: items for name, items in record.media.items()},
+        )
+        for record in log.steps
+    ]
     events = list(_events(log.events, search_id, beams, first))
     tenants = {**log.tenants, search_id: log.tenants.get(next(iter(beams)), "")}
     return log._replace(steps=steps, events=events, tenants=tenants), len(beams)

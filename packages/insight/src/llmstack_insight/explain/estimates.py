@@ -107,8 +107,8 @@ def _periods(steps: Sequence[StepRecord]) -> list[tuple[StepWork, float]]:
     periods = []
     for record, following in zip_longest(steps, steps[1:]):
         seconds = duration_of(record)
-        if seconds <= 0:
-            continue  # its results never came
+        if seconds <= 0 or record.encoder_work:
+            continue  # its results never came, or what was encoded takes a part of its time that no model knows
         if following is not None:
             names = {row.request_id for row in following.rows}
             if any(row.request_id in names for row in record.rows):

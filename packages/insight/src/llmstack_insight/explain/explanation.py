@@ -21,6 +21,7 @@ from llmstack_insight.explain.history import (
     end_of,
     num_prefill_tokens,
 )
+from llmstack_insight.explain.items import items
 from llmstack_insight.explain.waits import Limits, heaviest, preparation, queue
 from llmstack_insight.explain.wording import to_count, to_end, to_ms, to_text
 from llmstack_types import RequestEvent, RequestStatus, StepRecord, StepRecording
@@ -261,20 +262,22 @@ def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     first_s = history.first_s
     prompt_s = sum(history.seconds_of(record) for record, _ in history.prefill)
     decode_s = sum(history.seconds_of(record) for record, _ in history.decodes)
+    encoder_s = sum(map(history.seconds_of, history.encoder_steps))
     pauses = _pauses(history)
     preempted_s = sum(max(0.0, until_s - since_s) for since_s, until_s in pauses)
-    own = {id(record) for record, _ in history.own}
+    own = {id(record) for record in (*(record for record, _ in history.own), *history.encoder_steps)}
     passed_s = sum(
         history.seconds_of(record)
         for record in history.steps_between(first_s, history.end_s)
         if id(record) not in own and not any(since_s <= record.start_s < until_s for since_s, until_s in pauses)
     )
-    known_s = (first_s - history.start_s) + prompt_s + decode_s + preempted_s
+    known_s = (first_s - history.start_s) + prompt_s + decode_s + preempted_s + encoder_s
     between_s = max(0.0, history.end_s - history.start_s - known_s)
     passed_s = min(passed_s, between_s)
     spans = {
         "before_queue": queued_s - history.start_s,
         "queue": first_s - queued_s,
+        "encoder": encoder_s,
         "prompt": prompt_s,
         "decodes": decode_s,
         "preempted": preempted_s,
@@ -354,7 +357,8 @@ def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
 
 def _fit(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
     """A cost model of these steps and its median relative error; None where there are too few, or it is too far off."""
-    measured = [(step_work(record.rows), duration_of(record)) for record in steps if record.rows]
+    plain = [record for record in steps if record.rows and not record.encoder_work]
+    measured = [(step_work(record.rows), duration_of(record)) for record in plain]
     measured = [(work, seconds) for work, seconds in measured if seconds > 0]
     if len(measured) < MIN_STEPS_TO_FIT:
         return None
@@ -367,4 +371,6 @@ def _fit(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
 
 
 # In the order of time, then what is about the whole.
-_PARTS = (_state, preparation, queue, _prefix_cache, _prefill, _decodes, _preemptions, _spans, _deadline, _alone)
+_PARTS = (
+    _state, preparation, queue, _prefix_cache, items, _prefill, _decodes, _preemptions, _spans, _deadline, _alone,
+)  # fmt: skip

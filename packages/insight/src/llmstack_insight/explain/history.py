@@ -7,7 +7,16 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from llmstack_types import RequestEvent, RequestNote, RequestStatus, ScheduledRequest, StepRecord, StepRecording
+from llmstack_types import (
+    EncoderWork,
+    MediaItem,
+    RequestEvent,
+    RequestNote,
+    RequestStatus,
+    ScheduledRequest,
+    StepRecord,
+    StepRecording,
+)
 
 FOREIGN = "another key's request"
 # Tokens of another key are shown as a power of two, and at least this: a length would tell one prompt from others.
@@ -76,6 +85,26 @@ class History:
         came_s = self.note_of(self.request_id).earlier_s
         passed_s = self.start_s - came_s
         return passed_s if came_s and LEAST_EARLIER_S < passed_s < MOST_EARLIER_S else 0.0
+
+    @cached_property
+    def media(self) -> Sequence[tuple[int, MediaItem]]:
+        """The items of its prompt, each with its number; empty where its first row is no longer kept."""
+        return next((record.media[self.request_id] for record in self.steps if self.request_id in record.media), ())
+
+    def encoder_work_of(self, number: int, item: MediaItem) -> list[tuple[StepRecord, EncoderWork]]:
+        """What was done to encode one of its items, from when it began until its rows had read the item."""
+        last = [record for record, row in self.own if row.num_computed_tokens < item.end]
+        if not last or not self.has_beginning:
+            return []
+        steps = [*self.steps_between(self.first_s, last[-1].start_s), last[-1]]
+        return [(record, part) for record in steps for part in record.encoder_work if part.media_id == number]
+
+    @cached_property
+    def encoder_steps(self) -> list[StepRecord]:
+        """The steps that encoded its items, without those in which it had a row."""
+        found = {id(record): record for one in self.media for record, _ in self.encoder_work_of(*one)}
+        rows = {id(record) for record, _ in self.own}
+        return [record for one, record in found.items() if one not in rows]
 
     def note_of(self, request_id: str) -> RequestNote:
         """What else is known of a request."""

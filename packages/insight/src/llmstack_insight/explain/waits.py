@@ -50,7 +50,7 @@ def queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[s
     first, row = history.own[0]
     waited_s = max(0.0, history.first_s - queued_s)
     facts["queue_ms"] = to_ms(waited_s)
-    steps = history.steps_between(queued_s, first.start_s)
+    steps = history.steps_between(queued_s, min(record.start_s for record in (first, *history.encoder_steps)))
     if not steps:
         yield f"It was queued for {to_text(waited_s)}: no step was being computed."
         return
@@ -96,8 +96,10 @@ def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: S
         "blocks": f"{to_count(need, 'block')} of the KV cache were needed and {free} free",
         "token budget": f"others used all {budget} tokens of each step",
         "prefill tokens": f"prompts of others left no room for its own (--max-prefill-tokens {prefill})",
+        "encoder": "the encoder was at work for others (--encoder-budget-units)",
         "others": "others were ahead of it",
     }
+    own_items = {number for number, _ in history.media}
     cause_to_seconds = dict.fromkeys(cause_to_sentence, 0.0)
     for record in steps[1:]:  # it came during the first one
         # Those that ended with a step are no longer among the running ones.
@@ -111,6 +113,8 @@ def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: S
             cause = "token budget"
         elif prefill and 0 < prefill - num_tokens < num_prefill_tokens(history.others(record)):
             cause = "prefill tokens"
+        elif own_items and any(part.media_id not in own_items for part in record.encoder_work):
+            cause = "encoder"
         else:
             cause = "others"
         cause_to_seconds[cause] += duration_of(record)
