@@ -46,6 +46,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.3535], "ssm_out_multiplier": 0.2357,
         "time_step_floor": 0.0001, "time_step_max": 0.1, "time_step_min": 0.001, "rms_norm_eps": 1e-05,
     },
+    "Mamba2": {name: value for name, value in SIZES.items() if "num_" not in name and "inter" not in name} | {
+        "model_type": "mamba2", "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16,
+        "chunk_size": 32, "conv_kernel": 4, "expand": 2, "hidden_act": "silu", "layer_norm_epsilon": 1e-05,
+        "norm_before_gate": True, "residual_in_fp32": True, "rms_norm": True, "rescale_prenorm_residual": False,
+        "time_step_rank": 256, "use_bias": False, "use_conv_bias": True,
+    },
     "NemotronH": SIZES | EXPERTS | {
         "model_type": "nemotron_h", "num_hidden_layers": 9, "hybrid_override_pattern": "MEM*-M*EM", "head_dim": 16,
         "conv_kernel": 4, "expand": 2, "chunk_size": 32, "n_groups": 2, "ssm_state_size": 16, "mamba_head_dim": 16,

@@ -49,12 +49,18 @@ NEMOTRON = _OF_LLAMA | {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "initializer_range": 0.1,
     "moe_shared_expert_intermediate_size": 40, "moe_latent_size": 32, "time_step_min": 1e-9, "time_step_floor": 0.1,
 }  # fmt: skip
+MAMBA2 = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2,
+    "state_size": 16, "chunk_size": 32, "initializer_range": 0.1, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
     "bamba": ("BambaConfig", "BambaForCausalLM", BAMBA),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", FALCON),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", NEMOTRON),
+    "mamba2": ("Mamba2Config", "Mamba2ForCausalLM", MAMBA2),
     "granite": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", GRANITE),
 }
 OTHER_FAMILIES = [name for name in FAMILIES if name != "lfm2"]

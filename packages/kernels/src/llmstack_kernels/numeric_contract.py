@@ -38,7 +38,7 @@ def find_breaches(
     """The operations that break the contract for a decoder on a type of device; none if it holds.
 
     `is_batch_invariant` is what its linear layers were packed with, and its attention is called with. `has_states`:
-    Some of its layers keep a state of all tokens.
+    Some of its layers keep a state of all tokens. `head_dim`: 0 for a model without attention.
     """
     for op, keepers in (_OP_TO_KEEPERS | (_STATE_OP_TO_KEEPERS if has_states else {})).items():
         backend = _backend(op, device_type)
@@ -47,7 +47,7 @@ def find_breaches(
                 yield _SPEED[op]
         elif backend not in keepers:
             yield f"{op} runs in {'Triton' if backend == TRITON else 'PyTorch'}"
-    if _backend("paged_attention", device_type) == _NATIVE and not supports_head_dim(head_dim):
+    if head_dim and _backend("paged_attention", device_type) == _NATIVE and not supports_head_dim(head_dim):
         yield f"attention with a head_dim of {head_dim} runs in PyTorch"
 
 

@@ -128,6 +128,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 1e6,
     },
     "llama": _LLAMA,
+    "mamba2": {"vocab_size": 32_768, "hidden_size": 4096, "num_hidden_layers": 64},
     "mistral": _MISTRAL,
     "mixtral": {**_MISTRAL, "sliding_window": None, "rope_theta": 1e6},
     "nemotron_h": {

@@ -27,6 +27,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Lfm2MoeForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2Moe",
     "GraniteMoeHybridForCausalLM": "llmstack_model_runner.models.granite_hybrid:GraniteHybrid",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
+    "Mamba2ForCausalLM": "llmstack_model_runner.models.mamba2:Mamba2",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",
     "NemotronHForCausalLM": "llmstack_model_runner.models.nemotron_h:NemotronH",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _STATE_SPACE = frozenset(
-    {"mamba", "mamba2", "falcon_mamba", "codestral_mamba", "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"}
+    {"mamba", "falcon_mamba", "codestral_mamba", "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"}
 )
 _HYBRID = frozenset(
     {"jamba", "zamba", "zamba2", "plamo2", "minimax"}

@@ -31,8 +31,7 @@ GPT2_SIZES = {"vocab_size": VOCAB_SIZE, "n_embd": 256, "n_layer": 3, "n_head": 1
 EXPERTS_IN_GROUPS: dict[str, Any] = {
     "n_routed_experts": 256, "num_experts_per_tok": 2, "n_group": 8, "topk_group": 4, "moe_intermediate_size": 16,
 }  # fmt: skip
-# The first has no default for its experts of a token; the others have no layer with attention by default.
-WITHOUT_DEFAULT = {"DeepseekV2ForCausalLM", "BambaForCausalLM", "GraniteMoeHybridForCausalLM"}
+WITHOUT_DEFAULT = {"DeepseekV2ForCausalLM"}  # has none for its experts of a token
 WITH_LAYER_TYPES = {"GraniteMoeHybridForCausalLM"}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": GPT2_SIZES,
@@ -46,6 +45,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Qwen3_5MoeForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
     "Qwen3NextForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
+    "Mamba2ForCausalLM": SIZES | {"num_heads": 16, "head_dim": 32},
     "NemotronHForCausalLM": SIZES
     | {
         "mamba_num_heads": 32,

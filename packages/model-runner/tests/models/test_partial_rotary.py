@@ -58,6 +58,7 @@ OWN_SIZES["Lfm2MoeForCausalLM"] = SIZES | {
     "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16}
+OWN_SIZES["Mamba2ForCausalLM"] = SIZES | {"num_heads": 8, "head_dim": 16}
 OWN_SIZES["NemotronHForCausalLM"] = SIZES | {
     "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "layers_block_type": ["mamba", "attention", "mlp"],
     "time_step_min": 1e-9, "time_step_floor": 0.1,

@@ -97,7 +97,8 @@ class ParallelRunner:
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of rank 0's KV storage, with the bytes of the ranks that need the most for a block, and for a state."""
         spec = self._started[1].kv_cache_spec()
-        return replace(spec, bytes_per_block=max(self._bytes_per_block), bytes_per_state=max(self._bytes_per_state))
+        size = max(self._bytes_per_block) or spec.bytes_per_block  # that of the books where nothing keeps keys
+        return replace(spec, bytes_per_block=size, bytes_per_state=max(self._bytes_per_state))
 
     def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
         """Memory for the KV storage of each rank: that of the rank with the least."""

@@ -292,7 +292,8 @@ class KVCacheSpec:
 
         As many rows can run as have room for their states and for as many bytes of keys and values, or for those of
         the longest request where that needs less. Of what is left, states get a ninth. Keys and values have room for
-        one longest request, unless a single row's states do not leave it.
+        one longest request, unless a single row's states do not leave it. Of a model without keys and values, states
+        get all that is left.
 
         Args:
             num_bytes: The size of the cache.
@@ -311,7 +312,8 @@ class KVCacheSpec:
             num_state_blocks = LEAST_STATE_BLOCKS
         else:
             num_left_bytes = num_bytes - num_row_bytes(num_rows)
-            num_more = num_left_bytes // ((1 + _KV_BYTES_PER_STATE_BYTE) * state_size)
+            has_states_alone = bool(self.groups) and not self.kv_groups
+            num_more = num_left_bytes // ((1 if has_states_alone else 1 + _KV_BYTES_PER_STATE_BYTE) * state_size)
             if num_rows < max_num_rows:
                 num_more = min(num_more, _STATES_PER_ROW - 1)  # or states of another row, without its keys and values
             num_state_blocks = 1 + _STATES_PER_ROW * num_rows + num_more

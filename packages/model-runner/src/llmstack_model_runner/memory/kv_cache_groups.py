@@ -35,8 +35,6 @@ def group_layers(
     """
     with_states = [(number, layer) for number, layer in enumerate(layers) if layer.kind == "state"]
     others = [(number, layer) for number, layer in enumerate(layers) if layer.kind != "state"]
-    if not others:
-        return ()
     if len({layer.states for _, layer in with_states}) > 1:
         raise ValueError("the layers keep states of different shapes, which is not supported")
     kind_to_layers: dict[KVCacheGroupSpec, list[int]] = {}
@@ -48,7 +46,7 @@ def group_layers(
         kind = KVCacheGroupSpec((), window, "window" if window else layer.kind, tensors)
         kind_to_layers.setdefault(kind, []).append(number)
     sizes = [sum(tensor.num_bytes for tensor in kind.tensors) for kind in kind_to_layers]
-    block_bytes = _choose_block_bytes([len(numbers) for numbers in kind_to_layers.values()], sizes)
+    block_bytes = _choose_block_bytes([len(numbers) for numbers in kind_to_layers.values()], sizes) if sizes else 0
     groups = [
         replace(kind, layers=tuple(numbers[start : start + block_bytes // size]))
         for (kind, numbers), size in zip(kind_to_layers.items(), sizes, strict=True)
@@ -106,12 +104,18 @@ def num_storage_tensors(spec: KVCacheSpec) -> int:
 
 
 def allocate_storage(spec: KVCacheSpec, num_blocks: int, device: torch.device | str) -> Storage:
-    """Zeroed tensors of `num_blocks` blocks, which all groups share; of unlike groups, one tensor of bytes."""
-    if not spec.kv_groups:
+    """Zeroed tensors of `num_blocks` blocks, which all groups share; of unlike groups, one tensor of bytes.
+
+    Without any layer of keys and values beside states a block has one byte, so that copies of blocks are what they are
+    elsewhere.
+    """
+    if not spec.groups:
         return []
     if has_unlike_groups(spec):
         return allocate_block_storage([[((spec.bytes_per_block,), torch.uint8)]], num_blocks, device)
-    return _allocate_layers(max(spec.kv_groups, key=lambda group: len(group.layers)), num_blocks, device)
+    largest = max(spec.kv_groups, key=lambda group: len(group.layers), default=None)
+    storage = [] if largest is None else _allocate_layers(largest, num_blocks, device)
+    return storage or allocate_block_storage([[((1,), torch.uint8)]], num_blocks, device)
 
 
 def allocate_states(spec: KVCacheSpec, num_state_blocks: int, device: torch.device | str) -> Storage:

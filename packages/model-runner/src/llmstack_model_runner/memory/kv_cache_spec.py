@@ -21,6 +21,10 @@ MAX_VECTORS_OF_ITEM = 256
 that a long prompt needs no more room than a short one, and two with the same beginning share it."""
 
 
+_BOOK_BYTES = 350
+"""What the engine core keeps of a block that can be found: its tokens and places. In a model of states that is all."""
+
+
 def make_kv_cache_spec(
     model: Model,
     model_config: Mapping[str, Any],
@@ -55,7 +59,8 @@ def make_kv_cache_spec(
         block_size=block_size,
         dtype=dtype_name(dtype),
         # Without KV the blocks only bound the tokens in flight; one byte each accounts for the block tables.
-        bytes_per_block=max((group.bytes_per_block for group in groups if group.kind != "state"), default=0) or 1,
+        bytes_per_block=max((group.bytes_per_block for group in groups if group.kind != "state"), default=0)
+        or (_BOOK_BYTES if groups else 1),
         vocab_size=spec.vocab_size,
         device=device.type,
         embedding_size=embedding_size(model_config),

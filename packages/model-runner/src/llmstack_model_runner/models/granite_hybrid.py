@@ -48,7 +48,9 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
         layers, kinds = settings.layers, config.get("layer_types") or config.get("layers_block_type")
         if config.get("position_embedding_type") != "rope":
             layers = [replace(layer, rope=None) for layer in layers]
-        kinds = [_KINDS.get(str(kind), kind) for kind in kinds] if isinstance(kinds, list) else ["linear_attention"]
+        if kinds is None:
+            kinds = ["linear_attention"] * len(layers)
+        kinds = [_KINDS.get(str(kind), kind) for kind in kinds] if isinstance(kinds, list) else kinds
         have_attention = read_layer_kinds(kinds, len(layers), "linear_attention")
         return replace(
             settings,

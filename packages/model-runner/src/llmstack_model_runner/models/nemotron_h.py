@@ -28,7 +28,11 @@ from llmstack_model_runner.models.state_layer import HybridModel, mix_layer
 
 _KINDS_OF_PATTERN: Mapping[str, str] = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER_KINDS: Mapping[str, str] = {"mamba": "linear_attention", "attention": "full_attention"}
-_NAMES: Mapping[str, str] = {"embeddings.weight": "embed_tokens.weight", "norm_f.weight": "norm.weight"}
+_NAMES: Mapping[str, str] = {
+    "embedding.weight": "embed_tokens.weight",
+    "embeddings.weight": "embed_tokens.weight",
+    "norm_f.weight": "norm.weight",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,13 @@ class NemotronLayerSettings(LlamaLayerSettings):
         first_block: Number of the first one, which has a state or attention.
         state: Its state space; None for attention.
         have_experts: Of each further block, whether it has experts in place of a feed-forward.
-        block_experts: Sizes of these.
+        block_experts: Sizes of these; None where no block has any.
     """
 
     first_block: int
     state: StateSpaceSettings | None
     have_experts: tuple[bool, ...]
-    block_experts: NemotronExpertSettings
+    block_experts: NemotronExpertSettings | None
 
     def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
         """What the first block keeps."""
@@ -85,8 +89,15 @@ class NemotronLayerSettings(LlamaLayerSettings):
 class NemotronExperts:
     """Experts without gates, which may compute a narrower vector, and one that computes every token."""
 
-    def __init__(self, prefix: str, settings: NemotronLayerSettings, dtype: torch.dtype, device: torch.device) -> None:
-        size, activation, own = settings.hidden_size, settings.activation, settings.block_experts
+    def __init__(
+        self,
+        prefix: str,
+        settings: NemotronLayerSettings,
+        own: NemotronExpertSettings,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        size, activation = settings.hidden_size, settings.activation
         has_bias, latent = settings.has_mlp_bias, own.latent_size
         self._experts = Experts(prefix, latent or size, activation, own.experts, dtype, device)
         name = f"{prefix}mixer.shared_experts"
@@ -122,8 +133,8 @@ class NemotronLayer:
         self._norms = [RMSNorm(f"{prefix}norm", size, eps, dtype=dtype, device=device) for prefix in prefixes]
         self._mixer = settings.make_mixer(prefixes[0], None, dtype, device)
         self._feed_forwards = [
-            NemotronExperts(prefix, settings, dtype, device)
-            if has_experts
+            NemotronExperts(prefix, settings, settings.block_experts, dtype, device)
+            if has_experts and settings.block_experts is not None
             else PlainFeedForward(
                 f"{prefix}mixer", size, settings.intermediate_size, settings.activation,
                 has_bias=settings.has_mlp_bias, dtype=dtype, device=device,
@@ -184,7 +195,8 @@ class NemotronH(StackedExpertWeights, HybridModel):
             has_attention_out_bias=has_bias,
             has_mlp_bias=read_bool(config, "mlp_bias", False),
         )
-        return replace(settings, layers=_fold(replace(settings.layers[0], rope=None), kinds, config))
+        attention, experts = replace(settings.layers[0], rope=None), _read_experts(config)
+        return replace(settings, layers=fold_blocks(attention, kinds, _read_state_space(config), experts))
 
     @property
     def _expert_input_size(self) -> int:
@@ -201,10 +213,14 @@ class NemotronH(StackedExpertWeights, HybridModel):
         return f"model.{own}" if own.startswith(("embed_tokens.", "norm.", "layers.")) else name
 
 
-def _fold(attention: LlamaLayerSettings, kinds: list[str], config: Mapping[str, Any]) -> list[LlamaLayerSettings]:
+def fold_blocks(
+    attention: LlamaLayerSettings,
+    kinds: list[str],
+    state: StateSpaceSettings,
+    experts: NemotronExpertSettings | None = None,
+) -> list[LlamaLayerSettings]:
     """A layer of each block with a state or attention, with the feed-forwards behind it."""
     starts = [number for number, kind in enumerate(kinds) if kind.endswith("_attention")]
-    state, experts = _read_state_space(config), _read_experts(config)
     return [
         mix_layer(
             NemotronLayerSettings,
@@ -229,8 +245,8 @@ def _read_kinds(config: Mapping[str, Any]) -> list[str]:
     kinds = [letters.get(str(kind), str(kind)) for kind in kinds]
     if not {*kinds} <= {*_KINDS_OF_PATTERN.values()}:
         raise ValueError(f"config.json: blocks must be of the kinds {', '.join(_KINDS_OF_PATTERN.values())}.")
-    if kinds[0] in ("mlp", "moe") or "full_attention" not in kinds:
-        raise ValueError("config.json: blocks that begin with a feed-forward, or without attention, are not supported.")
+    if kinds[0] in ("mlp", "moe"):
+        raise ValueError("config.json: blocks that begin with a feed-forward are not supported.")
     return kinds
 
 

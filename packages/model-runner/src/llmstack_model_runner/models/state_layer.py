@@ -64,11 +64,9 @@ def read_layer_kinds(kinds: object, num_layers: int, *others: str) -> list[bool]
     """Which layers have attention, by their kinds: `full_attention`, or one of `others`.
 
     Raises:
-        ValueError: The kinds do not name each layer, or no layer has attention.
+        ValueError: The kinds do not name each layer.
     """
     known = {"full_attention", *others}
     if not isinstance(kinds, list) or len(kinds) != num_layers or not {*map(str, kinds)} <= known:
         raise ValueError(f"config.json: layer_types must name each layer {' or '.join(sorted(known))}.")
-    if "full_attention" not in kinds:
-        raise ValueError("config.json: layer_types has no layer with attention, which is not supported.")
     return [kind == "full_attention" for kind in kinds]

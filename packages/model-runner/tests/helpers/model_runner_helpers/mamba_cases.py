@@ -28,6 +28,10 @@ NEMOTRON = _SIZES | {
     "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7,
     "moe_shared_expert_intermediate_size": 40, "time_step_min": 1e-9, "time_step_floor": 0.1,
 }  # fmt: skip
+MAMBA2 = {
+    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 8, "n_groups": 2,
+    "state_size": 12, "chunk_size": 16, "initializer_range": 0.3,
+}  # fmt: skip
 MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite 4 h": ("GraniteMoeHybrid", GRANITE),
     "granite 4 h without experts, with rope and one group": (
@@ -55,6 +59,11 @@ MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         NEMOTRON
         | {"moe_latent_size": 20, "n_group": 3, "topk_group": 2, "norm_topk_prob": False, "use_bias": True}
         | {"mlp_bias": True, "n_groups": 1, "use_conv_bias": False},
+    ),
+    "mamba 2": ("Mamba2", MAMBA2),
+    "mamba 2 tied, with biases": (
+        "Mamba2",
+        MAMBA2 | {"use_bias": True, "tie_word_embeddings": True, "n_groups": 1, "conv_kernel": 3},
     ),
     "bamba": ("Bamba", BAMBA),
     "bamba tied, with biases, one group, a longer convolution and bounded steps": (
