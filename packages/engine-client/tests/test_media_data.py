@@ -39,5 +39,6 @@ def test_a_file_that_is_gone_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_more_than_a_message_holds_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_data, "MAX_MEDIA_BYTES", 5)
-    with pytest.raises(InvalidRequestError, match="have 6 bytes; 5 can be sent"):
+    with pytest.raises(InvalidRequestError, match="have 6 bytes; 5 can be sent") as caught:
         with_media_data(request(MediaMemory(3, path="/nowhere"), MediaMemory(3, path="/nowhere")))
+    assert (caught.value.param, caught.value.code) == ("media", "image_too_large")

@@ -24,6 +24,7 @@ def with_media_data(request: EngineCoreRequest) -> EngineCoreRequest:
         raise InvalidRequestError(
             f"The items have {num_bytes} bytes; {MAX_MEDIA_BYTES} can be sent to an engine core on another machine.",
             param="media",
+            code="image_too_large",
         )
     return replace(request, media=tuple(_with_data(item, index) for index, item in enumerate(request.media)))
 
