@@ -243,12 +243,34 @@ def test_a_batch_with_a_model_of_its_own_says_the_same(
     assert run_batch(ODD, tmp_path, *options) == expected
 
 
-def test_what_pools_takes_no_picture_of_a_model_that_generates(server: Any) -> None:
-    part = {"type": "image_url", "image_url": {"url": ODD["cmyk"].url}}
-    for path in ("/v1/embeddings", "/pooling", "/classify"):
-        status, answer = post(server, path, {"model": "m", "messages": [{"role": "user", "content": [part]}]})
-        assert (status, answer["error"]["code"]) == (400, "unsupported_value"), path
-        assert "without pictures" in answer["error"]["message"]
+def embedded(server: Any, url: str, **fields: Any) -> list[float] | str:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    status, answer = post(server, "/v1/embeddings", {"model": "m", "messages": messages, **fields})
+    if status != 200:
+        assert answer["error"]["param"] in ("messages[0].content[0]", "truncate_prompt_tokens")
+        return answer["error"]["code"]  # type: ignore[no-any-return]
+    return answer["data"][0]["embedding"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_vectors_are_those_of_what_the_files_show(server: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        shows = ODD[name].shows
+        found = embedded(server, ODD[name].url)
+        if isinstance(shows, str):
+            assert found == shows, name
+        else:
+            assert found == embedded(server, url_of(as_file(shows.convert("RGB")))), name
+    assert embedded(server, ODD["cmyk"].url, truncate_prompt_tokens=3) == "unsupported_value"
+
+
+def test_pairs_of_texts_take_no_picture(server: Any) -> None:
+    document = {"content": [{"type": "image_url", "image_url": {"url": ODD["cmyk"].url}}]}
+    bodies = {"/score": {"data_1": "a", "data_2": document}, "/rerank": {"query": "a", "documents": [document]}}
+    for path, body in bodies.items():
+        status, answer = post(server, path, {"model": "m", **body})
+        assert (status, answer["error"]["code"]) == (400, "unsupported_parameter"), (path, answer)
+        assert answer["error"]["param"] in ("data_2.content", "documents[0].content")
 
 
 def test_an_uploaded_file_is_the_same_picture_for_its_key_alone(server: Any, expected: dict[str, Answer]) -> None:

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import picture_model
 import pytest
-from picture_model import data_url, parts, picture, reference_answer
+from picture_model import data_url, parts, picture, reference_answer, reference_vector
 
 NUM_TOKENS = 12
 ASKED: list[tuple[int, ...]] = [(0,), (1,), (0, 1), (1, 0), ()]
@@ -64,6 +65,16 @@ def test_answers_are_those_of_transformers_alone_together_and_again(server: Any,
 def test_the_limits_are_said(server: Any) -> None:
     [model] = server.get_json("/v1/models")["data"]
     assert model["chat"]["pictures"] == {"max_items": 64, "max_bytes": 25 << 20, "max_pixels": 50_000_000}
+
+
+def test_vectors_are_those_of_transformers(folder: Path, server: Any) -> None:
+    for seeds in ((0,), (0, 1)):
+        body = {"model": "m", "messages": [{"role": "user", "content": parts(seeds)}], "encoding_format": "float"}
+        for _ in range(2):  # then from the prefix cache
+            status, answer, _ = server.post("/v1/embeddings", body)
+            assert status == 200, answer
+            vector = answer["data"][0]["embedding"]
+            np.testing.assert_allclose(vector, reference_vector(folder, seeds), atol=2e-5)
 
 
 def test_the_second_request_with_a_picture_encodes_nothing(server: Any) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import picture_model
 import pytest
-from picture_model import QUESTION, data_url, parts, picture, reference_answer
+from picture_model import QUESTION, data_url, parts, picture, reference_answer, reference_vector
 
 from llmstack_llm.offline.llm import LLM
 from llmstack_types import InvalidRequestError, SamplingParams
@@ -70,6 +72,22 @@ def test_pictures_of_later_prompts_wait_until_there_is_memory(llm: LLM, referenc
     largest = max(one.memory.num_bytes for one in store._entries.values())
     monkeypatch.setattr(store._held_bytes, "_limit", largest)
     assert tokens(llm.generate(asked, GREEDY, use_tqdm=False)) == alone
+
+
+def test_vectors_are_those_of_transformers(llm: LLM, folder: Path) -> None:
+    text = prompt(1).removesuffix("<|im_start|>assistant\n")
+    asked = [{"prompt": text, "multi_modal_data": {"image": png(0)}}, "no picture"]
+    (output, _) = llm.embed(asked, use_tqdm=False)
+    np.testing.assert_allclose(output.outputs.embedding, reference_vector(folder, (0,)), atol=2e-5)
+    store: Any = llm.llm_engine.input_processor.media.processor
+    llm.llm_engine.media._run(asyncio.sleep(0))  # pictures are released on the loop
+    assert store._front.store.held_bytes == 0
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.embed(asked, truncate_prompt_tokens=3, use_tqdm=False)
+    assert caught.value.param == "truncate_prompt_tokens"
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(asked[0], SamplingParams(truncate_prompt_tokens=3), use_tqdm=False)
+    assert caught.value.param == "truncate_prompt_tokens"
 
 
 @pytest.mark.parametrize(

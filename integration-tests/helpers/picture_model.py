@@ -74,14 +74,27 @@ def parts(seeds: Sequence[int], text: str = QUESTION) -> list[dict[str, Any]]:
 
 def reference_answer(folder: Path, seeds: Sequence[int], num_tokens: int, text: str = QUESTION) -> list[int]:
     """The token ids that transformers generates greedily about such a message."""
-    processor = transformers.AutoProcessor.from_pretrained(folder)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    content = [*({"type": "image"} for _ in seeds), {"type": "text", "text": text}]
-    prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    inputs = processor(text=prompt, images=[[picture(seed) for seed in seeds]], return_tensors="pt")
+    model, inputs = _reference(folder, seeds, text, has_answer=True)
     output = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None)
     found: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
     return found
+
+
+def reference_vector(folder: Path, seeds: Sequence[int], text: str = QUESTION) -> np.ndarray:
+    """The last hidden state of transformers at the end of such a message, of length 1."""
+    model, inputs = _reference(folder, seeds, text, has_answer=False)
+    with torch.no_grad():
+        state = model(**inputs, output_hidden_states=True).hidden_states[-1][0, -1]
+    found: np.ndarray = (state / state.norm()).numpy()
+    return found
+
+
+def _reference(folder: Path, seeds: Sequence[int], text: str, *, has_answer: bool) -> tuple[Any, Any]:
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    content = [*({"type": "image"} for _ in seeds), {"type": "text", "text": text}]
+    prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=has_answer)
+    return model, processor(text=prompt, images=[[picture(seed) for seed in seeds]], return_tensors="pt")
 
 
 def _tokenizer() -> Any:

@@ -32,7 +32,7 @@ from llmstack_llm.outputs.stats import StatLogger
 from llmstack_llm.outputs.stream import GenerationStream
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
-from llmstack_llm.registration import register
+from llmstack_llm.registration import register, register_pooling
 from llmstack_llm.reloading import reload_engine, reloadable_client
 from llmstack_llm.requests import Adapter, ChatPrompt, GenerationRequest, PromptInput, RenderedPrompt
 from llmstack_llm.shared_reloading import SharedReload
@@ -357,10 +357,10 @@ class AsyncLLM(EngineFrontEnd):
         self._check_alive()
         if not has_room:
             self.check_room(1, len(prompt.prompt_token_ids), tenant)
-        request = self.input_processor.process_pooling(
-            request_id, prompt, priority=priority, cache_salt=cache_salt, tenant=tenant
-        )
-        collector = self.output_processor.add_pooling_request(prompt.prompt, request)
+        if prompt.placed:
+            (prompt,) = await decode_media([prompt])
+        fields = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
+        collector, request = register_pooling(self.input_processor, self.output_processor, request_id, prompt, **fields)
         observers = self.output_processor.observers
         submitted = SubmittedRequest(
             request_id, prompt.prompt, prompt.prompt_token_ids, prompt.pooling_params,

@@ -24,6 +24,7 @@ from llmstack_llm.admission.sampling import (
 )
 from llmstack_llm.admission.seeds import draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
+from llmstack_llm.chat.media_chat import placed_media
 from llmstack_llm.fan_out import fan_out
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
@@ -216,8 +217,6 @@ class InputProcessor:
         """
         if not isinstance(pooling_params, PoolingParams):
             raise request_errors.invalid_type("pooling_params", "PoolingParams", pooling_params)
-        if isinstance(prompt, RenderedPrompt) and prompt.media:
-            raise request_errors.media_not_pooled(param)
         limits, field_name = self.limits, param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
         rules.check_truncation_side("truncation_side", pooling_params.truncation_side)
         max_tokens = rules.check_truncation(
@@ -239,8 +238,9 @@ class InputProcessor:
         if encoded.second_text_start is not None and limits.num_token_types > 1:
             pooling_params = dataclasses.replace(pooling_params, second_text_start=encoded.second_text_start)
         return admit_pooling(
-            text, encoded.token_ids, pooling_params, limits, self._pooling_config, param=param, param_names=param_names
-        )
+            text, encoded.token_ids, pooling_params, limits, self._pooling_config,
+            param=param, param_names=param_names, placed=placed_media(prompt, is_cut=max_tokens is not None),
+        )  # fmt: skip
 
     async def admit_pooling_async(
         self, prompt: PromptInput | TextPair, pooling_params: PoolingParams, **options: Any
@@ -278,7 +278,8 @@ class InputProcessor:
         check_control_fields(request_id, priority=priority, cache_salt=cache_salt, tenant=tenant)
         return EngineCoreRequest(
             request_id, list(admitted.prompt_token_ids), _NO_TOKENS, arrival_time_s=self._clock(), priority=priority,
-            cache_salt=cache_salt, pooling_params=admitted.pooling_params, tenant=tenant, **admitted.adapter_fields(),
+            cache_salt=cache_salt, pooling_params=admitted.pooling_params, tenant=tenant, media=admitted.media,
+            **admitted.adapter_fields(),
         )  # fmt: skip
 
     def process_inputs(self, request_id: str, admitted: AdmittedRequest, **fields: Any) -> list[EngineCoreRequest]:
@@ -328,7 +329,7 @@ class InputProcessor:
         rules.check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
-        placed = prompt.media if isinstance(prompt, RenderedPrompt) else ()
+        placed = placed_media(prompt, is_cut=values.get("truncate_prompt_tokens") is not None)
         if embeds is None and not placed:
             rules.check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from llmstack_llm.chat.media_chat import render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
@@ -14,6 +15,7 @@ from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.prepared import prepare_all
 from llmstack_llm.media.processor import MediaProcessor
 from llmstack_llm.media.served import make_served_media
+from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, RenderedPrompt
 from llmstack_llm.speech.served import Speech, make_speech
 from llmstack_llm.text.gate import TextGate
@@ -21,6 +23,7 @@ from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import EngineReady
 
 logger = logging.getLogger(__name__)
+AdmittedT = TypeVar("AdmittedT", bound=AdmittedRequest | AdmittedPooling)
 
 
 class MediaDoor:
@@ -85,13 +88,13 @@ class MediaDoor:
             self.speech.close()
 
 
-async def decode_media(admitted: Sequence[AdmittedRequest]) -> list[AdmittedRequest]:
+async def decode_media(admitted: Sequence[AdmittedT]) -> list[AdmittedT]:
     """The requests with their media decoded; each releases them when it ends.
 
     Raises:
         InvalidRequestError, ServerOverloadedError: As `OpenedMedia.prepare`; nothing is held.
     """
-    decoded: list[AdmittedRequest] = []
+    decoded: list[AdmittedT] = []
     try:
         for one in admitted:
             if one.placed:
@@ -104,7 +107,7 @@ async def decode_media(admitted: Sequence[AdmittedRequest]) -> list[AdmittedRequ
     return decoded
 
 
-def release_media(admitted: Sequence[AdmittedRequest]) -> None:
+def release_media(admitted: Sequence[AdmittedRequest | AdmittedPooling]) -> None:
     """Releases the media of requests that do not begin."""
     for one in admitted:
         if one.release is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -148,10 +148,12 @@ class OutputProcessor:
             )  # fmt: skip
             collector.open(submitted)
 
-    def add_pooling_request(self, prompt: str | None, request: EngineCoreRequest) -> PoolingCollector:
-        """Registers a request that returns a vector; raises as `add_request`."""
+    def add_pooling_request(
+        self, prompt: str | None, request: EngineCoreRequest, on_end: Callable[[], None] | None = None
+    ) -> PoolingCollector:
+        """Registers a request that returns a vector; raises as `add_request`. `on_end`: Called at its end."""
         self._check_ids(request.request_id, [request])
-        return self.pooling.add(prompt, request)
+        return self.pooling.add(prompt, request, on_end)
 
     def note_engine(self, outputs: Sequence[EngineCoreOutput], engine: EngineReady) -> None:
         """These outputs, which are processed next, come from this engine core, which another one may replace."""

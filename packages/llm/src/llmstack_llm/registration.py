@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.media_door import release_media
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.collector import RequestOutputCollector
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.pooling.states import PoolingCollector
 from llmstack_llm.requests import AdmittedRequest, GenerationRequest
 from llmstack_types import EngineCoreRequest, InvalidRequestError
 
@@ -41,3 +44,19 @@ def register(
             raise
         engine_requests += completions
     return collector, engine_requests
+
+
+def register_pooling(
+    input_processor: InputProcessor,
+    output_processor: OutputProcessor,
+    request_id: str,
+    admitted: AdmittedPooling,
+    **fields: Any,
+) -> tuple[PoolingCollector, EngineCoreRequest]:
+    """Registers a prompt to pool; `fields` are those of `InputProcessor.process_pooling`."""
+    try:
+        request = input_processor.process_pooling(request_id, admitted, **fields)
+        return output_processor.add_pooling_request(admitted.prompt, request, admitted.release), request
+    except InvalidRequestError:
+        release_media([admitted])
+        raise

@@ -73,9 +73,9 @@ def invalid_value(param: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"Invalid '{param}': {reason}.", param=param, code="invalid_value")
 
 
-def media_not_pooled(param: str) -> InvalidRequestError:
-    """Code `unsupported_value`, of a prompt with pictures or sound that is to be pooled."""
-    return unsupported_value(param, "prompts that are pooled are texts, without pictures or other media")
+def media_not_cut() -> InvalidRequestError:
+    """Code `unsupported_value`, of a prompt with pictures that is to be cut."""
+    return unsupported_value("truncate_prompt_tokens", "a prompt with pictures is not cut")
 
 
 def unsupported_value(param: str, reason: str) -> InvalidRequestError:

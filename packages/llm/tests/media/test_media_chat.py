@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from llmstack_llm.requests import ChatPrompt, GenerationRequest, RenderedPrompt
 from llmstack_llm.testing import FakeEngineCoreClient, byte_tokenizer
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import Tokenizer
-from llmstack_types import InvalidRequestError
+from llmstack_types import InvalidRequestError, PoolingParams
 
 PARTS = (
     "{% for m in messages %}<s>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
@@ -150,6 +151,26 @@ async def test_a_reader_that_leaves_releases_the_pictures(door: Door) -> None:
     async with await door.submit("1", max_tokens=100):
         assert door.pictures.num_held == 1
     assert door.pictures.num_held == 0
+
+
+async def test_pictures_of_a_prompt_to_pool_are_held_until_its_end(door: Door, client: Any) -> None:
+    client.ready = dataclasses.replace(client.ready, embedding_size=4)
+    door.llm.input_processor.set_ready(client.ready)
+    chat = ChatPrompt([{"role": "user", "content": [picture("1"), {"type": "text", "text": "a"}]}])
+    prompt = await door.llm.render(chat)
+    outputs = door.llm.encode(prompt, PoolingParams(), "p")
+    waiting = asyncio.create_task(anext(outputs))
+    await first_request(client)
+    (request,) = client.added
+    assert ([item.offset for item in request.media], door.pictures.num_held) == ([prompt.media[0].offset], 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert door.pictures.num_held == 0
+    broken = await door.llm.render(ChatPrompt([{"role": "user", "content": [picture("broken:1")]}]))
+    with pytest.raises(InvalidRequestError, match="damaged"):
+        await anext(door.llm.encode(broken, PoolingParams(), "q"))
+    with pytest.raises(InvalidRequestError, match="not cut"):
+        await anext(door.llm.encode(prompt, PoolingParams(truncate_prompt_tokens=2), "r"))
 
 
 async def test_a_damaged_picture_holds_no_other(door: Door, client: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import load_model_config
+from llmstack_llm.offline.media import OfflineMedia
 from llmstack_llm.offline.pooling import OfflinePooling
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -75,7 +76,10 @@ class Offline(OfflinePooling):
     def __init__(self, folder: Path, ready: EngineReady) -> None:
         processor = InputProcessor(load_model_config(str(folder)), load_tokenizer(folder))
         processor.set_ready(ready)
-        self.llm_engine = SimpleNamespace(input_processor=processor, resolve_adapters=lambda _, num: [None] * num)  # type: ignore[assignment]
+        self.llm_engine = SimpleNamespace(  # type: ignore[assignment]
+            input_processor=processor, resolve_adapters=lambda _, num: [None] * num, tokenizer=processor.tokenizer,
+            media=OfflineMedia(processor.media),
+        )  # fmt: skip
         self.num_labels = ready.num_labels
         self.finish_reason = "stop"
         self.admitted: list[AdmittedPooling] = []

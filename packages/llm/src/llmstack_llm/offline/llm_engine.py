@@ -29,6 +29,7 @@ from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
 from llmstack_llm.outputs.stats import StatLogger, announce_engine, record_all
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from llmstack_llm.registration import register_pooling
 from llmstack_llm.requests import Adapter, AdmittedRequest, PromptInput, RenderedPrompt
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import (
@@ -208,9 +209,12 @@ class LLMEngine:
             InvalidRequestError: It cannot be served, or the id is in use.
         """
         if not isinstance(prompt, AdmittedPooling):
+            prompt = self.media.read(prompt, self.tokenizer, "prompt")
             prompt = self.input_processor.admit_pooling(prompt, pooling_params)
-        request = self.input_processor.process_pooling(request_id, prompt, priority=priority)
-        self._request_id_to_collector[request_id] = self.output_processor.add_pooling_request(prompt.prompt, request)
+        collector, request = register_pooling(
+            self.input_processor, self.output_processor, request_id, self.media.decode_one(prompt), priority=priority
+        )
+        self._request_id_to_collector[request_id] = collector
         self._send(request_id, [request])
 
     def _send(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:

@@ -18,7 +18,7 @@ from llmstack_llm.admission.rules import check_text
 from llmstack_llm.chat.media_chat import render_text_with_media
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.media.parts import MediaPart, has_media
-from llmstack_llm.media_door import MediaDoor, decode_media, release_media
+from llmstack_llm.media_door import AdmittedT, MediaDoor, decode_media, release_media
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, PromptInput, RenderedPrompt
 from llmstack_llm.text.gate import TextGate
@@ -91,7 +91,7 @@ class OfflineMedia:
         decoded: list[Request] = []
         try:
             for one in requests:
-                decoded += [self.decode_one(one) if isinstance(one, AdmittedRequest) else one]
+                decoded += [self.decode_one(one)]
         except ServerOverloadedError:
             if not decoded:
                 raise
@@ -100,14 +100,14 @@ class OfflineMedia:
             raise
         return decoded
 
-    def decode_one(self, request: AdmittedRequest) -> AdmittedRequest:
+    def decode_one(self, request: AdmittedT) -> AdmittedT:
         """The request with its media decoded, until its `release`; raises as `decode`."""
         if not request.placed or request.release is not None:
             return request
         (one,) = self._run(decode_media([request]))
         return dataclasses.replace(one, release=functools.partial(self._release, one))
 
-    def _release(self, request: AdmittedRequest) -> None:
+    def _release(self, request: Request) -> None:
         """Releases media on the loop, where their store is used; after the shutdown nothing is left to release."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(release_media, [request])
@@ -139,7 +139,7 @@ class OfflineMedia:
 
 def release_all(requests: Sequence[Request]) -> None:
     """Releases the media of requests that are over, or never began."""
-    release_media([one for one in requests if isinstance(one, AdmittedRequest)])
+    release_media(requests)
 
 
 def _parts(param: str, data: object) -> list[MediaPart]:

@@ -58,6 +58,8 @@ class OfflinePooling(ABC):
         params = _one_each(pooling_params, len(all_prompts), truncate_prompt_tokens, pooling_task)
         admit = self.llm_engine.input_processor.admit_pooling
         adapters = self.llm_engine.resolve_adapters(lora_request, len(all_prompts))
+        media, tokenizer = self.llm_engine.media, self.llm_engine.tokenizer
+        all_prompts = [media.read(one, tokenizer, f"prompts[{index}]") for index, one in enumerate(all_prompts)]
         admitted = [
             dataclasses.replace(admit(prompt, one, param=f"prompts[{index}]"), adapter=adapter)
             for index, (prompt, one, adapter) in enumerate(zip(all_prompts, params, adapters, strict=True))

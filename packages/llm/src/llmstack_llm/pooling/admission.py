@@ -9,9 +9,10 @@ from typing import Any
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.admission.rules import IntegerRule, check_placeholders, check_token_ids
+from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.model.pooling_config import PoolingConfig
 from llmstack_llm.requests import Adapter
-from llmstack_types import PoolingParams, PoolingTask, PoolingType
+from llmstack_types import MediaItem, PoolingParams, PoolingTask, PoolingType
 
 MAX_NUMBERS_PER_PROMPT = 1 << 23
 """Numbers of one prompt with a vector for each token: 32 MiB, of which several fit a message."""
@@ -29,6 +30,7 @@ class AdmittedPooling:
         prompt: The text, or None where token ids or two texts were given.
         param: The user's name of the prompt.
         adapter: The adapter to use; None is the base model.
+        media, placed, release: As of an `AdmittedRequest`.
     """
 
     prompt: str | None
@@ -36,6 +38,9 @@ class AdmittedPooling:
     pooling_params: PoolingParams
     param: str = field(default="prompt", compare=False)
     adapter: Adapter | None = None
+    media: tuple[MediaItem, ...] = ()
+    placed: tuple[PlacedMedia, ...] = ()
+    release: Callable[[], None] | None = field(default=None, compare=False)
 
     def adapter_fields(self) -> dict[str, Any]:
         """The fields of an `EngineCoreRequest` that name the adapter."""
@@ -89,8 +94,11 @@ def admit_pooling(
     *,
     param: str = "prompt",
     param_names: Mapping[str, str] = _NO_NAMES,
+    placed: tuple[PlacedMedia, ...] = (),
 ) -> AdmittedPooling:
     """Checks and resolves one prompt with its parameters. A prompt may fill the whole context.
+
+    `placed`: Its pictures and the like, counted and not decoded.
 
     Raises:
         InvalidRequestError: Names the first field at fault: values first, the length last.
@@ -99,7 +107,8 @@ def admit_pooling(
     check_token_ids(param, prompt_token_ids, limits.vocab_size, num_checked=limits.max_request_tokens)
     if not prompt_token_ids:
         raise request_errors.empty_array(param)
-    check_placeholders(param, prompt_token_ids, limits.placeholders)
+    if not placed:
+        check_placeholders(param, prompt_token_ids, limits.placeholders)
     _check_second_text_start(resolved.second_text_start, len(prompt_token_ids), limits)
     if len(prompt_token_ids) > limits.max_request_tokens:
         raise request_errors.context_length_exceeded(param, limits.max_request_tokens, len(prompt_token_ids))
@@ -108,7 +117,7 @@ def admit_pooling(
         if len(prompt_token_ids) > max_tokens:
             reason = f"with numbers for each token, prompts of this model have at most {max_tokens} tokens"
             raise request_errors.invalid_value(param, reason)
-    return AdmittedPooling(prompt, list(prompt_token_ids), resolved, param)
+    return AdmittedPooling(prompt, list(prompt_token_ids), resolved, param, placed=placed)
 
 
 def _task(asked: PoolingTask | None, limits: AdmissionLimits, name: str) -> PoolingTask:

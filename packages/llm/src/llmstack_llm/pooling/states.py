@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmstack_llm.outputs.collector import OutputCollector
@@ -25,6 +26,7 @@ class _State:
     request: EngineCoreRequest
     prompt: str | None
     collector: PoolingCollector
+    on_end: Callable[[], None] | None = None
     scheduled_time_s: float | None = None
 
     @property
@@ -60,15 +62,24 @@ class PoolingStates:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.request_id_to_state
 
-    def add(self, prompt: str | None, request: EngineCoreRequest) -> PoolingCollector:
-        """Registers a request, whose id is free; its output goes into the collector."""
+    def add(
+        self, prompt: str | None, request: EngineCoreRequest, on_end: Callable[[], None] | None = None
+    ) -> PoolingCollector:
+        """Registers a request, whose id is free; its output goes into the collector. `on_end`: Called at its end."""
         collector = PoolingCollector()
-        self.request_id_to_state[request.request_id] = _State(request, prompt, collector)
+        self.request_id_to_state[request.request_id] = _State(request, prompt, collector, on_end)
         return collector
+
+    def _take(self, request_id: str) -> _State | None:
+        """The request, which ends."""
+        state = self.request_id_to_state.pop(request_id, None)
+        if state is not None and state.on_end is not None:
+            state.on_end()
+        return state
 
     def process(self, output: EngineCoreOutput, timestamp_s: float, stats: IterationStats) -> bool:
         """Applies an output of the engine core; False if there is no request of that id."""
-        state = self.request_id_to_state.pop(output.request_id, None)
+        state = self._take(output.request_id)
         if state is None:
             return False
         if output.finish_reason is FinishReason.ERROR:
@@ -99,16 +110,17 @@ class PoolingStates:
 
     def abort(self, request_id: str, *, is_silent: bool) -> bool:
         """Ends a request; its collector gets an output without a vector, unless `is_silent`. False if unknown."""
-        state = self.request_id_to_state.pop(request_id, None)
+        state = self._take(request_id)
         if state is not None and not is_silent:
             state.collector.put(state.output(None, FinishReason.ABORT, 0))
         return state is not None
 
     def fail_all(self, error: Exception) -> None:
         """Ends all of them with an error."""
-        for state in self.request_id_to_state.values():
-            state.collector.put_error(error)
-        self.request_id_to_state.clear()
+        for request_id in [*self.request_id_to_state]:
+            state = self._take(request_id)
+            if state is not None:
+                state.collector.put_error(error)
 
 
 def _count(state: _State, num_cached_tokens: int, timestamp_s: float, stats: IterationStats) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from llmstack_llm import ChatPrompt, RenderedPrompt, request_errors
-from llmstack_llm.media.parts import has_media
 from llmstack_server.apis.pooling.engine_run import MAX_NUM_INPUTS, admit_all
 from llmstack_server.apis.pooling.protocol import InputFields
 from llmstack_server.protocols import AdmittedInput
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.sampling import parse_prompts
 from llmstack_types import PoolingParams, PoolingTask
 
@@ -63,14 +63,13 @@ async def admit_prompts(
 
 
 async def _render(state: ServerState, fields: InputFields, *, is_cut: bool) -> RenderedPrompt:
-    if has_media(fields.messages):  # before anything is fetched
-        raise request_errors.media_not_pooled("messages")
     chat = ChatPrompt(
         fields.messages or [],
         add_generation_prompt=bool(fields.add_generation_prompt),
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=fields.chat_template_kwargs,
         is_cut=is_cut,
+        tenant=current_client.get().tenant,
     )
     return await state.engine.render(chat)
 

@@ -45,6 +45,8 @@ def _text(value: Any, param: str, expected: str) -> str:
     text = value.get("text") if isinstance(value, Mapping) else value
     if isinstance(text, str):
         return text
+    if isinstance(value, Mapping) and value.get("content"):
+        raise request_errors.unsupported_parameter(f"{param}.content", "scores are of texts, in the field 'text'")
     if isinstance(value, Mapping) and text is None:
         raise missing_parameter(f"{param}.text")
     raise request_errors.invalid_type(param, expected, value)
