@@ -77,14 +77,19 @@ def test_vectors_are_those_of_transformers(folder: Path, server: Any) -> None:
             np.testing.assert_allclose(vector, reference_vector(folder, seeds), atol=2e-5)
 
 
-def test_the_second_request_with_a_picture_encodes_nothing(server: Any) -> None:
+def test_the_second_request_with_a_picture_costs_a_hash(server: Any) -> None:
     ask(server, parts((7,)))
-    encoded = server.metric("llmstack:encoder_units_total")
+    names = ("encoder_units", "encoder_items", "media_decode_cpu_seconds")
+    before = [server.metric(f"llmstack:{name}_total") for name in names]
+    hits = server.metric("llmstack:media_lookup_hits_total")
     answer = ask(server, parts((7,), "another question about it?"))
     assert answer.usage.prompt_tokens_details.cached_tokens > 0
-    assert server.metric("llmstack:encoder_units_total") == encoded
+    assert [server.metric(f"llmstack:{name}_total") for name in names] == before
+    assert server.metric("llmstack:media_lookup_hits_total") == hits + 1
     new = ask(server, parts((8,)))
-    assert server.metric("llmstack:encoder_units_total") > encoded
+    after = [server.metric(f"llmstack:{name}_total") for name in names[:2]]  # a small one takes no measured time
+    assert all(more > less for more, less in zip(after, before, strict=False))
+    assert server.metric("llmstack:media_lookup_hits_total") == hits + 1
     facts = [server.get_json(f"/v1/requests/{one.id}/explanation")["facts"] for one in (answer, new)]
     assert [(one["media_in_encoder_cache"], one["media_encoded"]) for one in facts] == [(1, 0), (0, 1)]
     assert facts[1]["encoder_units"] == 5 * 16  # five crops of 4 × 4 patches

@@ -90,6 +90,16 @@ async def test_a_picture_becomes_what_the_processor_makes_of_it(front: MediaFron
         prepared.item(0, 1)
 
 
+async def test_the_process_starts_before_the_first_picture_which_finds_it(front: MediaFront) -> None:
+    await front.start()
+    process = front._pool._pool.process
+    assert process is not None
+    (await (await front.open(part(PICTURES[0]))).prepare()).release()
+    assert front._pool._pool.process is process
+    await front.shutdown()
+    await front.start()  # as where a server ends while it starts
+
+
 async def test_the_memory_is_named_by_the_digest(front: MediaFront) -> None:
     opened = await front.open(part(PICTURES[0]))
     prepared = await opened.prepare()

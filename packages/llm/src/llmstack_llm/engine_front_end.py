@@ -369,6 +369,7 @@ class EngineFrontEnd:
             check_model(self.model_config, engine)
         self.ready = ready
         self.input_processor.set_ready(ready)
+        self._spawn(self.input_processor.media.start())
         self._start_output_loop()  # an engine core with other clients sends its figures from here on
         for engine in self._client.engines:
             announce_engine(self._stat_loggers, engine)

@@ -80,6 +80,11 @@ class MediaDoor:
             return await gate.run(rendering_work(chat), renderers.render, chat)
         return await render_with_media(renderers, chat, self.processor, gate)
 
+    async def start(self) -> None:
+        """Starts the process that decodes, if the model takes pictures."""
+        if self.processor is not None:
+            await self.processor.start()
+
     async def shutdown(self) -> None:
         """Ends the children that decode. Idempotent."""
         if self.processor is not None:

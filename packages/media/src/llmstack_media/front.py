@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.sources import HeldSource, SourceBytes
 from llmstack_media.store import Counted, Entry, Key, MediaStore
 from llmstack_media.together import run_together
+from llmstack_types import ServerOverloadedError
 from llmstack_types.media import MediaItem, memory_name
 from llmstack_types.vocabulary import ImageDetail, MediaKind, words_of
 
@@ -247,6 +249,14 @@ class MediaFront:
         is_long = len(source.data) > _HASH_IN_THREAD_BYTES
         work = (asked.names, source.data)
         return await asyncio.to_thread(digest_of, *work) if is_long else digest_of(*work)
+
+    async def start(self) -> None:
+        """Starts the process that reads pictures, for which the first picture would wait most of a second.
+
+        Where it cannot be started, the first picture tries again and says so.
+        """
+        with contextlib.suppress(ServerOverloadedError):
+            await self._pool.start()
 
     async def shutdown(self) -> None:
         """Ends the children and frees all memory. Idempotent, and final."""

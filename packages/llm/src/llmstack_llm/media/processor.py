@@ -133,6 +133,10 @@ class MediaProcessor(Protocol):
         """
         ...
 
+    async def start(self) -> None:
+        """Starts what decodes, before an item needs it."""
+        ...
+
     async def shutdown(self) -> None:
         """Ends what it has started. Idempotent."""
         ...

@@ -43,6 +43,10 @@ class ServedMedia:
         """Fetches the items of one request and counts them; see `MediaProcessor.open_all`."""
         return await self._front.open_all(parts, tenant, {**self._options.processor_options, **(options or {})})
 
+    async def start(self) -> None:
+        """Starts what decodes; see `MediaProcessor.start`."""
+        await self._front.start()
+
     async def shutdown(self) -> None:
         """Ends the children that decode. Idempotent."""
         await self._front.shutdown()

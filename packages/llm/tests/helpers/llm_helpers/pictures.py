@@ -27,6 +27,7 @@ class FakePictures:
         self.decoded: list[str] = []
         self.closed: list[str] = []
         self.num_held = 0
+        self.is_started = False
 
     async def open_all(
         self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
@@ -37,6 +38,9 @@ class FakePictures:
                 raise InvalidRequestError("There is none.", param=part.param, code="media_fetch_failed")
             self.opened.append((part.url, tenant))
         return [FakeOpened(self, part.url) for part in parts]
+
+    async def start(self) -> None:
+        self.is_started = True
 
     async def shutdown(self) -> None:
         """There is nothing to end."""

@@ -37,6 +37,10 @@ class PicturePool:
             "llmstack_media.pool.process", configuration, purpose="reads images", reason="media", variables=ONE_THREAD
         )
 
+    async def start(self) -> None:
+        """Starts the process; raises ServerOverloadedError if it cannot be started."""
+        await self._pool.start()
+
     async def size(self, data: bytes) -> tuple[int, int]:
         """Width and height of a picture as it is shown, without a decode.
 

@@ -37,7 +37,7 @@ class Outcome:
 
 
 class ChildPool:
-    """Starts a process with the first job, and again where it has ended. For one event loop."""
+    """Starts a process with the first job or before, and again where it has ended. For one event loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ChildPool:
         reason: str,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """The process begins with the first job.
+        """The process begins with `start` or the first job.
 
         Args:
             module: What it runs, which calls `serve_children`.
@@ -70,6 +70,14 @@ class ChildPool:
     def process(self) -> asyncio.subprocess.Process | None:
         """The process, where one has been started."""
         return None if self._connection is None else self._connection.process
+
+    async def start(self) -> None:
+        """Starts the process before the first job, which then does not wait for what it imports.
+
+        Raises:
+            ServerOverloadedError: It cannot be started, or is shut down.
+        """
+        await self._living_connection()
 
     async def run(self, job: dict[str, Any], *, limit_s: float, is_slow: bool) -> Outcome:
         """Has one job done; `limit_s`: Its processor time. It is tried again where the process ends meanwhile: each
