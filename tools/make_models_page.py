@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from generated_page import DOCS, write_page
 
+from llmstack_model_files import SPEECH_ARCHITECTURE
 from llmstack_model_runner.architectures import ARCHITECTURES, ENCODERS, PICTURE_ENCODERS, POOLING_DECODERS
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.preflight import adapted_layers_of, readable_formats
@@ -79,6 +80,8 @@ def _ranks(architecture: str) -> tuple[str, ...]:
 
 def _parity_test(architecture: str) -> str:
     """A link to the file that compares the architecture with transformers."""
+    if architecture == SPEECH_ARCHITECTURE:
+        return _link("../integration-tests/test_speech.py")
     if architecture in ARCHITECTURES:
         return _link(f"{TESTS}parity.py")
     has_labels = architecture.endswith("ForSequenceClassification")

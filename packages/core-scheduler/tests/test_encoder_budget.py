@@ -26,7 +26,7 @@ def test_a_stream_waits_for_as_many_slices_as_the_budget_pays(asked: int, parts:
     config = SchedulerConfig(
         max_num_seqs=4, max_model_len=96, max_num_batched_tokens=32, media=SPEC, encoder_budget_units=asked
     )
-    scheduler, encoder = Scheduler(config, FakeKVCacheManager(64, 4)), FakeEncoder({"image": 12})
+    scheduler, encoder = Scheduler(config, FakeKVCacheManager(64, 4)), FakeEncoder(SPEC)
     runner = FakeModelRunner(64, 4, encoder=encoder)
     found = []
 

@@ -56,7 +56,7 @@ class Rig:
         config = SchedulerConfig(max_num_seqs=4, max_model_len=96, media=media, **changes)
         self.manager = FakeKVCacheManager(num_blocks, 4)
         self.scheduler = Scheduler(config, self.manager)
-        self.encoder = FakeEncoder(media.num_layers if media else {}, broken)
+        self.encoder = FakeEncoder(media or MediaSpec(0, {}), broken)
         self.runner = FakeModelRunner(num_blocks, 4, encoder=self.encoder)
         self.answers, self.ends, self.steps = {}, {}, []
 
@@ -391,6 +391,6 @@ def test_keys_stand_where_vectors_do():
     ],
 )
 def test_work_that_does_not_follow_is_found(steps, text):
-    encoder = FakeEncoder(SPEC.num_layers)
+    encoder = FakeEncoder(SPEC)
     with pytest.raises(WrongMediaError, match=text):
         [encoder.follow(replace(step)) for step in steps]

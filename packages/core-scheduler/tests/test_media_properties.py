@@ -31,9 +31,10 @@ class MediaMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 50]),
         room=st.integers(1, 3 * MOST),
         units=st.sampled_from([1, 7, 100]),
-        is_atomic=st.booleans(),
+        form=st.sampled_from(["plain", "atomic", "cross"]),
     )
-    def start(self, num_blocks, max_num_seqs, budget, policy, is_chunked, num_host_blocks, room, units, is_atomic):
+    def start(self, num_blocks, max_num_seqs, budget, policy, is_chunked, num_host_blocks, room, units, form):
+        is_atomic, self.is_cross = form == "atomic", form == "cross"
         if is_atomic:
             budget = max(budget, MOST + max_num_seqs - 1)
         self.config = SchedulerConfig(
@@ -42,13 +43,13 @@ class MediaMachine(RuleBasedStateMachine):
             max_model_len=64,
             enable_chunked_prefill=is_chunked,
             policy=policy,
-            media=MediaSpec(8, LAYERS, is_atomic, {"image": MOST, "embeds": MOST}),
+            media=MediaSpec(8, LAYERS, is_atomic, {"image": MOST, "embeds": MOST}, self.is_cross),
             encoder_cache_tokens=room,
             encoder_budget_units=units,
         )
         self.manager = kv_cache.KVCacheManager(num_blocks, 4, num_host_blocks=num_host_blocks)
         self.scheduler = Scheduler(self.config, self.manager, preemption=AlwaysSwap())
-        self.encoder = FakeEncoder(LAYERS)
+        self.encoder = FakeEncoder(self.config.media)
         self.runner = FakeModelRunner(num_blocks, 4, num_host_blocks=num_host_blocks, encoder=self.encoder)
         self.under_way, self.requests, self.answers = [], {}, {}
 
@@ -63,6 +64,12 @@ class MediaMachine(RuleBasedStateMachine):
             units = 10 * (name + 1) if LAYERS[kind] else 0
             media.append(MediaItem(bytes([name]) * 32, kind, len(prompt), num_tokens, num_units=units))
             prompt += [7] * num_tokens
+        if self.is_cross:  # all tokens attend to one item
+            media = [
+                MediaItem(bytes([name]) * 32, "image", 0, 1, num_units=num_tokens)
+                for _, name, _, num_tokens in items[:1]
+            ]
+            prompt = [7] * len(media)
         prompt += range(1, tail + 1)
         request = EngineCoreRequest(
             str(number), prompt, SamplingParams(max_tokens=5), priority=priority, media=tuple(media)
@@ -72,9 +79,10 @@ class MediaMachine(RuleBasedStateMachine):
             request = replace(
                 parent, request_id=str(number), fork_of=parent.request_id, sampling_params=request.sampling_params
             )
-        sizes = [item.num_vectors for item in request.media]
+        sizes = [self.config.media.num_vectors(item) for item in request.media]
         room, length = self.config.encoder_cache_tokens, len(request.prompt_token_ids)
         fits = max(sizes, default=0) <= room and (self.config.enable_chunked_prefill or sum(sizes) <= room)
+        fits = fits and (len(sizes) == 1 or not self.is_cross)
         fits = fits and length + 5 <= 64 and length + 4 <= self.manager.num_blocks * 4
         before = self.scheduler.stats()
         try:

@@ -38,7 +38,7 @@ def test_a_request_that_is_swapped_out_gives_its_host_blocks_back():
 def test_a_request_without_a_row_is_no_row_to_remove():
     scheduler, _ = make()
     scheduler._encoding._max_num_units = 1  # of which the item has 40 in each of 4 layers
-    runner = FakeModelRunner(16, 4, encoder=FakeEncoder(SPEC.num_layers))
+    runner = FakeModelRunner(16, 4, encoder=FakeEncoder(SPEC))
     one = request("a", PICTURE)
     scheduler.add_request(one)
     answer = []

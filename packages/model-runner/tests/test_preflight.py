@@ -247,7 +247,10 @@ def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
         ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"a": 1}}, "a vision model"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "a state-space model"),
         ({"architectures": ["JambaForCausalLM"], "model_type": "jamba"}, "a hybrid of attention and recurrent layers"),
-        ({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}, "a model of speech"),
+        (
+            {"architectures": ["Speech2TextForConditionalGeneration"], "model_type": "speech_to_text"},
+            "a model of speech",
+        ),
         ({"architectures": ["ViTForImageClassification"], "model_type": "vit"}, "a vision model without text"),
         ({"architectures": ["ASTForAudioClassification"]}, "a model of speech"),
     ],

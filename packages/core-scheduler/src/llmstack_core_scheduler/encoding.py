@@ -24,6 +24,10 @@ IDLE_BUDGETS: Final = 8
 """Budgets of a step in which no request decodes: no stream waits for it, and an item is begun and ended in one."""
 
 
+_NO_END: Final = 2**62
+"""A place that no prompt and no answer reaches."""
+
+
 class Encoding:
     """Encodes the items that requests need next, those of the first requests first.
 
@@ -33,6 +37,9 @@ class Encoding:
 
     The first running request always advances: it may take the room of all that follow it, the item under way costs at
     least one layer of each step, and every item fits by itself, or its request is refused.
+
+    With cross attention each token needs its request's item, to the end of the answer: a row whose item went to another
+    request waits until it is encoded again.
     """
 
     def __init__(self, config: SchedulerConfig, spec: MediaSpec, running: RequestQueue) -> None:
@@ -58,13 +65,15 @@ class Encoding:
         Raises:
             InvalidRequestError: Names the item, as `media[0]`.
         """
+        if self._spec.has_cross_attention:
+            _check_cross_attention(request)
         room = self.cache.num_tokens
         for index, item in enumerate(request.media):
             problem = self._problem_of(item)
             if problem is not None:
                 raise InvalidRequestError(f"media[{index}] {problem}.", param=f"media[{index}]")
             if not self._can_cut_prompts:
-                room -= item.num_vectors
+                room -= self._spec.num_vectors(item)
         if room < 0:
             text = f"The items have more vectors than the encoder cache has room for ({self.cache.num_tokens})"
             raise InvalidRequestError(f"{text}, and without chunked prefill it holds all of them.", param="media")
@@ -76,9 +85,10 @@ class Encoding:
         most = sizes.get(item.kind, max(sizes.values(), default=0) if self._spec.is_atomic else item.num_tokens)
         if item.num_tokens > most:
             return f"has {item.num_tokens} tokens, but the model takes {most} at most"
-        if item.num_vectors > self.cache.num_tokens:
+        num_vectors = self._spec.num_vectors(item)
+        if num_vectors > self.cache.num_tokens:
             room = self.cache.num_tokens
-            return f"has {item.num_vectors} vectors, but the encoder cache has room for {room}: --encoder-cache-tokens"
+            return f"has {num_vectors} vectors, but the encoder cache has room for {room}: --encoder-cache-tokens"
         return None
 
     def accept(self, request: Request, numbers: Sequence[int] = ()) -> None:
@@ -90,7 +100,7 @@ class Encoding:
         items = request.arrival.media
         named = zip(numbers, items, strict=True) if numbers else self.numbers.number(request.arrival)
         request.media = tuple(named)
-        request.media_end = items[-1].end
+        request.media_end = self._end_of(items[-1])
         request.key_ids = media_keys(request.token_ids, request.media)
 
     def ready_tokens(self, request: Request, start: int, num_tokens: int, plan: StepPlan) -> int:
@@ -104,7 +114,7 @@ class Encoding:
         for index, (_, item) in enumerate(request.media):
             if item.offset >= end:
                 break
-            if item.end <= start:
+            if self._end_of(item) <= start:
                 continue
             is_cut = self._spec.is_atomic and item.end > end
             if is_cut or not self._prepare(request, index, plan):
@@ -114,13 +124,13 @@ class Encoding:
 
     def has_begun(self, request: Request, start: int) -> bool:
         """Whether the request's next item, from `start` on, is being encoded."""
-        number = next(number for number, item in request.media if item.end > start)
+        number = next(number for number, item in request.media if self._end_of(item) > start)
         return self.cache.get(number) is not None
 
     def forget_broken(self, request: Request, start: int, num_tokens: int) -> None:
         """Drops the items that a row with an error read: their vectors may be what was wrong."""
         for number, item in request.media:
-            if item.offset < start + num_tokens and item.end > start:
+            if item.offset < start + num_tokens and self._end_of(item) > start:
                 self._drop(number)
 
     def clear(self) -> None:
@@ -135,6 +145,10 @@ class Encoding:
             cache.num_tokens, cache.num_tokens - cache.num_free_tokens, self._num_queries, self._num_hits,
             self._num_encoded, self._num_encoded_units, cache.num_evictions, cache.num_repeats,
         )  # fmt: skip
+
+    def _end_of(self, item: MediaItem) -> int:
+        """The first place whose token needs an item no more: with cross attention all do."""
+        return _NO_END if self._spec.has_cross_attention else item.end
 
     def _begin_step(self, plan: StepPlan) -> None:
         self._plan = plan
@@ -159,7 +173,7 @@ class Encoding:
         if num_layers and self._begun not in (0, number) and not self._finish_begun(request, plan):
             return False
         if entry is None:
-            entry = Encoded(item.num_vectors, num_layers, item.num_units)
+            entry = Encoded(self._spec.num_vectors(item), num_layers, item.num_units)
             if num_layers and not self._num_layers_now(entry, request):
                 return False
             evicted = self.cache.make_room(entry.num_tokens, request.rank, self._step, self._needed_items())
@@ -219,7 +233,7 @@ class Encoding:
             for request in self._running:
                 if request.num_computed_tokens < request.media_end:
                     for number, item in request.media:
-                        if item.end > request.num_computed_tokens:
+                        if self._end_of(item) > request.num_computed_tokens:
                             self._needed.setdefault(number, request.rank)
         return self._needed
 
@@ -258,12 +272,21 @@ def accept_media(request: Request, encoding: Encoding | None) -> None:
     Raises:
         InvalidRequestError: The model takes none, or not these; nothing has changed.
     """
-    if not request.arrival.media:
+    if encoding is None and not request.arrival.media:
         return
     if encoding is None:
         raise InvalidRequestError("The model takes tokens only.", param="media")
     encoding.check(request.arrival)
-    encoding.accept(request)
+    if request.arrival.media:
+        encoding.accept(request)
+
+
+def _check_cross_attention(request: EngineCoreRequest) -> None:
+    if len(request.media) != 1:
+        text = f"A prompt of this model has one item that all of its tokens attend to, and not {len(request.media)}"
+        raise InvalidRequestError(f"{text}.", param="media")
+    if (request.media[0].offset, request.media[0].num_tokens) != (0, 1):
+        raise InvalidRequestError("media[0] has the first token of the prompt as its place.", param="media[0]")
 
 
 def forget_media(encoding: Encoding | None) -> None:

@@ -330,6 +330,7 @@ class InputProcessor:
         if not token_ids:
             raise request_errors.empty_array(param)
         placed = placed_media(prompt, is_cut=values.get("truncate_prompt_tokens") is not None)
+        self.media.check_sound(param, placed)
         if embeds is None and not placed:
             rules.check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from llmstack_llm import request_errors
 from llmstack_llm.chat.media_chat import render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
 from llmstack_llm.media.options import MediaOptions
+from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.prepared import prepare_all
 from llmstack_llm.media.processor import MediaProcessor
 from llmstack_llm.media.served import make_served_media
@@ -73,6 +75,15 @@ class MediaDoor:
         tokens = {token for symbols in self.processor.symbols.values() for token in (symbols.token, *symbols.vectors)}
         ids = tokenizer.special_tokens
         return {ids[token]: token for token in tokens if token in ids}
+
+    def check_sound(self, param: str, placed: Sequence[PlacedMedia]) -> None:
+        """Refuses a prompt without sound, for a model that transcribes.
+
+        Raises:
+            InvalidRequestError: It has none.
+        """
+        if self.speech is not None and not placed:
+            raise request_errors.audio_required(param)
 
     async def render(self, renderers: ChatRenderers, chat: ChatPrompt, gate: TextGate) -> RenderedPrompt:
         """The conversation as text and token ids, its media counted and not decoded; see `render_with_media`."""

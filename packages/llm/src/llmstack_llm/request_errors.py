@@ -83,6 +83,12 @@ def unsupported_value(param: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"Unsupported value: {reason}.", param=param, code="unsupported_value")
 
 
+def audio_required(param: str) -> InvalidRequestError:
+    """A prompt without sound, for a model that transcribes."""
+    message = "This model transcribes speech: its prompts need audio, which /v1/audio/transcriptions takes."
+    return InvalidRequestError(message, param=param, code="audio_required")
+
+
 def generation_not_supported() -> InvalidRequestError:
     """Code `unsupported_value`, about the model: it has no output head. The words are those that clients look for."""
     message = (

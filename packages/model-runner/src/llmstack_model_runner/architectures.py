@@ -41,6 +41,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3MoeForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Qwen3Moe",
     "Qwen3NextForCausalLM": "llmstack_model_runner.models.qwen3_next:Qwen3Next",
     "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
+    "WhisperForConditionalGeneration": "llmstack_model_runner.models.whisper:Whisper",
 }
 
 # Of classes that take pictures: what makes their encoder. The text model is that of `text_config`.

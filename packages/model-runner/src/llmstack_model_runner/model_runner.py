@@ -222,7 +222,8 @@ class ModelRunner:
         self._blocks = BlockTransfer(kv_layers(self._kv_caches, spec), self._recovery, self._device, states)
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
         size = (config.max_num_seqs, spec.vocab_size, self._device)
-        processors = LogitsProcessors([make(*size) for make in self._logits_processor_types])
+        rules = [] if self._model is None else self._model.logits_processors(config.max_num_seqs)
+        processors = LogitsProcessors([*rules, *(make(*size) for make in self._logits_processor_types)])
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors,
             spec.groups if spec.table_groups else (), self._adapters, num_state_blocks,
@@ -257,6 +258,7 @@ class ModelRunner:
         if scheduled.freed_media or scheduled.encoder_work:
             with self.timing.forward:
                 media.follow(scheduled)
+        step = media.with_places(step)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
             compute = steps.run if token_masks is None else PartMasks(step, token_masks).masked(steps.run)
@@ -385,11 +387,10 @@ class ModelRunner:
     def _make_steps(self, batch: InputBatch) -> HostSteps | DeviceSteps:
         if self._model is None:
             raise ModelRunnerStateError("the model is not loaded")
-        spec = self.kv_cache_spec()
-        own = (self._model, spec.dtype, self._device, self._make_room, self._sharding.is_first_stage)
-        self._media = make_media(batch, *own)
+        own = (self._model, self._config, self.kv_cache_spec(), self._device, self._make_room)
+        self._media = make_media(batch, *own, is_first=self._sharding.is_first_stage)
         return make_steps(
             self._model, batch, self._kv_caches, self._sampler, self._config, self.timing, self._media.find_vectors,
             device=self._device, runtime=self._runtime, label_head=self._label_head, sharding=self._sharding,
-            adapters=self._adapters,
+            adapters=self._adapters, cross=self._media.cross,
         )  # fmt: skip

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 from model_runner_helpers.picture_families import FAMILIES, PictureFamily, prepare
 from safetensors.torch import load_file, save_file
 
-from llmstack_model_runner.encoders import image_encoder
+from llmstack_model_runner.encoders import sliced_encoder
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.layers.step_vectors import Block, StepVectors
 from llmstack_model_runner.model_runner import ModelRunner
@@ -185,7 +185,7 @@ def test_layers_in_slices_give_the_same_vectors(case: Case, monkeypatch: pytest.
     items = prompt_of(case.family, (0, 1)).items
     found = {}
     for slice_units in (10_000, 4):
-        monkeypatch.setattr(image_encoder, "SLICE_UNITS", slice_units)
+        monkeypatch.setattr(sliced_encoder, "SLICE_UNITS", slice_units)
         model = load_model(case.folder)
         found[slice_units] = [vectors_of(model, item) for item in items]
     for item, whole, sliced in zip(items, found[10_000], found[4], strict=True):

@@ -149,6 +149,7 @@ KINDS = (
     _invalid("media_url_not_allowed", "a URL that this server does not fetch", _PART),
     _invalid("media_fetch_failed", "a URL whose server fails, or answers with something else", _PART),
     _invalid("invalid_audio", "sound that cannot be used", _PART),
+    _invalid("audio_required", "a prompt without sound, for a model that transcribes", "the prompt"),
     _invalid("audio_too_long", "sound that is longer than allowed", _PART),
     _invalid("audio_too_short", "sound of less than a tenth of a second", _PART),
     _invalid("media_not_found", "a `uuid` without content that is not known, or not any more", _PART),

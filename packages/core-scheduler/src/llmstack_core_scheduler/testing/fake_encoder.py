@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 
 from llmstack_core_scheduler.media_numbers import Numbered, vector_places
-from llmstack_types import EncoderWork, MediaItem, ScheduledRequest, SchedulerOutput
+from llmstack_types import EncoderWork, MediaItem, MediaSpec, ScheduledRequest, SchedulerOutput
 
 
 class WrongMediaError(Exception):
@@ -33,17 +33,17 @@ class FakeEncoder:
         num_parts: Counter of parts of items.
     """
 
-    def __init__(self, kind_to_num_layers: Mapping[str, int], broken: Collection[bytes] = ()) -> None:
+    def __init__(self, spec: MediaSpec, broken: Collection[bytes] = ()) -> None:
         """`broken`: Digests of items that have no vectors: rows that read them fail."""
         self.num_tokens = self.most_tokens = self.num_parts = 0
-        self._kind_to_num_layers = kind_to_num_layers
+        self._spec = spec
         self._broken = broken
         self._items: dict[int, tuple[MediaItem, int]] = {}
 
     @property
     def num_begun(self) -> int:
         """Items that are not complete."""
-        return sum(num_done < self._kind_to_num_layers[item.kind] for item, num_done in self._items.values())
+        return sum(num_done < self._spec.num_layers_of(item) for item, num_done in self._items.values())
 
     def follow(self, scheduled: SchedulerOutput) -> None:
         """Drops and encodes what a step says.
@@ -54,7 +54,7 @@ class FakeEncoder:
         for number in scheduled.freed_media:
             if number not in self._items:
                 raise WrongMediaError(f"item {number} is freed and does not exist")
-            self.num_tokens -= self._items.pop(number)[0].num_vectors
+            self.num_tokens -= self._spec.num_vectors(self._items.pop(number)[0])
         for work in scheduled.encoder_work:
             self._encode(work)
         if self.num_begun > 1:
@@ -70,10 +70,11 @@ class FakeEncoder:
         start, end = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
         has_failed = False
         for number, item in media:
-            if not any(places.start < end and places.stop > start for places in vector_places(item)):
+            is_read = any(places.start < end and places.stop > start for places in vector_places(item))
+            if not is_read and not self._spec.has_cross_attention:
                 continue
             encoded, num_done = self._items.get(number, (None, 0))
-            if encoded is None or num_done < self._kind_to_num_layers[item.kind]:
+            if encoded is None or num_done < self._spec.num_layers_of(item):
                 raise WrongMediaError(f"{row.request_id} reads item {number}, of which {num_done} layers have run")
             if encoded.digest != item.digest:
                 raise WrongMediaError(f"{row.request_id} reads another item than its own as number {number}")
@@ -84,11 +85,11 @@ class FakeEncoder:
         item, num_done = self._items.get(work.media_id, (work.item, 0))
         if item is None or work.first_layer != num_done or (work.item is None) != (num_done > 0):
             raise WrongMediaError(f"layer {work.first_layer} of item {work.media_id} follows {num_done}")
-        num_layers = self._kind_to_num_layers[item.kind]
+        num_layers = self._spec.num_layers_of(item)
         if work.num_layers < min(num_layers, 1) or num_done + work.num_layers > num_layers:
             raise WrongMediaError(f"{work.num_layers} layers of item {work.media_id} run after {num_done}")
         if work.media_id not in self._items:
-            self.num_tokens += item.num_vectors
+            self.num_tokens += self._spec.num_vectors(item)
         elif not num_layers:
             raise WrongMediaError(f"item {work.media_id} has its vectors already")
         self._items[work.media_id] = item, num_done + work.num_layers

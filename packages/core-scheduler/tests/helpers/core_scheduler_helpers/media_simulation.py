@@ -53,26 +53,44 @@ def draw_media(
     return config
 
 
+def draw_cross_attention(random: Random, config: SchedulerConfig) -> tuple[SchedulerConfig, list[MediaItem]]:
+    """The configuration for a model whose tokens attend to one item of their prompt, and a few such items."""
+    digests = [sha256(bytes([number])).digest() for number in range(random.randint(1, 6))]
+    memory = MediaMemory(1, data=b"m")
+    items = [MediaItem(one, "image", 0, 1, num_units=random.randint(1, 40), memory=memory) for one in digests]
+    spec = MediaSpec(8, {"image": random.randint(1, 7)}, False, {"image": 40}, has_cross_attention=True)
+    room, budget = random.choice([0, 40, 40, 60, 39]), random.choice([0, 1, 10, 1000])
+    return replace(config, media=spec, encoder_cache_tokens=room, encoder_budget_units=budget), items
+
+
 class MediaSimulation(Simulation):
     """One run of a model that takes items."""
 
     def __init__(self, seed: int, *arguments: Any, **named: Any) -> None:
         self.items: list[MediaItem] = []
         self.broken: set[bytes] = set()
+        self.has_begun = False
         super().__init__(seed, *arguments, **named)
 
     def _boot(self) -> None:
-        if not self.items:
+        if not self.items and self.random.random() < 0.25:
+            self.config, self.items = draw_cross_attention(self.random, self.config)
+        elif not self.items:
             self.items = draw_items(self.random, max(min(self.config.max_model_len, self.num_blocks) // 3, 1))
             self.config = draw_media(self.random, self.config, self.items, can_be_atomic=not self._num_state_blocks)
-            if self.random.random() < 0.2 and not self._num_state_blocks:
-                self.broken.add(self.items[0].digest)
+        if not self.has_begun and self.random.random() < 0.2 and not self._num_state_blocks:
+            self.broken.add(self.items[0].digest)
+        self.has_begun = True
         super()._boot()
         spec = self.config.media
         assert spec is not None
-        self.encoder = self.runner.encoder = FakeEncoder(spec.num_layers, self.broken)
+        self.encoder = self.runner.encoder = FakeEncoder(spec, self.broken)
 
     def _request(self, prompt: list[int], params: SamplingParams, priority: int | None = None) -> EngineCoreRequest:
+        if self.config.media is not None and self.config.media.has_cross_attention:
+            prompt[0] = PLACEHOLDERS["image"]
+            request = super()._request(prompt, params, priority)
+            return self._with(request, (self.random.choice(self.items),), self.random.choice(("", "", "other")))
         media, place = [], 0
         while priority is None and self.random.random() < 0.6:
             item = self.random.choice(self.items)
@@ -122,7 +140,8 @@ class MediaSimulation(Simulation):
 
     def _can_fit(self, request: EngineCoreRequest) -> bool:
         room = self.config.num_encoder_tokens
-        sizes = [item.num_vectors for item in request.media]
+        assert self.config.media is not None
+        sizes = [self.config.media.num_vectors(item) for item in request.media]
         fits = max(sizes, default=0) <= room and (self.config.enable_chunked_prefill or sum(sizes) <= room)
         return fits and super()._can_fit(request)
 

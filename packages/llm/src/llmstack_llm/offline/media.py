@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import os
+import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from llmstack_llm.media.parts import MediaPart, has_media
 from llmstack_llm.media_door import AdmittedT, MediaDoor, decode_media, release_media
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, PromptInput, RenderedPrompt
+from llmstack_llm.speech.prompts import MEDIA_KEY, is_sound_prompt, open_sound_prompt, read_sound_prompt
+from llmstack_llm.speech.served import Speech
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import InvalidRequestError, ServerOverloadedError
@@ -28,7 +31,6 @@ from llmstack_types import InvalidRequestError, ServerOverloadedError
 ResultT = TypeVar("ResultT")
 Request = AdmittedRequest | AdmittedPooling
 
-MEDIA_KEY: Final = "multi_modal_data"
 _KEYS: Final = ("prompt", MEDIA_KEY, "mm_processor_kwargs")
 
 
@@ -49,13 +51,18 @@ class OfflineMedia:
         return self._run(self._door.render(renderers, chat, self._gate))
 
     def read(self, prompt: PromptInput, tokenizer: Tokenizer | None, param: str) -> PromptInput:
-        """A prompt with `multi_modal_data` with its media in place, counted; any other as it is.
+        """A prompt with pictures or sound with these in place, counted; any other as it is.
 
         Raises:
             InvalidRequestError: It has other keys, no place for each picture, or a picture that cannot be had.
         """
+        if self._door.speech is not None:
+            return self._read_sound(self._door.speech, prompt, tokenizer, param)
         if not isinstance(prompt, Mapping) or prompt.get(MEDIA_KEY) is None:
             return prompt
+        return self._read_pictures(prompt, tokenizer, param)
+
+    def _read_pictures(self, prompt: Mapping[str, Any], tokenizer: Tokenizer | None, param: str) -> PromptInput:
         for key, value in prompt.items():
             if key not in _KEYS and value is not None:
                 name = request_errors.echo(key)
@@ -80,6 +87,11 @@ class OfflineMedia:
             message = f"A prompt has at most {processor.max_items.get('image', 0)} items of the kind image."
             raise InvalidRequestError(message, param=f"{param}.{MEDIA_KEY}", code="too_many_images")
         return self._run(render_text_with_media(tokenizer, text, parts, processor, options))
+
+    def _read_sound(self, speech: Speech, prompt: PromptInput, tokenizer: Tokenizer | None, param: str) -> PromptInput:
+        if not isinstance(prompt, Mapping) or not is_sound_prompt(prompt):
+            return prompt
+        return self._run(open_sound_prompt(read_sound_prompt(prompt, tokenizer, param), speech, "", param))
 
     def decode(self, requests: Sequence[Request]) -> list[Request]:
         """The first of the requests with their media decoded, as many as there is memory for, and at least one.
@@ -115,7 +127,9 @@ class OfflineMedia:
     def shutdown(self) -> None:
         """Ends the children that decode, and the loop. Idempotent."""
         loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+        if (
+            loop is None or thread is None or sys.is_finalizing()
+        ):  # at the end of the interpreter the thread stands still
             return
         self._run(self._door.shutdown())
         self._loop = self._thread = None

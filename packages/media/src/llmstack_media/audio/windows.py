@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from llmstack_media.audio.log_mel import LogMel, Samples
 from llmstack_media.budgets import FairBudget
@@ -72,19 +73,19 @@ class WindowFront:
         """What has been done so far, for metrics."""
         return MediaStats(self._store.num_queries, self._store.num_hits, self._num_bytes, 0.0, {}, {})
 
-    async def open(self, samples: Samples, tenant: str = "") -> OpenedWindow:
+    async def open(self, samples: ArrayLike, tenant: str = "") -> OpenedWindow:
         """A window of sound.
 
         Args:
-            samples: At most `log_mel.num_samples` at its rate, of one channel, from -1 to 1. They are copied.
+            samples: At most `log_mel.num_samples` at its rate, of one channel, from -1 to 1, or of an integer type.
             tenant: An opaque id of the API key.
 
         Raises:
-            InvalidRequestError: They are too many, or not finite.
+            InvalidRequestError: They are too many, of several channels, or no finite numbers.
         """
-        if len(samples) > self.log_mel.num_samples:
+        copied = _as_floats(samples)
+        if len(copied) > self.log_mel.num_samples:
             raise audio_too_long(f"is longer than a window of {self.log_mel.window_s} s")
-        copied = np.array(samples, dtype=np.float32)
         digest = await asyncio.to_thread(self._digest, copied)
         self._num_bytes += copied.nbytes
         return OpenedWindow(self, (tenant, digest), copied)
@@ -94,8 +95,8 @@ class WindowFront:
         self._store.close()
 
     def _digest(self, samples: Samples) -> bytes:
-        if samples.ndim != 1 or not np.isfinite(samples).all():
-            raise invalid_audio("has samples that are no finite numbers of one channel")
+        if not np.isfinite(samples).all():
+            raise invalid_audio("has samples that are not finite")
         return digest_of((("kind", "audio"), *self.log_mel.identity()), samples.tobytes())
 
     async def _prepare(self, key: Key, samples: Samples) -> PreparedMedia:
@@ -122,3 +123,17 @@ class WindowFront:
             return SealedMemory.of(self.log_mel.compute(samples).tobytes(), memory_name(key[1]))
         except OSError as error:
             raise ServerOverloadedError("there is no memory for sound", reason="media") from error
+
+
+def _as_floats(samples: ArrayLike) -> Samples:
+    """A copy as float32, in which the range of an integer type is -1 to 1."""
+    try:
+        given = np.asarray(samples)
+        floats = given.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise invalid_audio("has samples that are no numbers") from error
+    if given.ndim != 1 or given.dtype.kind not in "fi":
+        raise invalid_audio("has other samples than numbers of one channel")
+    if given.dtype.kind == "i":
+        floats /= -float(np.iinfo(given.dtype).min)
+    return floats

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from llmstack_media import ImageProcessor, Piece
-from llmstack_model_runner.encoders.layer_run import LayerRun
-from llmstack_model_runner.layers.weight_slot import HasSlots, WeightSlot, collect_slots
+from llmstack_model_runner.encoders.sliced_encoder import SlicedEncoder
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_types import MediaItem
-from llmstack_types.media import num_slices
 from llmstack_types.vocabulary import MediaKind
 
 _SPECIAL_TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
 _HIDDEN_COPIES = 6
 """Tensors of the width of a hidden state that a layer holds at once, queries, keys and values among them."""
-SLICE_UNITS = 128
-"""Units of a slice on a CPU: as few as its products compute at their full rate."""
 
 
-class ImageEncoder(ABC):
+class ImageEncoder(SlicedEncoder):
     """A tower over pictures and the connector behind it; see `MediaEncoder` for the methods that steps call.
-
-    Subclasses set `_parts`, everything that has weights.
 
     Attributes:
         prefixes: Of its tensors' names in checkpoints, behind an optional `model.`.
@@ -42,7 +36,6 @@ class ImageEncoder(ABC):
     num_deep: int = 0
     text_class: ClassVar[type[Any] | None] = None
     """A class between the text model's and the one with pictures, which changes how text is computed."""
-    _parts: Sequence[HasSlots]
 
     def __init__(
         self, processor: ImageProcessor, num_layers: int, widths: tuple[int, int], dtype: torch.dtype,
@@ -51,8 +44,7 @@ class ImageEncoder(ABC):
         """`widths`: Of a hidden state and of the feed-forward inside a layer."""
         largest = processor.largest()
         self._table = torch.from_numpy(processor.value_table()).to(dtype).to(device).flatten()
-        self._device = device
-        self.slice_units = SLICE_UNITS if device.type == "cpu" else 0
+        super().__init__(device)
         self.num_layers: Mapping[MediaKind, int] = {"image": num_layers}
         self.max_num_tokens: Mapping[MediaKind, int] = {"image": num_places(processor.placeholders(largest))}
         self.work_bytes = (
@@ -69,34 +61,13 @@ class ImageEncoder(ABC):
         """What the first layer reads, from values of the shape of the item's bytes."""
 
     @abstractmethod
-    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
-        """Layer `number`, over the hidden states that are the first of the state."""
-
-    def _behind_layer(self, state: EncoderState, number: int) -> EncoderState:
-        """The state with what is made of the hidden states behind layer `number`, if anything is."""
-        return state
-
-    @abstractmethod
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """The vectors after the last layer, in the type of the model."""
-
-    def slots(self) -> dict[str, WeightSlot]:
-        """Slots of all tensors, by names without what only some checkpoints write before them."""
-        return collect_slots(self._parts)
-
-    @property
-    def num_weights(self) -> int:
-        """All of them: those that few units pass, such as the connector's, are few beside the layers'."""
-        return sum(slot.num_elements for slot in self.slots().values())
 
     def own_name(self, name: str) -> str | None:
         """The slot's name of a tensor in a checkpoint; None if it belongs to the language model."""
         found = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
         return found if found.startswith(self.prefixes) else None
-
-    def positions(self, item: MediaItem) -> torch.Tensor | None:
-        """Positions on three axes; None where places are positions."""
-        return None
 
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
         """The patches as vectors, with their positions."""
@@ -107,28 +78,6 @@ class ImageEncoder(ABC):
         channels = torch.arange(0, 3 * 256, 256, dtype=torch.int32, device=self._device)
         places = pixels.to(torch.int32) + channels.view(1, 3, *[1] * (len(shape) - 2))
         return self._enter(item, self._table.index_select(0, places.flatten()).view(shape))
-
-    def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
-        """The state after so many layers from number `first` on, slices counted.
-
-        Within a layer, the second and third of the state are the room of `LayerRun.begin`.
-        """
-        slices = num_slices(item.num_units, self.slice_units)
-        for number in range(first, first + count):
-            state = self._run_slice(item, state, *divmod(number, slices), slices)
-        return state
-
-    def _run_slice(self, item: MediaItem, state: EncoderState, number: int, index: int, slices: int) -> EncoderState:
-        hidden, *rest = state
-        begun, rest = (rest[:2], rest[2:]) if index else ([], rest)
-        run = self._layer(item, (hidden, *rest), number)
-        if slices == 1:
-            return self._behind_layer((run.whole(hidden), *rest), number)
-        projected, behind = begun or run.begin(hidden)
-        run.fill(hidden, projected, behind, index, slices)
-        if index + 1 < slices:
-            return (hidden, projected, behind, *rest)
-        return self._behind_layer((behind, *rest), number)
 
 
 def num_places(pieces: tuple[Piece, ...]) -> int:

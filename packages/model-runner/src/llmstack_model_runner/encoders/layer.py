@@ -16,11 +16,12 @@ QUICK_GELU = "quick_gelu"
 
 @dataclass(frozen=True, slots=True)
 class LayerSettings:
-    """Sizes and names of a layer with norms first, and biases everywhere.
+    """Sizes and names of a layer with norms first.
 
     Attributes:
         activation: Name in the configuration.
         names: Of the parts, in the order of `NAMES`.
+        parts_without_bias: Those of queries, keys and values that have no bias.
     """
 
     size: int
@@ -29,6 +30,7 @@ class LayerSettings:
     eps: float
     activation: str
     names: Sequence[str] = ()
+    parts_without_bias: tuple[str, ...] = ()
 
 
 NAMES = (
@@ -47,13 +49,17 @@ class EncoderLayer:
         self._num_heads = settings.num_heads
         self.scale = (size // settings.num_heads) ** -0.5
 
-        def linear(in_features: int, parts: Mapping[str, int]) -> Linear:
-            return Linear(in_features, parts, has_bias=True, dtype=dtype, device=device, keeps_precision=True)
+        def linear(in_features: int, parts: Mapping[str, int], without_bias: Sequence[str] = ()) -> Linear:
+            return Linear(
+                in_features, parts, has_bias=True, dtype=dtype, device=device, keeps_precision=True,
+                parts_without_bias=without_bias,
+            )  # fmt: skip
 
         self._norm, self._mlp_norm = (
             LayerNorm(name, size, settings.eps, dtype=dtype, device=device) for name in (names[0], names[5])
         )
-        self._qkv = linear(size, dict.fromkeys(names[1:4], size))
+        without_bias = [prefix + name for name in settings.parts_without_bias]
+        self._qkv = linear(size, dict.fromkeys(names[1:4], size), without_bias)
         self._out = linear(size, {names[4]: size})
         self._mlp_in = linear(size, {names[6]: settings.inner_size})
         self._mlp_out = linear(settings.inner_size, {names[7]: size})

@@ -11,13 +11,16 @@ from llmstack_model_runner.layers.weight_slot import WeightSlot
 
 
 class PatchEmbedding:
-    """A convolution whose windows do not overlap: one product over patches in a row each."""
+    """A convolution as one product over windows, a row each: patches of a picture, which do not overlap, or frames."""
 
     def __init__(
         self, name: str, window: tuple[int, ...], size: int, *, has_bias: bool, dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
-        """`window`: Channels, then the sides of a patch, as the checkpoint's weight [size, *window] has them."""
+        """`window`: Channels, then the sides of a patch or the frames of a window.
+
+        The checkpoint's weight has the shape [size, *window].
+        """
         self._name, self._shape = name, (size, *window)
         num_features = torch.Size(window).numel()
         self._linear = Linear(
@@ -35,9 +38,11 @@ class PatchEmbedding:
         weight = replace(flat, shape=self._shape, load=load, load_stored=None, stored_shape=None)
         return {**slots, f"{self._name}.weight": weight}
 
-    def __call__(self, patches: torch.Tensor) -> torch.Tensor:
-        """[num_patches, features of one] to [num_patches, size]."""
-        return self._linear(patches)
+    def __call__(
+        self, patches: torch.Tensor, activation: str = "none", residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[num_patches, features of one] to [num_patches, size]; the rest as for `Linear`."""
+        return self._linear(patches, activation, residual)
 
 
 def unfold(values: torch.Tensor, patch_size: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,34 @@ from llmstack_model_runner.layers.step_vectors import StepVectors
 
 LayerCache = tuple[torch.Tensor, ...]
 """The tensors of a layer in the KV storage, such as keys and values."""
+
+
+class CrossRows(NamedTuple):
+    """What each token of a step attends to of an encoder's output: each is a row of its own, which decodes.
+
+    So a kernel for paged attention sees no later token to mask, and tokens of one item, whose block tables are equal,
+    read it together.
+
+    Attributes:
+        caches: Keys and values of the encoder's output, of each layer of this stage.
+        seq_lens: The vectors of the item; int32.
+    """
+
+    caches: Sequence[LayerCache]
+    query_start_loc: torch.Tensor  # [num_tokens + 1] int32
+    seq_lens: torch.Tensor  # [num_tokens]
+    block_tables: torch.Tensor  # [num_tokens, num_blocks of an item] int32
+    query_start_loc_list: list[int]
+    seq_lens_list: list[int]
+
+    def of_queries(self, queries: torch.Tensor) -> CrossRows:
+        """The rows of some tokens, where others have no use for their output."""
+        count = len(queries)
+        return self._replace(
+            query_start_loc=self.query_start_loc[: count + 1], seq_lens=self.seq_lens[:count],
+            block_tables=self.block_tables.index_select(0, queries),
+            query_start_loc_list=self.query_start_loc_list[: count + 1], seq_lens_list=self.seq_lens_list[:count],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +75,7 @@ class AttentionMetadata:
             The keys and values of all tokens are written.
         states: The states of the rows, for layers that have one; None for a model without any.
         last_layer: The layout of the last layer, where only some tokens have a use for its output; None if all have.
+        cross: What the tokens attend to of an encoder's output, for layers with cross attention; None for others.
         vectors: What stands in place of the embedding of some tokens; None where all tokens are their ids. A decode
             step has none, since only prompts do: captured steps need no room for them.
     """
@@ -64,6 +94,7 @@ class AttentionMetadata:
     last_layer: AttentionMetadata | None = None
     states: StateRows | None = None
     vectors: StepVectors | None = None
+    cross: CrossRows | None = None
 
     def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int | None, ...]) -> AttentionMetadata:
         """The same step for layers in groups; the tables here are those of the first group."""
@@ -85,6 +116,7 @@ class AttentionMetadata:
             self, query_start_loc=query_start_loc, seq_lens=seq_lens, block_tables=block_tables,
             query_start_loc_list=starts, seq_lens_list=lengths, queries=queries, groups=(), layer_to_group=(),
             max_query_len=max(end - start for start, end in pairwise(starts)), max_seq_len=max(lengths),
+            cross=None if self.cross is None else self.cross.of_queries(queries),
         )  # fmt: skip
         groups = tuple(group.with_last_layer(queries, rows, query_start_loc) for group in self.groups)
         return replace(self, groups=groups, last_layer=last_layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,6 +78,7 @@ class Linear:
         part_to_outputs: Mapping[str, Sequence[range]] | None = None,
         inputs: range | None = None,
         keeps_precision: bool = False,
+        parts_without_bias: Collection[str] = (),
     ) -> None:
         """Sizes are those of the checkpoint's tensors.
 
@@ -86,6 +87,7 @@ class Linear:
         `part_to_outputs`: this rank's outputs of a part, counted after they are put in order; all where it is missing.
         `inputs`: this rank's inputs; None for all.
         `keeps_precision`: its weight is not rounded while it is loaded, as those of encoders of pictures are not.
+        `parts_without_bias`: parts that have none beside others that have one; theirs is zero.
         """
         own_outputs, orders = part_to_outputs or {}, part_to_row_order or {}
         self._part_to_rows = {
@@ -108,7 +110,8 @@ class Linear:
         self._weight: torch.Tensor | None = None  # [out_features, in_features]
         self._bias: torch.Tensor | None = None  # [out_features]
         self._stored: dict[str, AnyStoredWeight] = {}  # parts of a quantized checkpoint
-        self._num_missing = len(self._parts) * (2 if self._has_bias else 1)
+        self._without_bias = frozenset(parts_without_bias)
+        self._num_missing = len(self._parts) + (len(self._parts) - len(self._without_bias)) * self._has_bias
         self._packed: PackedLinear | None = None
         self._adapted = adapted_layers()
         self._adapted_number = 0
@@ -147,7 +150,7 @@ class Linear:
                 part=self._weight_part(rows),
                 skip=self._skip_weight if is_skipped else None,
             )
-            if self._stores_bias:
+            if self._stores_bias and name not in self._without_bias:
                 load = partial(self._load_bias, name, offset)
                 bias = WeightSlot((size,), load, WeightKind.BIAS, part=rows.part)
                 slots |= {f"{name}.bias": bias} if self._has_bias else unread({f"{name}.bias": bias})
@@ -205,7 +208,7 @@ class Linear:
 
     def _load_bias(self, name: str, offset: int, tensor: torch.Tensor) -> None:
         if self._bias is None:
-            self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
+            self._bias = torch.zeros(self.out_features, dtype=self._dtype, device=self._device)
         ordered = self._ordered(name, tensor)
         self._bias[offset : offset + ordered.shape[0]].copy_(ordered)
         self._count_one()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from llmstack_model_runner.device.errors import is_device_failure, is_out_of_memory
+from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.media.encoder import EncoderState, MediaEncoder
 from llmstack_model_runner.media.memory import MediaUnreadableError, read_memory
 from llmstack_types import EncoderWork, MediaItem, QuarantinedError
@@ -52,16 +53,19 @@ class MediaStore:
         make_room: Callable[[], None],
         *,
         is_first: bool = True,
+        cross: CrossStore | None = None,
     ) -> None:
         """`size`, `dtype` and `device` are those of the vectors; `make_room` frees memory after an allocation failed.
 
         `is_first`: Whether this stage embeds tokens. Others only see to it that items can be read.
+        `cross`: Keeps what was encoded, where layers of every stage attend to it.
         """
+        self.cross = cross
         self._encoder = encoder
         self.size, self.dtype, self.device = size, dtype, device
         self.width = size * (1 + (0 if encoder is None else encoder.num_deep))
         self._make_room = make_room
-        self._is_first = is_first
+        self._is_first = is_first or cross is not None
         self._begun: dict[int, _Begun] = {}
         self._vectors: dict[int, torch.Tensor] = {}
         self.failures: dict[int, str] = {}
@@ -76,7 +80,7 @@ class MediaStore:
         return None if self._encoder is None or item.kind == "embeds" else self._encoder.positions(item)
 
     def __len__(self) -> int:
-        return len(self._vectors) + len(self._begun)
+        return len(self._vectors) + len(self._begun) + (0 if self.cross is None else len(self.cross))
 
     def free(self, media_ids: Iterable[int]) -> None:
         """Drops what there is of these items."""
@@ -84,6 +88,8 @@ class MediaStore:
             self._vectors.pop(media_id, None)
             self._begun.pop(media_id, None)
             self.failures.pop(media_id, None)
+            if self.cross is not None:
+                self.cross.free(media_id)
 
     def vectors(self, media_id: int, first: int, count: int) -> torch.Tensor:
         """Some vectors [count, width] of an item that is complete; those of one that failed are NaN.
@@ -120,9 +126,13 @@ class MediaStore:
             if error is not None:
                 self.free([work.media_id])
                 self.failures[work.media_id] = error
+                if self.cross is not None:
+                    self.cross.keep_failed(work.media_id)
 
     def _is_done(self, work: EncoderWork) -> bool:
         if work.media_id in self.failures or work.media_id in self._vectors:
+            return True
+        if self.cross is not None and self.cross.place_of(work.media_id) is not None:
             return True
         begun = self._begun.get(work.media_id)
         return begun is not None and work.first_layer + work.num_layers <= begun.num_layers_done
@@ -164,8 +174,9 @@ class MediaStore:
             self._begun[media_id] = _Begun(item, state, num_layers_done)
             return
         vectors = self._encoder.finish(item, state)
-        if vectors.shape != (item.num_vectors, self.width):
-            raise ValueError(f"vectors of shape {list(vectors.shape)} for {item.num_vectors} places")
+        num_vectors = item.num_vectors if self.cross is None else item.num_units
+        if vectors.shape != (num_vectors, self.width):
+            raise ValueError(f"vectors of shape {list(vectors.shape)} for {num_vectors} places")
         self._keep(media_id, vectors)
         self._begun.pop(media_id, None)
 
@@ -184,5 +195,7 @@ class MediaStore:
     def _keep(self, media_id: int, vectors: torch.Tensor) -> None:
         if not bool(vectors.isfinite().all()):
             raise ValueError("its vectors are not finite")
-        if self._is_first:
+        if self.cross is not None:
+            self.cross.keep(media_id, vectors)
+        elif self._is_first:
             self._vectors[media_id] = vectors

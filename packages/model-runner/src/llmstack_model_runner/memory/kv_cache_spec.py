@@ -86,6 +86,15 @@ def _step_units(model: Model, dtype: torch.dtype, device: torch.device, weight_b
 def _media_spec(model: Model, step_units: int, *, takes_vectors: bool) -> MediaSpec | None:
     """What the model takes besides tokens: the kinds of its encoder, and vectors where the user asks for that."""
     encoder = model.media_encoder()
+    if encoder is not None and model.cross_kv is not None:
+        if takes_vectors:
+            raise ValueError(
+                "--enable-prompt-embeds: this model has cross attention to sound, and takes token ids only"
+            )
+        return MediaSpec(
+            model.cross_kv.vector_size, encoder.num_layers, False, encoder.max_num_tokens,
+            slice_units=encoder.slice_units, step_units=step_units, has_cross_attention=True,
+        )  # fmt: skip
     if encoder is None and not takes_vectors:
         return None
     size = model.vector_size if encoder is not None or isinstance(model, CausalLM) else None

@@ -82,13 +82,19 @@ def working_bytes(max_num_batched_tokens: int, max_num_logits: int, vocab_size: 
     return max_num_batched_tokens * token_bytes + _LOGITS_COPIES * max_num_logits * vocab_size * 4
 
 
+def cached_vectors(config: ModelRunnerConfig, spec: KVCacheSpec) -> int:
+    """Vectors of items that there is room for; 0 for a model that takes tokens only."""
+    if spec.media is None:
+        return 0
+    return spec.media.num_cache_tokens(config.encoder_cache_tokens, config.max_num_batched_tokens)
+
+
 def media_bytes(config: ModelRunnerConfig, spec: KVCacheSpec, encoder: MediaEncoder | None) -> int:
     """Memory for the vectors of items, and for one item that is being encoded; 0 for a model that takes tokens only."""
     media, dtype = spec.media, getattr(torch, spec.dtype)
     if media is None:
         return 0
-    num_vectors = media.num_cache_tokens(config.encoder_cache_tokens, config.max_num_batched_tokens)
-    vector_bytes = media.vector_size * int(dtype.itemsize)
+    num_vectors, vector_bytes = cached_vectors(config, spec), media.vector_size * int(dtype.itemsize)
     if encoder is None:
         return num_vectors * vector_bytes
     return num_vectors * vector_bytes * (1 + encoder.num_deep) + encoder.work_bytes

@@ -12,9 +12,11 @@ import torch
 from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.cross_attention import CrossKVSpec
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot
 from llmstack_model_runner.media.encoder import MediaEncoder
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
+from llmstack_model_runner.sampling.logits_processor import LogitsProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Model(ABC):
         moves_positions: Whether tokens behind a picture have other positions than places. Host steps alone know them.
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
         kv_spec: Shape of the KV storage; set by the constructor.
+        cross_kv: What layers with cross attention keep of an encoder's output; None for a model without.
     """
 
     implementation: ClassVar[str] = "llmstack"
@@ -40,6 +43,7 @@ class Model(ABC):
     moves_positions: ClassVar[bool] = False
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
+    cross_kv: CrossKVSpec | None = None
 
     @abstractmethod
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -57,6 +61,10 @@ class Model(ABC):
     def media_encoder(self) -> MediaEncoder | None:
         """The encoder of pictures, sounds or videos, whose weights only the first stage has; None for none."""
         return None
+
+    def logits_processors(self, max_num_rows: int) -> Sequence[LogitsProcessor]:
+        """Rules of its own for what may be generated, before those of a user; most have none."""
+        return ()
 
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Slots of tensors that only some checkpoints have."""

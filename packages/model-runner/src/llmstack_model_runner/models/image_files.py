@@ -1,4 +1,4 @@
-"""The files of a checkpoint that say how pictures are prepared."""
+"""Files of a checkpoint that a model with pictures or sound reads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llmstack_model_files import TEXT_PART_OF, WHOLE_CONFIG, read_json
+from llmstack_model_files import SPEECH_ARCHITECTURE, TEXT_PART_OF, WHOLE_CONFIG, read_json
 from llmstack_model_runner.architectures import PICTURE_ENCODERS, TOWERS_OF
 
 logger = logging.getLogger(__name__)
 
 IMAGE_FILES: Final = "image_files"
 """Field of a configuration whose model takes pictures: contents of the files of its image processor."""
+
+
+GENERATION_FILE: Final = "generation_file"
+"""Field of a configuration whose model transcribes: content of `generation_config.json`, with its special tokens."""
+
+
+def with_generation_file(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The configuration of a model, with the file of its special tokens if it transcribes.
+
+    Raises:
+        ModelFilesError: It is not there, or is damaged.
+    """
+    if SPEECH_ARCHITECTURE not in (config.get("architectures") or ())[:1]:
+        return config
+    return {**config, GENERATION_FILE: read_json(folder, "generation_config.json")}
 
 
 def with_image_files(config: Mapping[str, Any], folder: Path, *, is_text_only: bool) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from llmstack_model_runner.layers import (
     collect_slots,
 )
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.cross_attention import CrossAttention, CrossNames
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.linear import gated_activation, linear_activation
 from llmstack_model_runner.layers.sharding import sharding
@@ -32,6 +33,7 @@ class BlockNames:
         mlp_norm: None if the feed-forward shares the norm of attention, which needs `is_parallel`.
         qkv: One name for a joined tensor, or three.
         mlp_in: One name, or two where the first gates the second.
+        cross: Of cross attention, between attention and feed-forward; None for a block without.
     """
 
     attention_norm: str
@@ -40,6 +42,7 @@ class BlockNames:
     attention_out: str
     mlp_in: tuple[str, ...]
     mlp_out: str
+    cross: CrossNames | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class BlockSettings:
         is_transposed: The checkpoint stores its matrices as [in_features, out_features].
         qkv_row_orders: For each name of `names.qkv`, the checkpoint's row for each output; empty if in order.
         alibi_slopes: ALiBi slope of each head, or None.
+        parts_without_bias: Names among those of queries, keys and values that have no bias.
     """
 
     names: BlockNames
@@ -72,10 +76,15 @@ class BlockSettings:
     has_mlp_bias: bool = True
     qkv_row_orders: Sequence[torch.Tensor | None] = field(default=())
     alibi_slopes: torch.Tensor | None = None
+    parts_without_bias: tuple[str, ...] = ()
 
 
 class LayerNormBlock:
-    """Attention and feed-forward, each after a norm and added to the residual."""
+    """Attention and feed-forward, each after a norm and added to the residual.
+
+    Attributes:
+        cross: Cross attention between them, which needs norms first; None for a block without.
+    """
 
     def __init__(
         self,
@@ -116,6 +125,10 @@ class LayerNormBlock:
         )
         num_features, has_out_bias = settings.num_heads * head_dim, settings.has_attention_out_bias
         self._attention_out = linear(num_features, {names.attention_out: size}, has_out_bias, inputs=split.inputs)
+        self.cross: CrossAttention | None = None
+        if names.cross is not None:
+            sizes = (size, settings.num_heads, head_dim)
+            self.cross = CrossAttention(prefix, names.cross, sizes, settings.eps, dtype=dtype, device=device)
         self._mlp_norm = None if names.mlp_norm is None else norm(names.mlp_norm)
         own = sharding().share(inner_size)
         mlp_in_outputs = {prefix + name: [own] for name in names.mlp_in}
@@ -132,6 +145,7 @@ class LayerNormBlock:
                 self._attention_norm,
                 self._qkv,
                 self._attention_out,
+                self.cross,
                 self._mlp_norm,
                 self._mlp_in,
                 self._mlp_out,
@@ -156,6 +170,8 @@ class LayerNormBlock:
         attended = self._attend(normed, positions, kv_cache, metadata, plans)
         hidden = metadata.of_queries(hidden)
         total = self._attention_out(attended, residual=hidden)
+        if self.cross is not None and metadata.cross is not None:
+            total = self.cross(total, kv_cache[2:], metadata.cross)
         if self._mlp_norm is None:
             normed = metadata.of_queries(normed)
         else:
@@ -178,7 +194,7 @@ class LayerNormBlock:
             for part in self._qkv(normed).split([self._query_size, self._kv_size, self._kv_size], dim=-1)
         )
         if self._rotate is None:
-            return self._attention(query, key, value, kv_cache, metadata, plans)
+            return self._attention(query, key, value, kv_cache[:2], metadata, plans)
         heads = (query, key, value)
         return self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
 
@@ -196,6 +212,7 @@ def _make_qkv(
         device=device,
         is_transposed=settings.is_transposed,
         part_to_row_order={name: order for name, order in orders if order is not None},
+        parts_without_bias=[prefix + name for name in settings.parts_without_bias],
         part_to_outputs=split.outputs(names),
     )
 

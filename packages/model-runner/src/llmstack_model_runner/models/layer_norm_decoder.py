@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     plan_layers,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.step_vectors import StepVectors
@@ -168,7 +168,8 @@ class LayerNormDecoder(CausalLM):
         hidden = self._enter(token_ids, positions, metadata.vectors)
         start = self.kv_spec.first_layer
         layers = self._layers[start : start + self.kv_spec.num_layers]
-        for layer, kv_cache, (own_metadata, plans) in zip(layers, kv_caches, planned, strict=True):
+        caches = self._caches(kv_caches, metadata)
+        for layer, kv_cache, (own_metadata, plans) in zip(layers, caches, planned, strict=True):
             hidden = layer(hidden, positions, kv_cache, own_metadata, plans)
         if not self._sharding.is_last_stage:
             self._sharding.send([hidden])
@@ -176,6 +177,10 @@ class LayerNormDecoder(CausalLM):
         if self._norm is not None:
             hidden = self._norm(hidden)
         return hidden if self._project_out is None else self._project_out(hidden)
+
+    def _caches(self, kv_caches: KVCaches, metadata: AttentionMetadata) -> Iterable[LayerCache]:
+        """What each layer of this stage reads and writes, one after the other."""
+        return kv_caches
 
     def _enter(self, token_ids: torch.Tensor, positions: torch.Tensor, given: StepVectors | None) -> torch.Tensor:
         """Hidden states before this stage's first block."""

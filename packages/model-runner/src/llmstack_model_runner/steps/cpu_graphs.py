@@ -13,6 +13,7 @@ from llmstack_kernels.argmax import argmax
 from llmstack_kernels.native import library
 from llmstack_kernels.native.capture import Arena, CapturedCalls, CaptureError, capture
 from llmstack_model_runner.layers.sharding import StageLinks
+from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
@@ -71,12 +72,15 @@ class GraphRunner:
         *,
         has_head: bool = True,
         links: StageLinks | None = None,
+        cross: CrossStore | None = None,
     ) -> None:
         """`max_num_blocks`: Length of the longest block table.
 
         `has_head`: Whether the model has logits; otherwise it is a stage of one, whose results are hidden states.
         `links`: From and to other stages, if there are any.
+        `cross`: What rows attend to across; None for a model without cross attention.
         """
+        self._cross = cross
         self._has_head = has_head
         self._links = links
         self._model = model
@@ -121,7 +125,7 @@ class GraphRunner:
 
     @torch.inference_mode()
     def _capture(self, batch: InputBatch, step: StepRows) -> _Graph:
-        buffers = DecodeBuffers(batch, len(step.rows), self._max_num_blocks)
+        buffers = DecodeBuffers(batch, len(step.rows), self._max_num_blocks, self._cross)
         buffers.fill(batch, step)
         own = buffers.inputs
         with capture(self._arena) as calls:

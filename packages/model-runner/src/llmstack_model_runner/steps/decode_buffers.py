@@ -7,6 +7,7 @@ import torch
 
 from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
+from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs
 
@@ -21,8 +22,8 @@ class DecodeBuffers:
         inputs: The tensors, whose memory never changes. Lists in it only state that every row has one token.
     """
 
-    def __init__(self, batch: InputBatch, num_rows: int, max_num_blocks: int) -> None:
-        """`max_num_blocks`: Length of the longest block table."""
+    def __init__(self, batch: InputBatch, num_rows: int, max_num_blocks: int, cross: CrossStore | None = None) -> None:
+        """`max_num_blocks`: Length of the longest block table. `cross` has what rows attend to across."""
         ones = torch.ones(num_rows, dtype=torch.int64)
         query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32)
         tables = [
@@ -40,7 +41,9 @@ class DecodeBuffers:
             max_query_len=1,
             max_seq_len=1,
             states=StateRows(query_start_loc, sources, targets, ones) if batch.has_states else None,
+            cross=None if cross is None else cross.rows(np.zeros(num_rows, dtype=np.int64)),
         )
+        self._cross = cross
         self.inputs = ModelInputs(
             token_ids=ones.clone(),
             positions=ones.clone(),
@@ -61,13 +64,15 @@ class DecodeBuffers:
 
         Block ids beyond a context are arbitrary.
         """
-        rows, positions = step.rows, step.num_computed_tokens
+        rows, positions, own = step.rows, step.num_computed_tokens, self.inputs.attention_metadata
         self._token_ids[:] = batch.token_ids[rows, positions]
         self._positions[:] = batch.moved.of_tokens(rows, positions)
         np.add(positions, 1, out=self._seq_lens, casting="same_kind")
         if step.states is not None:
-            for own, column in zip(self._states, step.states.T, strict=True):
-                own[:] = column
+            for states, column in zip(self._states, step.states.T, strict=True):
+                states[:] = column
+        if self._cross is not None and own.cross is not None and step.places is not None:
+            self._cross.fill(own.cross, step.places)
         block_indices, offsets = np.divmod(positions, batch.block_size)
         num_blocks = int(block_indices.max()) + 1
         for tables, (own_tables, slot_mapping) in zip(batch.block_tables, self._tables, strict=True):

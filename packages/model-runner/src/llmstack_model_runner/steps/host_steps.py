@@ -12,6 +12,7 @@ import torch
 from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.layers.step_vectors import StepVectors
+from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
@@ -60,13 +61,16 @@ class HostSteps:
         max_num_captured_blocks: int = 0,
         sharding: Sharding | None = None,
         adapters: AdapterStore | None = None,
+        cross: CrossStore | None = None,
     ) -> None:
         """`find_vectors`: The vectors that stand in place of tokens of a step.
 
         `max_num_captured_blocks`: Longest block table of captured steps; 0 disables graph capture.
         `sharding`: Which part of the model it is; a stage without the head samples nothing.
         `adapters`: Those that rows of the batch may have; None without any.
+        `cross`: What rows attend to across; None for a model without cross attention.
         """
+        self._cross = cross
         self._has_head = has_head = sharding is None or sharding.is_last_stage
         self._unsampled: deque[_UnsampledStep] = deque()
         self._timing = timing
@@ -82,7 +86,9 @@ class HostSteps:
         self._graphs: GraphRunner | None = None
         if max_num_captured_blocks and isinstance(model, CausalLM):
             links = None if sharding is None else sharding.links
-            self._graphs = GraphRunner(model, kv_caches, max_num_captured_blocks, has_head=has_head, links=links)
+            self._graphs = GraphRunner(
+                model, kv_caches, max_num_captured_blocks, has_head=has_head, links=links, cross=cross
+            )
 
     def settle(self, scheduled: SchedulerOutput) -> None:
         """Waits for the last step, since its tokens are inputs of the next one."""
@@ -157,7 +163,7 @@ class HostSteps:
         """The rows of the step that sample, and the results of its forward pass."""
         batch, timing, adapters = self._batch, self._timing, self._adapters
         with timing.prepare:
-            inputs = prepare_inputs(batch, step, self._device, vectors)
+            inputs = prepare_inputs(batch, step, self._device, vectors, self._cross)
         with timing.forward:
             if not self._has_head:
                 return inputs.sampling_indices, compute_stage(self._model, inputs, self._kv_caches)

@@ -31,6 +31,7 @@ class StepRows:
         num_left: Known tokens and drafts of each row that are left after the step; rows that sample have none.
         num_tokens: Scheduled tokens of all rows.
         states: State blocks that each row reads and writes; None for a model without states.
+        places: Where the keys and values are that each row attends to across; None without cross attention.
     """
 
     request_ids: list[str]
@@ -41,6 +42,7 @@ class StepRows:
     num_left: IntArray  # [num_rows]
     num_tokens: int
     states: IntArray | None = None  # [num_rows, 2]
+    places: IntArray | None = None  # [num_rows]
 
     @property
     def has_drafts(self) -> bool:
@@ -64,6 +66,7 @@ class StepRows:
             num_drafts=num_before,
             num_left=np.repeat(self.num_left, num_tokens),
             num_tokens=self.num_tokens,
+            places=None if self.places is None else np.repeat(self.places, num_tokens),
         )
 
 

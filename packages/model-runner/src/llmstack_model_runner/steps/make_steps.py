@@ -7,6 +7,7 @@ import torch
 from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
 from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
@@ -21,7 +22,8 @@ from llmstack_types import ModelRunnerConfig
 
 def has_device_rows(model: Model | None, device: torch.device, runtime: DeviceRuntime | None) -> bool:
     """Whether the rows of a step are on the device, which computes steps asynchronously."""
-    return isinstance(model, CausalLM) and not model.moves_positions and (runtime is not None or device.type == "cuda")
+    needs_host = not isinstance(model, CausalLM) or model.moves_positions or model.cross_kv is not None
+    return not needs_host and (runtime is not None or device.type == "cuda")
 
 
 def make_steps(
@@ -38,6 +40,7 @@ def make_steps(
     label_head: LabelHead | None,
     sharding: Sharding,
     adapters: AdapterStore | None,
+    cross: CrossStore | None,
 ) -> HostSteps | DeviceSteps:
     """Steps over a batch and a KV storage; see the classes."""
     if isinstance(model, CausalLM) and has_device_rows(model, device, runtime):
@@ -47,5 +50,5 @@ def make_steps(
     return HostSteps(
         model, batch, kv_caches, sampler, device, timing, find_vectors, label_head=label_head,
         max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
-        sharding=sharding, adapters=adapters,
+        sharding=sharding, adapters=adapters, cross=cross,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
 from llmstack_model_runner.layers.step_vectors import StepVectors
+from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 
@@ -86,11 +87,15 @@ def find_sampling_rows(batch: InputBatch, step: StepRows) -> IntArray:
 
 
 def prepare_inputs(
-    batch: InputBatch, step: StepRows, device: torch.device, vectors: StepVectors | None = None
+    batch: InputBatch,
+    step: StepRows,
+    device: torch.device,
+    vectors: StepVectors | None = None,
+    cross: CrossStore | None = None,
 ) -> ModelInputs:
     """Tensors of a step of at least one row whose tokens are all known on the host.
 
-    `vectors` are those that stand in place of tokens of the step.
+    `vectors` are those that stand in place of tokens of the step; `cross` has what its rows attend to across.
     """
     layout = lay_out(batch, step)
     token_types = layout.token_types
@@ -112,6 +117,7 @@ def prepare_inputs(
         max_seq_len=int(layout.seq_lens.max()),
         states=None if step.states is None else _state_rows(step, query_start_loc, device),
         vectors=vectors,
+        cross=None if cross is None or step.places is None else cross.rows(_of_tokens(step, step.places)),
     )
     return ModelInputs(
         token_ids=_to_device(layout.token_ids, device),
@@ -130,6 +136,11 @@ def _state_rows(step: StepRows, query_start_loc: torch.Tensor, device: torch.dev
         _to_device(array, device) for array in (*states, step.num_scheduled_tokens - step.num_drafts)
     )
     return StateRows(query_start_loc, sources, targets, num_known_tokens)
+
+
+def _of_tokens(step: StepRows, of_rows: IntArray) -> IntArray:
+    """What a row has, for each of its tokens in the step."""
+    return np.repeat(of_rows, step.num_scheduled_tokens)
 
 
 def _token_types(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> IntArray:

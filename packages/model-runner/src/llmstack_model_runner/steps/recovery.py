@@ -158,6 +158,7 @@ def _take(step: StepRows, indices: IntArray | list[int]) -> StepRows:
         num_left=step.num_left[chosen],
         num_tokens=int(step.num_scheduled_tokens[chosen].sum()),
         states=None if step.states is None else step.states[chosen],
+        places=None if step.places is None else step.places[chosen],
     )
 
 

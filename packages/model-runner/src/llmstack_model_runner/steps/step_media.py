@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 
 from llmstack_model_runner.layers.step_vectors import Block, StepVectors
-from llmstack_model_runner.media.store import MediaStore
+from llmstack_model_runner.media.cross_store import CrossModel, CrossStore
+from llmstack_model_runner.media.store import MediaStore, MediaWorkError
+from llmstack_model_runner.memory.sizing import cached_vectors
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
-from llmstack_types import MediaItem, SchedulerOutput
+from llmstack_types import KVCacheSpec, MediaItem, ModelRunnerConfig, SchedulerOutput
 
 
 class StepMedia:
@@ -20,6 +24,29 @@ class StepMedia:
     def __init__(self, batch: InputBatch, store: MediaStore) -> None:
         self._batch = batch
         self._store = store
+
+    @property
+    def cross(self) -> CrossStore | None:
+        """What layers with cross attention attend to; None for a model without."""
+        return self._store.cross
+
+    def with_places(self, step: StepRows) -> StepRows:
+        """The step with the place of what each row attends to; O(rows). Rows of a warm-up attend to whatever is there.
+
+        Raises:
+            MediaWorkError: An item is not encoded.
+        """
+        cross = self._store.cross
+        if cross is None:
+            return step
+        places = np.zeros(len(step.rows), dtype=np.int64)
+        for index, row in enumerate(step.rows.tolist()):
+            for media_id, _ in self._batch.media.get(row, ()):
+                place = cross.place_of(media_id)
+                if place is None:
+                    raise MediaWorkError(f"a row attends to item {media_id}, which was not encoded")
+                places[index] = place
+        return replace(step, places=places)
 
     def follow(self, scheduled: SchedulerOutput) -> None:
         """Drops and encodes what the step says.
@@ -39,6 +66,8 @@ class StepMedia:
         Raises:
             MediaWorkError: An item is not encoded yet.
         """
+        if self._store.cross is not None:
+            return None
         self._move_positions(step)
         places: list[torch.Tensor] = []
         axes: list[torch.Tensor] = []
@@ -90,11 +119,12 @@ class StepMedia:
         return {index: failures[media_id] for index, media_id, _ in self._items_of(step) if media_id in failures}
 
     def _items_of(self, step: StepRows) -> Iterator[tuple[int, int, MediaItem]]:
-        """The index of a row, and the number of an item that has places among its tokens in the step."""
+        """The index of a row, and the number of an item that it reads: with places among its tokens in the step."""
         ends = step.num_computed_tokens + step.num_scheduled_tokens
         for index, row in enumerate(step.rows.tolist()):
             for media_id, item in self._batch.media.get(row, ()):
-                if item.offset < ends[index] and item.end > step.num_computed_tokens[index]:
+                is_near = item.offset < ends[index] and item.end > step.num_computed_tokens[index]
+                if is_near or self._store.cross is not None:
                     yield index, media_id, item
 
 
@@ -110,9 +140,20 @@ def _overlaps(item: MediaItem, start: int, end: int) -> Iterator[tuple[int, int,
 
 
 def make_media(
-    batch: InputBatch, model: Model, dtype: str, device: torch.device, make_room: Callable[[], None], is_first: bool
+    batch: InputBatch,
+    model: Model,
+    config: ModelRunnerConfig,
+    spec: KVCacheSpec,
+    device: torch.device,
+    make_room: Callable[[], None],
+    *,
+    is_first: bool,
 ) -> StepMedia:
-    """The items of a batch of a model that computes in `dtype`; see `MediaStore` for the rest."""
-    size, own_dtype = model.vector_size or 0, getattr(torch, dtype)
-    store = MediaStore(model.media_encoder(), size, own_dtype, device, make_room, is_first=is_first)
+    """The items of a batch; see `MediaStore` for `make_room` and `is_first`."""
+    size, dtype = model.vector_size or 0, getattr(torch, spec.dtype)
+    cross = None
+    if model.cross_kv is not None:
+        num_vectors = cached_vectors(config, spec)
+        cross = CrossStore(cast("CrossModel", model), model.cross_kv, num_vectors, dtype, device)
+    store = MediaStore(model.media_encoder(), size, dtype, device, make_room, is_first=is_first, cross=cross)
     return StepMedia(batch, store)

@@ -22,7 +22,7 @@ from llmstack_model_files import (
 )
 from llmstack_model_runner.architectures import ARCHITECTURES
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat, choose_quantization
-from llmstack_model_runner.models.image_files import with_image_files
+from llmstack_model_runner.models.image_files import with_generation_file, with_image_files
 from llmstack_types import ModelRunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ def read_served_config(
     is_native = any(name in ARCHITECTURES for name in (found.get("architectures") or [])[:1])
     if is_native and config.load_format != "dummy" and not gguf_weights(folder):
         found = untied_if_different(found, folder)
+    found = with_generation_file(found, folder)
     found = with_image_files(found, folder, is_text_only=config.language_model_only)
     return found, checkpoint_format, scheme
 

@@ -1,0 +1,161 @@
+"""Whisper in `LLM.generate`: the tokens of transformers, however requests meet, and one encoding of each window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from speech_model import (
+    END,
+    ENGLISH,
+    GERMAN,
+    NO_TIMESTAMPS,
+    PREVIOUS,
+    START,
+    TRANSCRIBE,
+    TRANSLATE,
+    WINDOW,
+    SpeechReference,
+    save_speech_model,
+    sound,
+    speech_prompt,
+)
+
+from llmstack_llm.offline.llm import LLM
+from llmstack_types import InvalidRequestError, SamplingParams, SchedulerOutput
+
+NUM_TOKENS = 20
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+PLAIN, TIMED = [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS], [START, GERMAN, TRANSLATE]
+LONG = [PREVIOUS, *range(20, 45), *TIMED]
+CASES = [(0, PLAIN), (1, TIMED), (2, LONG), (0, TIMED), (3, PLAIN), (4, TIMED), (1, PLAIN), (5, LONG)]
+ENGINES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "chunks": {"max_num_batched_tokens": 8, "block_size": 8, "max_num_seqs": 4},
+    "one item at a time": {"encoder_cache_tokens": 100, "enable_prefix_caching": False},
+    "preempted": {"num_kv_blocks": 14, "block_size": 4, "max_model_len": 52},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("speech") / "model"
+    save_speech_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> SpeechReference:
+    return SpeechReference(folder)
+
+
+@pytest.fixture(scope="module")
+def answers(reference: SpeechReference) -> list[list[int]]:
+    found = [reference.answer(sound(seed), token_ids, NUM_TOKENS) for seed, token_ids in CASES]
+    assert len({tuple(answer) for answer in found}) == len(CASES)  # each says something of its own
+    return found
+
+
+def engine(folder: Path, **options: Any) -> LLM:
+    return LLM(str(folder), **{"dtype": "float32", "skip_tokenizer_init": True, **options})
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with engine(folder) as one:
+        yield one
+
+
+def tokens(outputs: Any) -> list[list[int]]:
+    return [list(one.outputs[0].token_ids) for one in outputs]
+
+
+def counter(llm: LLM, name: str) -> Any:
+    return next(metric.value for metric in llm.get_metrics() if metric.name == name)  # type: ignore[union-attr]
+
+
+def prompts() -> list[dict[str, Any]]:
+    return [speech_prompt(sound(seed), token_ids) for seed, token_ids in CASES]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_answers_are_those_of_transformers(folder: Path, answers: Any, name: str) -> None:
+    with engine(folder, **ENGINES[name]) as one:
+        assert tokens(one.generate(prompts(), GREEDY, use_tqdm=False)) == answers
+        assert tokens(one.generate(prompts()[:2], GREEDY, use_tqdm=False)) == answers[:2]
+        assert name != "preempted" or counter(one, "vllm:num_preemptions")
+
+
+def test_a_window_is_encoded_once_for_all_that_is_asked_of_it(folder: Path, answers: Any) -> None:
+    encoded: list[int] = []
+
+    class Listener:
+        def on_scheduled(self, scheduled: SchedulerOutput) -> None:
+            encoded.extend(work.media_id for work in scheduled.encoder_work if not work.first_layer)
+
+    with engine(folder, event_hooks=[Listener()]) as one:
+        many = SamplingParams(temperature=1.0, n=3, max_tokens=NUM_TOKENS, seed=1)
+        asked = [speech_prompt(sound(1), ids) for ids in (TIMED, PLAIN, [START])]
+        one.generate(asked, [many, GREEDY, GREEDY], use_tqdm=False)
+        assert tokens(one.generate(asked[0], GREEDY, use_tqdm=False)) == [answers[1]]
+    assert len(encoded) == 1
+
+
+def test_a_language_that_is_not_given_is_the_most_likely_one(llm: LLM, reference: SpeechReference) -> None:
+    for seed in range(3):
+        first = reference.logits(sound(seed), [START])[-1]
+        language = max((ENGLISH, GERMAN), key=lambda token: float(first[token]))
+        expected = [language, TRANSCRIBE, *reference.answer(sound(seed), [START, language, TRANSCRIBE], NUM_TOKENS - 2)]
+        assert tokens(llm.generate(speech_prompt(sound(seed), [START]), GREEDY, use_tqdm=False)) == [expected]
+
+
+def test_one_step_tells_languages_and_silence(llm: LLM, reference: SpeechReference) -> None:
+    speech = llm.llm_engine.input_processor.media.speech
+    assert speech is not None
+    asked = speech_prompt(sound(1), [START])
+    (output,) = llm.generate(asked, SamplingParams(**speech.detection_sampling), use_tqdm=False)
+    found = speech.read_detection(output.outputs[0])
+    expected = reference.logits(sound(1), [START])[-1].softmax(-1)
+    assert found.no_speech_prob == pytest.approx(float(expected[speech.tokens.no_speech]), rel=1e-4)
+    total = float(expected[ENGLISH] + expected[GERMAN])
+    assert found.languages["en"] == pytest.approx(float(expected[ENGLISH]) / total, rel=1e-4)
+
+
+def test_the_forms_of_a_prompt_and_of_sound_are_alike(llm: LLM, answers: Any) -> None:
+    samples = sound(1)
+    data = {"audio": (samples, 16_000)}
+    forms = [
+        {"encoder_prompt": {"prompt": "", "multi_modal_data": data}, "decoder_prompt": {"prompt_token_ids": TIMED}},
+        {"encoder_prompt": {"multi_modal_data": {"audio": [samples]}}, "decoder_prompt": TIMED},
+        {"prompt_token_ids": TIMED, "multi_modal_data": {"audio": samples.astype(np.float64)}},
+    ]
+    assert tokens(llm.generate(forms, GREEDY, use_tqdm=False)) == [answers[1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"prompt_token_ids": TIMED}, "audio_required"),
+        (TIMED, "audio_required"),
+        (speech_prompt(sound(0, WINDOW + 1), TIMED), "audio_too_long"),
+        (speech_prompt(np.full(99, np.nan), TIMED), "invalid_audio"),
+        ({"prompt_token_ids": TIMED, "multi_modal_data": {"audio": (sound(0), 8000)}}, "unsupported_value"),
+        ({"prompt_token_ids": TIMED, "multi_modal_data": {"image": b"x"}}, "invalid_type"),
+        ({**speech_prompt(sound(0), TIMED), "cache_salt": "x"}, "unsupported_parameter"),
+    ],
+)
+def test_what_is_no_prompt_with_sound_is_refused_by_name(llm: LLM, asked: Any, code: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(asked, GREEDY, use_tqdm=False)
+    assert caught.value.code == code
+
+
+def test_float16_weights_are_computed_in_bfloat16(folder: Path) -> None:
+    with engine(folder, dtype="bfloat16") as one:
+        (answer,) = tokens(one.generate(speech_prompt(sound(0), PLAIN), GREEDY, use_tqdm=False))
+        assert answer
+        assert START not in answer
+        assert END not in answer[:-1]

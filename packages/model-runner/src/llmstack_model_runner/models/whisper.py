@@ -1,0 +1,135 @@
+"""Whisper: a decoder that attends to an encoder of sound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from llmstack_model_files import SpeechTokens, parse_speech_tokens
+from llmstack_model_runner.encoders.layer import LayerSettings
+from llmstack_model_runner.encoders.whisper import SpeechSizes, WhisperEncoder
+from llmstack_model_runner.layers import WeightSlot
+from llmstack_model_runner.layers.adaptation import adapted
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.cross_attention import CrossKVSpec, CrossNames
+from llmstack_model_runner.models.config_values import read_bool, read_head_dim, read_int, refuse
+from llmstack_model_runner.models.image_files import GENERATION_FILE
+from llmstack_model_runner.models.kv_spec import KVCaches
+from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings
+from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder, PositionTable
+from llmstack_model_runner.sampling.logits_processor import LogitsProcessor
+from llmstack_model_runner.sampling.speech_rules import SpeechRules
+
+_PREFIX = "model.decoder."
+_EPS = 1e-5
+_NAMES = BlockNames(
+    attention_norm="self_attn_layer_norm",
+    mlp_norm="final_layer_norm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_out="self_attn.out_proj",
+    mlp_in=("fc1",),
+    mlp_out="fc2",
+    cross=CrossNames(
+        norm="encoder_attn_layer_norm",
+        query="encoder_attn.q_proj",
+        key="encoder_attn.k_proj",
+        value="encoder_attn.v_proj",
+        out="encoder_attn.out_proj",
+    ),
+)
+
+
+class Whisper(LayerNormDecoder):
+    """`WhisperForConditionalGeneration`: Whisper tiny to large-v3, and those of English alone."""
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)
+        self._speech_tokens = _read_speech_tokens(config, self.kv_spec.vocab_size)
+        with adapted(None):  # adapters change the decoder alone
+            self._encoder = _make_encoder(config, dtype, device)
+        own = self.kv_spec.layers[0].tensors[0]
+        num_layers = len(self.kv_spec.model_layers or self.kv_spec.layers)
+        self.cross_kv = CrossKVSpec(
+            self.kv_spec.num_layers, own.num_heads, own.width, self._encoder.num_states,
+            vector_size=2 * num_layers * self._settings.block.hidden_size,
+        )  # fmt: skip
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
+        refuse(config, "scale_embedding", False)
+        size, num_heads = read_int(config, "d_model", 256), read_int(config, "decoder_attention_heads", 4)
+        return DecoderSettings(
+            tokens=_PREFIX + "embed_tokens",
+            positions=PositionTable(_PREFIX + "embed_positions"),
+            layers=_PREFIX + "layers.",
+            norm=_PREFIX + "layer_norm",
+            vocab_size=read_int(config, "vocab_size", 51865),
+            max_model_len=read_int(config, "max_target_positions", 448),
+            num_layers=read_int(config, "decoder_layers", 6),
+            is_tied=read_bool(config, "tie_word_embeddings", True),
+            block=BlockSettings(
+                names=_NAMES,
+                hidden_size=size,
+                inner_size=read_int(config, "decoder_ffn_dim", 1536),
+                num_heads=num_heads,
+                num_kv_heads=num_heads,
+                head_dim=read_head_dim(size, num_heads),
+                eps=_EPS,
+                activation=str(config.get("activation_function") or "gelu"),
+                parts_without_bias=("self_attn.k_proj",),
+            ),
+        )
+
+    @property
+    def vector_size(self) -> int | None:
+        """The width of the encoder's states. No vector stands in place of a token."""
+        return self._encoder.size
+
+    def media_encoder(self) -> WhisperEncoder:
+        return self._encoder
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Every stage has the encoder: its layers attend to what it makes."""
+        return super().slots() | self._encoder.slots()
+
+    def rename(self, name: str) -> str:
+        return "lm_head.weight" if name == "proj_out.weight" else super().rename(name)
+
+    def logits_processors(self, max_num_rows: int) -> Sequence[LogitsProcessor]:
+        return [SpeechRules(self._speech_tokens, max_num_rows)]
+
+    def cross_keys_and_values(self, encoded: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of a window in each layer of this stage, from its states [num_states, size]."""
+        start = self.kv_spec.first_layer
+        for layer in self._layers[start : start + self.kv_spec.num_layers]:
+            if layer.cross is not None:
+                yield layer.cross.keys_and_values(encoded)
+
+    def _caches(self, kv_caches: KVCaches, metadata: AttentionMetadata) -> Iterable[LayerCache]:
+        if metadata.cross is None:
+            raise ValueError("a step of a model with cross attention has no rows of it")
+        return ((*own, *cross) for own, cross in zip(kv_caches, metadata.cross.caches, strict=True))
+
+
+def _make_encoder(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> WhisperEncoder:
+    size, num_heads = read_int(config, "d_model", 256), read_int(config, "encoder_attention_heads", 4)
+    read_head_dim(size, num_heads)
+    activation = str(config.get("activation_function") or "gelu")
+    layer = LayerSettings(size, read_int(config, "encoder_ffn_dim", 1536), num_heads, _EPS, activation)
+    sizes = SpeechSizes(
+        read_int(config, "num_mel_bins", 80),
+        read_int(config, "max_source_positions", 1500),
+        read_int(config, "encoder_layers", 6),
+    )
+    return WhisperEncoder(sizes, layer, dtype, device)
+
+
+def _read_speech_tokens(config: Mapping[str, Any], vocab_size: int) -> SpeechTokens:
+    tokens = parse_speech_tokens(config[GENERATION_FILE])
+    named = (*tokens.languages.values(), *tokens.tasks.values(), *tokens.suppressed, *tokens.begin_suppressed)
+    largest = max(tokens.first_timestamp, tokens.start, tokens.end, tokens.previous or 0, *named)
+    if largest >= vocab_size:
+        raise ValueError(f"generation_config.json names the token {largest}, which the vocabulary does not have.")
+    return tokens
