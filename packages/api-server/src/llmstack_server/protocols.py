@@ -22,6 +22,7 @@ from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.requests import Adapter
 from llmstack_types import EngineReady, Operation, PoolingParams, SamplingParams, StepRecording
 from llmstack_types.control import ArgumentTs, ResultT
+from llmstack_types.vocabulary import MediaKind
 
 
 class TokenLogprob(Protocol):
@@ -108,9 +109,8 @@ class AdmittedPrompt(Protocol):
     @property
     def sampling_params(self) -> SamplingParams: ...
     @property
-    def num_image_tokens(self) -> int: ...
-    @property
     def adapter(self) -> Adapter | None: ...
+    def num_media_tokens(self, kind: MediaKind) -> int: ...
 
 
 class OutputStream(Protocol):

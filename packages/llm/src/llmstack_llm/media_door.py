@@ -16,7 +16,7 @@ from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.prepared import prepare_all
 from llmstack_llm.media.processor import MediaProcessor
-from llmstack_llm.media.served import make_served_media
+from llmstack_llm.media.served import KINDS, make_served_media
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, RenderedPrompt
 from llmstack_llm.speech.served import Speech, make_speech
@@ -61,7 +61,7 @@ class MediaDoor:
         takes_images = ready.media is not None and "image" in ready.media.num_layers
         if ready.media is not None and ready.media.has_cross_attention and self.speech is None:
             self.speech = make_speech(self._folder, ready.max_model_len)
-        if takes_images and self.processor is None and self._options.max_items.get("image") != 0:
+        if takes_images and self.processor is None and any(self._options.max_items.get(kind) != 0 for kind in KINDS):
             self.processor = make_served_media(self._folder, self._options)
         elif not takes_images and self._options.whole:
             logger.warning(

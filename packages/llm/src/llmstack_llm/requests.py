@@ -10,6 +10,7 @@ from llmstack_llm import request_errors
 from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_types import KVTransferParams, MediaItem, SamplingParams
+from llmstack_types.vocabulary import MediaKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,9 @@ class AdmittedRequest:
     placed: tuple[PlacedMedia, ...] = ()
     release: Callable[[], None] | None = field(default=None, compare=False)
 
-    @property
-    def num_image_tokens(self) -> int:
-        """Tokens of the prompt that pictures replace."""
-        return sum(one.num_vectors for one in self.placed if one.kind == "image")
+    def num_media_tokens(self, kind: MediaKind) -> int:
+        """Tokens of the prompt that pictures, or items of another kind, replace."""
+        return sum(one.num_vectors for one in self.placed if one.kind == kind)
 
 
 OnAdmitted = Callable[[Sequence[AdmittedRequest], int], Callable[[float], None] | None]

@@ -1,26 +1,35 @@
 """Pictures in; patches, placeholders and their counts out."""
 
+from llmstack_media.decode.clips import Clip, decode_frames, join_frames, read_clip
 from llmstack_media.decode.headers import ImageHeader, read_header
-from llmstack_media.decode.pictures import Animation, decode_animation, decode_image
+from llmstack_media.decode.pictures import decode_image
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.limits import MediaLimits
-from llmstack_media.processors.checkpoints import image_processor
-from llmstack_media.processors.layout import ImageLayout, Piece, text_of
+from llmstack_media.processors.checkpoints import Processors, image_processor, processors
+from llmstack_media.processors.layout import ImageLayout, Piece, VideoLayout, text_of
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor
-from llmstack_media.processors.processor import ImageProcessor
+from llmstack_media.processors.processor import ImageProcessor, PixelProcessor
+from llmstack_media.processors.video import VideoProcessor
 
 __all__ = [
-    "Animation",
+    "Clip",
     "ImageHeader",
     "ImageLayout",
     "ImageProcessor",
     "LlavaNextImageProcessor",
     "MediaLimits",
     "Piece",
+    "PixelProcessor",
     "ProcessorConfigError",
-    "decode_animation",
+    "Processors",
+    "VideoLayout",
+    "VideoProcessor",
+    "decode_frames",
     "decode_image",
     "image_processor",
+    "join_frames",
+    "processors",
+    "read_clip",
     "read_header",
     "text_of",
 ]

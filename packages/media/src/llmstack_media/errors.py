@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llmstack_types import InvalidRequestError
+from llmstack_types.vocabulary import MediaKind
 
 FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 SOUND_FORMATS = "WAV, MP3, FLAC, Ogg, WebM, Matroska, MP4, M4A, AAC or MPEG"
@@ -24,6 +25,12 @@ def invalid_image(reason: str, param: str | None = None) -> InvalidRequestError:
 def unsupported_format(param: str | None = None) -> InvalidRequestError:
     """Bytes that are no picture of an allowed format."""
     message = f"This is not an image of an allowed format: {FORMATS}."
+    return InvalidRequestError(message, param=param, code="unsupported_media_format")
+
+
+def unsupported_video(param: str | None = None) -> InvalidRequestError:
+    """Bytes that are no video of an allowed format."""
+    message = "This is not a video of an allowed format: animated GIF or WebP, or a list of pictures."
     return InvalidRequestError(message, param=param, code="unsupported_media_format")
 
 
@@ -77,7 +84,7 @@ def media_not_found(param: str | None = None) -> InvalidRequestError:
 
 def unknown_option(name: str, known: list[str], param: str | None = None) -> InvalidRequestError:
     """An option of a request that its model's processor does not have."""
-    message = f"The image processor of this model has no option '{name[:64]}'; it has {', '.join(known)}."
+    message = f"The processor of this model has no option '{name[:64]}'; it has {', '.join(known)}."
     return InvalidRequestError(message, param=param, code="invalid_value")
 
 
@@ -87,12 +94,13 @@ def invalid_option(name: str, allowed: str, param: str | None = None) -> Invalid
 
 
 @contextlib.contextmanager
-def named_refusals(param: str) -> Iterator[None]:
-    """Refusals of what is inside name this part of the request."""
+def named_refusals(param: str, kind: MediaKind = "image") -> Iterator[None]:
+    """Refusals of what is inside name this part of the request, and what kind of item it is."""
     try:
         yield
     except InvalidRequestError as error:
-        raise InvalidRequestError(error.message, param=param or error.param, code=error.code) from error
+        message = error.message.replace("This image ", f"This {kind} ", 1)
+        raise InvalidRequestError(message, param=param or error.param, code=error.code) from error
 
 
 @contextlib.contextmanager

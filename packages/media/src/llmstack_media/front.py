@@ -11,21 +11,29 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from llmstack_media.budgets import FairBudget
-from llmstack_media.errors import counted_refusals, fetch_failed, invalid_option, media_not_found, named_refusals
+from llmstack_media.errors import (
+    counted_refusals,
+    fetch_failed,
+    invalid_option,
+    media_not_found,
+    named_refusals,
+    unknown_option,
+)
 from llmstack_media.fetch.data_urls import check_length
 from llmstack_media.fetch.fetcher import Fetcher, is_inline
 from llmstack_media.limits import MediaLimits
 from llmstack_media.parts import AskedPart, MediaStats, Part, digest_of
 from llmstack_media.pool.client import PicturePool
-from llmstack_media.processors.checkpoints import image_processor
+from llmstack_media.processors.checkpoints import Processors, processors
 from llmstack_media.processors.layout import Piece
-from llmstack_media.processors.processor import ImageProcessor
+from llmstack_media.processors.processor import ImageProcessor, PixelProcessor
+from llmstack_media.processors.video import VideoProcessor
 from llmstack_media.sources import HeldSource, SourceBytes
-from llmstack_media.store import Counted, Entry, Key, MediaStore
+from llmstack_media.store import Counted, Entry, Key, MediaStore, PreparedMedia
 from llmstack_media.together import run_together
 from llmstack_types import ServerOverloadedError
-from llmstack_types.media import MediaItem, memory_name
-from llmstack_types.vocabulary import ImageDetail, MediaKind, words_of
+from llmstack_types.media import memory_name
+from llmstack_types.vocabulary import ImageDetail, words_of
 
 DETAILS: Final = words_of(ImageDetail)
 _HASH_IN_THREAD_BYTES: Final = 1 << 18
@@ -36,7 +44,7 @@ _MAX_PLACES: Final = 8
 
 
 class OpenedMedia:
-    """A picture that is counted and not yet decoded. `prepare` or `close` follows.
+    """A picture or video that is counted and not yet decoded. `prepare` or `close` follows.
 
     Attributes:
         digest: Names its vectors, as `MediaItem.digest`.
@@ -63,10 +71,10 @@ class OpenedMedia:
             InvalidRequestError: It is damaged, takes too long, or is kept no more under its `uuid`.
             ServerOverloadedError: There is no memory or no time for it.
         """
-        with named_refusals(self._asked.part.param):
+        with named_refusals(self._asked.part.param, self._asked.part.kind):
             entry = await self._front._entry(self._key, self._asked, self._counted, self._source)
         self._source = None
-        return PreparedMedia(self._front._store, entry)
+        return PreparedMedia(self._front._store, entry, self._asked.part.kind)
 
     def close(self) -> None:
         """Forgets what was fetched. Idempotent; without it that is forgotten with this."""
@@ -74,40 +82,10 @@ class OpenedMedia:
             self._source.free()
 
 
-class PreparedMedia:
-    """A picture or sound in memory that an engine core can read until `release`."""
-
-    def __init__(self, store: MediaStore, entry: Entry, kind: MediaKind = "image") -> None:
-        self._store = store
-        self._kind: MediaKind = kind
-        self._entry: Entry | None = entry
-        self._digest = entry.key[1]
-
-    def item(self, offset: int, num_tokens: int, embed_runs: tuple[tuple[int, int], ...] = ()) -> MediaItem:
-        """The item of a prompt, at the place that the caller's tokens have for it.
-
-        Raises:
-            ValueError: It is released.
-        """
-        if self._entry is None:
-            raise ValueError("the picture is released")
-        layout = self._entry.layout
-        return MediaItem(
-            self._digest, self._kind, offset, num_tokens, embed_runs, layout.grid, layout.num_units,
-            self._entry.memory.as_media_memory(),
-        )  # fmt: skip
-
-    def release(self) -> None:
-        """Ends the use by one request. Idempotent."""
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            self._store.release(entry)
-
-
 class MediaFront:
-    """Pictures of one model's requests. Used by one event loop.
+    """Pictures and videos of one model's requests. Used by one event loop.
 
-    `open_all` fetches pictures and reads their headers: a request is counted and refused before anything is decoded.
+    `open_all` fetches them and reads their headers: a request is counted and refused before anything is decoded.
     """
 
     def __init__(
@@ -119,22 +97,26 @@ class MediaFront:
         cache_bytes: int = 4 << 30,
         max_held_bytes: int = 4 << 30,
         background: tuple[int, int, int] | None = None,
+        video_options: Mapping[str, object] | None = None,
     ) -> None:
         """What the front end uses.
 
         Args:
-            files: The arguments of `image_processor`.
+            files: The arguments of `processors`.
             fetcher: Fetches what a URL names.
             limits: Of each picture and of all.
             cache_bytes: Of pictures that are kept for later requests.
             max_held_bytes: Of pictures that running requests use.
             background: Of transparent parts; None for white.
+            video_options: Of the video processor, for requests that do not give them.
 
         Raises:
             ProcessorConfigError: The checkpoint is not supported.
         """
         self._limits = limits or MediaLimits()
-        self._processor = image_processor(**files)
+        self._processors = processors(**files)
+        self._video_options = video_options or {}
+        self._option_names = {name for one in self._processors if one is not None for name in one.options}
         self._background = background
         self._fetcher = fetcher
         self._pool = PicturePool(files, self._limits, background)
@@ -149,9 +131,9 @@ class MediaFront:
         self._failures: Counter[str] = Counter()
 
     @property
-    def processor(self) -> ImageProcessor:
-        """The processor of requests without options."""
-        return self._processor
+    def processors(self) -> Processors:
+        """Those of requests without options."""
+        return self._processors
 
     @property
     def limits(self) -> MediaLimits:
@@ -170,6 +152,14 @@ class MediaFront:
             self._store.num_queries, self._store.num_hits, self._num_bytes, self._pool.processor_s,
             dict(self._fetch_results), dict(self._failures),
         )  # fmt: skip
+
+    def check_options(self, options: Mapping[str, object]) -> None:
+        """Refuses options that no request could have, as `open_all` does."""
+        for name in options:
+            if name not in self._option_names:
+                raise unknown_option(name, sorted(self._option_names))
+        image = self._processors.image
+        image.with_options({name: value for name, value in options.items() if name in image.options})
 
     async def open_all(
         self, parts: Sequence[Part], tenant: str = "", options: Mapping[str, object] | None = None
@@ -224,13 +214,13 @@ class MediaFront:
         self, asked: AskedPart, tenant: str, source: HeldSource, content: bytes | None = None
     ) -> OpenedMedia:
         part = asked.part
-        with named_refusals(part.param):
+        with named_refusals(part.param, part.kind):
             if not part.url and not part.path and content is None:
                 return self._known(asked, tenant)
             digest = await self._read(source, asked, tenant, content)
             counted = self._store.counted((tenant, digest))
             if counted is None:
-                counted = await self._count(tenant, asked.processor, source.data)
+                counted = await self._count(tenant, asked, source.data)
                 self._store.remember((tenant, digest), counted)
             if part.uuid:
                 self._store.set_alias(tenant, asked.alias, digest)
@@ -266,18 +256,28 @@ class MediaFront:
         self._store.close()
 
     def _asked(self, part: Part, options: Mapping[str, object]) -> AskedPart:
-        if part.kind != "image":
-            raise invalid_option("type", "that of an image: this model takes no others")
         if part.detail not in DETAILS:
             raise invalid_option("detail", "auto, low or high")
         if len(part.uuid) > _MAX_UUID_LENGTH:
             raise invalid_option("uuid", f"at most {_MAX_UUID_LENGTH} characters long")
-        processor = self._processor.for_detail(part.detail).with_options(options)
+        processor, own = self._with_options(part, options)
         names = (("kind", part.kind), ("background", repr(self._background)), *processor.identity())
-        return AskedPart(part, options, processor, names)
+        return AskedPart(part, own, processor, names)
+
+    def _with_options(
+        self, part: Part, options: Mapping[str, object]
+    ) -> tuple[PixelProcessor[Any], Mapping[str, object]]:
+        """The processor of a part, and the options that are its own; others may be of other parts."""
+        found: PixelProcessor[Any] | None = self._processors._asdict().get(part.kind)
+        if found is None:
+            raise invalid_option("type", "that of another kind: this model takes no such items")
+        self.check_options(options)
+        defaults = self._video_options if part.kind == "video" else {}
+        own = {**defaults, **{name: value for name, value in options.items() if name in found.options}}
+        return found.for_detail(part.detail).with_options(own), own
 
     def _checked(self, part: Part, options: Mapping[str, object]) -> AskedPart:
-        with named_refusals(part.param):
+        with named_refusals(part.param, part.kind):
             asked = self._asked(part, options)
             if part.url and not part.path:
                 with counted_refusals(self._fetch_results):
@@ -294,18 +294,23 @@ class MediaFront:
         return data
 
     def _known(self, asked: AskedPart, tenant: str) -> OpenedMedia:
-        """A picture that its key sent before, by its name alone."""
+        """An item that its key sent before, by its name alone."""
         digest = self._store.find_alias(tenant, asked.alias) if asked.part.uuid else None
         counted = None if digest is None else self._store.counted((tenant, digest))
         if digest is None or counted is None:
             raise media_not_found() if asked.part.uuid else fetch_failed("An image needs a URL or a uuid")
         return OpenedMedia(self, asked, (tenant, digest), counted, None)
 
-    async def _count(self, tenant: str, processor: ImageProcessor, data: bytes) -> Counted:
+    async def _count(self, tenant: str, asked: AskedPart, data: bytes) -> Counted:
         async with self._places.hold(tenant, 1):
             with counted_refusals(self._failures):
+                if isinstance(asked.processor, VideoProcessor):
+                    clip = await self._pool.clip(data)
+                    found = asked.processor.layout(clip)
+                    return Counted(found, clip.num_decoded(found.frames) * clip.width * clip.height)
                 width, height = await self._pool.size(data)
-        return Counted(processor.layout(width, height), width * height)
+                image: ImageProcessor = asked.processor  # type: ignore[assignment]  # of a part that is no video
+                return Counted(image.layout(width, height), width * height)
 
     async def _entry(self, key: Key, asked: AskedPart, counted: Counted, source: HeldSource | None) -> Entry:
         """The entry of a picture, held once more. Those that want the same one at once wait for one decode."""
@@ -338,7 +343,7 @@ class MediaFront:
                 try:
                     with counted_refusals(self._failures):
                         memory = await self._pool.prepare(
-                            source.data, memory_name(key[1]), layout, asked.part.detail, asked.options
+                            source.data, memory_name(key[1]), layout, asked.part.kind, asked.part.detail, asked.options
                         )
                 except BaseException:
                     self._store.cancel(tenant, layout.num_bytes)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_VIDEO_FRAMES: Final = 768
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class MediaLimits:
     max_bytes: int = 25 << 20
     max_image_pixels: int = 50_000_000
     max_aspect_ratio: int = 200
-    max_video_frames: int = 768
+    max_video_frames: int = MAX_VIDEO_FRAMES
     max_video_pixels: int = 800_000_000
     max_pixels_at_once: int = 200_000_000
     max_key_pixels_at_once: int = 100_000_000

@@ -1,22 +1,22 @@
-"""What a request asks of a picture, and the digest of what it becomes."""
+"""What a request asks of a picture or video, and the digest of what it becomes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from llmstack_media.processors.processor import ImageProcessor
+from llmstack_media.processors.processor import PixelProcessor
 from llmstack_types.vocabulary import MediaKind
 
 
 class Part(Protocol):
-    """A picture as a request names it; a server has a class of its own."""
+    """A picture or video as a request names it; a server has a class of its own."""
 
     @property
     def kind(self) -> MediaKind:
-        """What it is: `image`."""
+        """What it is: `image` or `video`."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class AskedPart:
 
     part: Part = field(repr=False)
     options: Mapping[str, object]
-    processor: ImageProcessor
+    processor: PixelProcessor[Any]
     names: tuple[tuple[str, str], ...]
 
     @property

@@ -10,6 +10,8 @@ from llmstack_media.memory import SealedMemory
 from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.shares import Shares, TenantLru
 from llmstack_types import ServerOverloadedError
+from llmstack_types.media import MediaItem
+from llmstack_types.vocabulary import MediaKind
 
 Key = tuple[str, bytes]
 """A tenant and a digest: another tenant's entry is never found, nor its absence noticed."""
@@ -194,3 +196,33 @@ class MediaStore:
         if self.num_bytes + self._reserved_bytes > self._cache_bytes:
             return self._bytes_of
         return self._entries_of if len(self._entries) + self._num_reserved > self._max_entries else None
+
+
+class PreparedMedia:
+    """A picture, video or sound in memory that an engine core can read until `release`."""
+
+    def __init__(self, store: MediaStore, entry: Entry, kind: MediaKind = "image") -> None:
+        self._store = store
+        self._kind: MediaKind = kind
+        self._entry: Entry | None = entry
+        self._digest = entry.key[1]
+
+    def item(self, offset: int, num_tokens: int, embed_runs: tuple[tuple[int, int], ...] = ()) -> MediaItem:
+        """The item of a prompt, at the place that the caller's tokens have for it.
+
+        Raises:
+            ValueError: It is released.
+        """
+        if self._entry is None:
+            raise ValueError("the picture is released")
+        layout = self._entry.layout
+        return MediaItem(
+            self._digest, self._kind, offset, num_tokens, embed_runs, layout.grid, layout.num_units,
+            self._entry.memory.as_media_memory(),
+        )  # fmt: skip
+
+    def release(self) -> None:
+        """Ends the use by one request. Idempotent."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._store.release(entry)

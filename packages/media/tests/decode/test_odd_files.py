@@ -10,8 +10,9 @@ import pytest
 from media_helpers.pictures import as_file, bomb, noise, orientation, picture, png_chunk
 from PIL import Image
 
+from llmstack_media.decode.clips import decode_frames, read_clip
 from llmstack_media.decode.headers import read_header
-from llmstack_media.decode.pictures import decode_animation, decode_image
+from llmstack_media.decode.pictures import decode_image
 from llmstack_media.limits import MediaLimits
 from llmstack_types import InvalidRequestError
 
@@ -130,18 +131,18 @@ def test_transparent_parts_show_the_background(mode: str) -> None:
 def test_an_animation_is_its_first_frame_or_frames_evenly_spread(kind: str) -> None:
     data = animation(kind)
     assert decode_image(data, LIMITS).max() <= 8
-    whole = decode_animation(data, LIMITS)
-    assert whole.num_frames == 5
-    assert [round(int(frame[0, 0, 0]), -1) for frame in whole.frames] == [0, 40, 80, 120, 160]
-    assert whole.seconds == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
-    some = decode_animation(data, LIMITS, max_frames=3)
-    assert [frame.tolist() for frame in some.frames] == [whole.frames[index].tolist() for index in (0, 2, 4)]
+    assert read_clip(data, LIMITS) == (5, pytest.approx(1.0), 24, 16)
+    whole = [*decode_frames(data, range(5), LIMITS)]
+    assert [round(int(frame[0, 0, 0]), -1) for frame in whole] == [0, 40, 80, 120, 160]
+    some = decode_frames(data, (0, 2, 4), LIMITS)
+    assert [frame.tolist() for frame in some] == [whole[index].tolist() for index in (0, 2, 4)]
 
 
 def test_an_animation_is_refused_by_the_pixels_of_all_its_frames() -> None:
-    error = refusal(lambda: decode_animation(animation("GIF"), MediaLimits(max_video_pixels=24 * 16 * 5 - 1)))
+    error = refusal(lambda: read_clip(animation("GIF"), MediaLimits(max_video_pixels=24 * 16 * 5 - 1)))
     assert error.code == "image_too_large"
-    assert refusal(lambda: decode_animation(as_file(COLOUR, "JPEG"), LIMITS)).code == "invalid_image"
+    assert refusal(lambda: read_clip(as_file(COLOUR, "JPEG"), LIMITS)).code == "invalid_image"
+    assert refusal(lambda: read_clip(b"no video", LIMITS)).code == "unsupported_media_format"
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP"])

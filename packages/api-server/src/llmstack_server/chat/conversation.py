@@ -20,6 +20,7 @@ class Conversation:
         call_grammar: Lark grammar of the whole answer, which is the text of the call that `tool_choice` names.
         documents: Documents that the template may quote.
         chat_template: Text of a template in place of the model's.
+        media_options: Options of the model's processor of pictures and videos.
         reasoning_effort: For the template; `none` asks for no reasoning.
         include_reasoning: Whether the reasoning is part of the answer.
         structured_outputs: This field of the request, whose options hold for the arguments of tools too.
@@ -35,6 +36,7 @@ class Conversation:
     documents: Sequence[Mapping[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    media_options: Mapping[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
     structured_outputs: Mapping[str, Any] | None = None

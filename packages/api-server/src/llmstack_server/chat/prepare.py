@@ -119,6 +119,7 @@ async def _chat_prompt(state: ServerState, conversation: Conversation, tool_use:
         documents=conversation.documents,
         chat_template=conversation.chat_template,
         template_kwargs=_template_kwargs(state, conversation) if has_kwargs else None,
+        media_options=conversation.media_options,
         tenant=current_client.get().tenant,
     )
 

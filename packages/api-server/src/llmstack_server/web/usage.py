@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from llmstack_server.protocols import AdmittedPrompt, PromptOutput, Timings
+from llmstack_types.vocabulary import MediaKind
+
+_COUNTED_KINDS: Final[tuple[MediaKind, ...]] = ("image", "video")
 
 
 class UsageCounter:
@@ -19,7 +22,9 @@ class UsageCounter:
     def __init__(self, prompts: Sequence[AdmittedPrompt]) -> None:
         self.timings: Timings | None = None
         self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
-        self._num_image_tokens = sum(prompt.num_image_tokens for prompt in prompts)
+        self._kind_to_num_tokens = {
+            kind: sum(prompt.num_media_tokens(kind) for prompt in prompts) for kind in _COUNTED_KINDS
+        }
         self.num_completion_tokens = 0
         self.num_reasoning_tokens: int | None = None
         self._prompt_index_to_num_cached = [0] * len(prompts)
@@ -53,8 +58,9 @@ class UsageCounter:
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._prompt_index_to_num_cached)},
         }
-        if self._num_image_tokens:
-            usage["prompt_tokens_details"]["image_tokens"] = self._num_image_tokens
+        for kind, num_tokens in self._kind_to_num_tokens.items():
+            if num_tokens:
+                usage["prompt_tokens_details"][f"{kind}_tokens"] = num_tokens
         if self.num_reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
         return usage

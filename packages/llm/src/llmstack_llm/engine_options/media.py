@@ -1,4 +1,4 @@
-"""Options of pictures in prompts."""
+"""Options of pictures and videos in prompts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmstack_llm.media.options import MediaOptions
+from llmstack_llm.media.options import MAX_VIDEO_FRAMES, MediaOptions
 from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
-_IO_KEYS = {"image": ("rgba_background_color",)}
+_IO_KEYS = {"image": ("rgba_background_color",), "video": ("num_frames", "fps")}
+
+_ALL = -1
+_MAX_FPS = 1000
 
 
 def check_network(networks: tuple[str, ...]) -> tuple[str, ...]:
@@ -24,7 +27,7 @@ def check_network(networks: tuple[str, ...]) -> tuple[str, ...]:
 
 @option_group
 class MediaInputOptions(OptionGroup):
-    """Where pictures come from, how they are prepared, and how many are kept."""
+    """Where pictures and videos come from, how they are prepared, and how many are kept."""
 
     title = "Pictures"
 
@@ -39,8 +42,9 @@ class MediaInputOptions(OptionGroup):
         None,
         flag="--media-io-kwargs",
         metavar="JSON",
-        help="how files are decoded: the colour that shows through transparent parts of a picture (default: white)",
-        example='{"image": {"rgba_background_color": [0, 0, 0]}}',
+        help="how files are decoded: the colour under transparent parts of a picture (default: white), and how many "
+        "frames of a video are taken, in all and of a second; -1 is as many as are allowed",
+        example='{"video": {"num_frames": 16}}',
     )
     mm_processor_cache_gb: float = option(
         4.0,
@@ -84,7 +88,13 @@ class MediaInputOptions(OptionGroup):
 
     def media_input_options(self, max_items: Mapping[str, int], whole: str) -> MediaOptions:
         """What the front end gets; `max_items` are those of `--limit-mm-per-prompt`, `whole` as in `MediaOptions`."""
-        colour = (self.media_io_kwargs or {}).get("image", {}).get("rgba_background_color")
+        given = self.media_io_kwargs or {}
+        colour = given.get("image", {}).get("rgba_background_color")
+        video = dict(given.get("video", {}))
+        if video.get("num_frames") == _ALL:
+            video["num_frames"] = MAX_VIDEO_FRAMES
+        if video.get("fps") == _ALL:
+            del video["fps"]
         return MediaOptions(
             whole=whole,
             max_items=max_items,
@@ -95,6 +105,7 @@ class MediaInputOptions(OptionGroup):
             local_path=self.allowed_local_media_path,
             has_redirects=self.media_redirects,
             processor_options=self.mm_processor_kwargs or {},
+            video=video,
             background=None if colour is None else tuple(colour),
         )
 
@@ -106,9 +117,20 @@ class MediaInputOptions(OptionGroup):
         for kind, values in (self.media_io_kwargs or {}).items():
             known = _IO_KEYS.get(kind, ())
             if not isinstance(values, Mapping) or any(key not in known for key in values):
-                yield Problem("{media_io_kwargs} takes image.rgba_background_color alone")
-            elif not _is_colour(values.get("rgba_background_color", (0, 0, 0))):
+                names = ", ".join(f"{name}.{key}" for name, keys in _IO_KEYS.items() for key in keys)
+                yield Problem("{media_io_kwargs} takes {names}", names=names)
+                continue
+            if not _is_count(values.get("num_frames", _ALL), int, MAX_VIDEO_FRAMES):
+                yield Problem("{media_io_kwargs}: num_frames is -1 or from 1 to {most}", most=MAX_VIDEO_FRAMES)
+            if not _is_count(values.get("fps", _ALL), (int, float), _MAX_FPS):
+                yield Problem("{media_io_kwargs}: fps is -1 or a number up to {most}", most=_MAX_FPS)
+            if not _is_colour(values.get("rgba_background_color", (0, 0, 0))):
                 yield Problem("{media_io_kwargs}: rgba_background_color is three numbers from 0 to 255")
+
+
+def _is_count(value: object, kind: type | tuple[type, ...], most: int) -> bool:
+    """Whether it is positive and at most that, or -1."""
+    return isinstance(value, kind) and not isinstance(value, bool) and (value == _ALL or 0 < value <= most)  # type: ignore[operator]
 
 
 def _is_colour(value: object) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+MAX_VIDEO_FRAMES: Final = 768
+"""Frames of a video that may be asked for, as `llmstack_media` has it, which options do not import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class MediaOptions:
         local_path: Folder of which `file:` URLs are read; empty for none.
         has_redirects: Whether redirects are followed.
         processor_options: Of the model's processor, for every request.
+        video: How many frames of a video are taken: `num_frames` and `fps` of `llmstack_media.VideoProcessor`.
         background: Colour (red, green, blue) under transparent parts; None for white.
     """
 
@@ -35,4 +39,5 @@ class MediaOptions:
     local_path: str = ""
     has_redirects: bool = True
     processor_options: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
     background: tuple[int, int, int] | None = None

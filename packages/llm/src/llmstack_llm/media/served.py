@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import MediaPart
@@ -14,22 +14,30 @@ from llmstack_types import EngineStartError
 from llmstack_types.vocabulary import MediaKind
 
 if TYPE_CHECKING:
+    from llmstack_media import PixelProcessor
     from llmstack_media.front import MediaFront
 
 DEFAULT_MAX_ITEMS = 64
+KINDS: Final[tuple[MediaKind, ...]] = ("image", "video")
+"""Those that are prepared out of files."""
 
 
 class ServedMedia:
-    """A `MediaProcessor` over the children that decode pictures."""
+    """A `MediaProcessor` over the children that decode pictures and videos."""
 
     def __init__(self, front: MediaFront, options: MediaOptions) -> None:
         self._front = front
         self._options = options
-        processor = front.processor
-        vectors = {piece.text for piece in processor.placeholders(processor.largest()) if piece.num_vectors}
-        symbols = MediaSymbols(processor.placeholder, processor.placeholder_in_text, tuple(vectors))
-        self.symbols: Mapping[MediaKind, MediaSymbols] = {"image": symbols}
-        self.max_items: Mapping[MediaKind, int] = {"image": options.max_items.get("image", DEFAULT_MAX_ITEMS)}
+        self.symbols: dict[MediaKind, MediaSymbols] = {}
+        self.max_items: dict[MediaKind, int] = {}
+        for kind in KINDS:
+            processor: PixelProcessor[Any] | None = front.processors._asdict()[kind]
+            max_items = options.max_items.get(kind, DEFAULT_MAX_ITEMS)
+            if processor is None or not max_items:
+                continue
+            vectors = {piece.text for piece in processor.placeholders(processor.largest()) if piece.num_vectors}
+            self.symbols[kind] = MediaSymbols(processor.placeholder, processor.placeholder_in_text, tuple(vectors))
+            self.max_items[kind] = max_items
         self.max_bytes, self.max_pixels = front.limits.max_bytes, front.limits.max_image_pixels
 
     @property
@@ -65,7 +73,8 @@ def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
     from llmstack_media.limits import MediaLimits
     from llmstack_model_files import read_json
 
-    names = {"preprocessor": "preprocessor_config", "processor": "processor_config", "tokenizer": "tokenizer_config"}
+    names = {"preprocessor": "preprocessor_config", "processor": "processor_config", "tokenizer": "tokenizer_config",
+             "video_preprocessor": "video_preprocessor_config"}  # fmt: skip
     files = {key: read_json(folder, f"{name}.json", required=False) for key, name in names.items()}
     files["model"] = read_json(folder, "config.json")  # whole, with the parts that are not for text
     policy = FetchPolicy(
@@ -81,9 +90,9 @@ def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
     try:
         made = MediaFront(
             files, Fetcher(policy), limits=limits,
-            cache_bytes=options.cache_bytes, background=options.background,
+            cache_bytes=options.cache_bytes, background=options.background, video_options=options.video,
         )  # fmt: skip
-        made.processor.with_options(options.processor_options)
+        made.check_options(options.processor_options)
     except ProcessorConfigError as error:
         raise EngineStartError(f"the model takes pictures, but {error} (--language-model-only)") from error
     return ServedMedia(made, options)

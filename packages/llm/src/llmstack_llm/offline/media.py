@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import functools
-import io
-import os
 import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.chat.media_chat import render_text_with_media
 from llmstack_llm.chat.renderers import ChatRenderers
-from llmstack_llm.media.parts import MediaPart, has_media
+from llmstack_llm.media.parts import has_media
 from llmstack_llm.media_door import AdmittedT, MediaDoor, decode_media, release_media
+from llmstack_llm.offline.multi_modal_data import read_multi_modal_data
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, PromptInput, RenderedPrompt
 from llmstack_llm.speech.prompts import MEDIA_KEY, is_sound_prompt, open_sound_prompt, read_sound_prompt
 from llmstack_llm.speech.served import Speech
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import Tokenizer
-from llmstack_types import InvalidRequestError, ServerOverloadedError
+from llmstack_types import ServerOverloadedError
 
 ResultT = TypeVar("ResultT")
 Request = AdmittedRequest | AdmittedPooling
@@ -76,16 +73,15 @@ class OfflineMedia:
         processor = self._door.processor
         if processor is None or tokenizer is None:
             raise request_errors.unsupported_parameter(f"{param}.{MEDIA_KEY}", "this model takes text only")
-        parts = _parts(f"{param}.{MEDIA_KEY}", prompt[MEDIA_KEY])
+        parts = read_multi_modal_data(f"{param}.{MEDIA_KEY}", prompt[MEDIA_KEY], processor.max_items)
         if not parts:
             return text
-        symbol = processor.symbols["image"].token
-        if text.count(symbol) != len(parts):
-            reason = f"it spells '{symbol}' {text.count(symbol)} times, and there are {len(parts)} pictures"
-            raise request_errors.invalid_value(param, reason)
-        if len(parts) > processor.max_items.get("image", 0):
-            message = f"A prompt has at most {processor.max_items.get('image', 0)} items of the kind image."
-            raise InvalidRequestError(message, param=f"{param}.{MEDIA_KEY}", code="too_many_images")
+        for kind, symbols in processor.symbols.items():
+            count = sum(part.kind == kind for part in parts)
+            if text.count(symbols.token) != count:
+                spelt = text.count(symbols.token)
+                reason = f"it spells '{symbols.token}' {spelt} times, and there are {count} items of the kind {kind}"
+                raise request_errors.invalid_value(param, reason)
         return self._run(render_text_with_media(tokenizer, text, parts, processor, options))
 
     def _read_sound(self, speech: Speech, prompt: PromptInput, tokenizer: Tokenizer | None, param: str) -> PromptInput:
@@ -154,41 +150,6 @@ class OfflineMedia:
 def release_all(requests: Sequence[Request]) -> None:
     """Releases the media of requests that are over, or never began."""
     release_media(requests)
-
-
-def _parts(param: str, data: object) -> list[MediaPart]:
-    if not isinstance(data, Mapping):
-        raise request_errors.invalid_type(param, "a dict such as {'image': ...}", data)
-    for kind in data:
-        if kind != "image":
-            name = f"{param}.{request_errors.echo(kind)}"
-            raise request_errors.unsupported_parameter(name, "this model takes text, image only")
-    given = data.get("image")
-    items = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
-    is_list = isinstance(given, list | tuple)
-    names = [f"{param}.image[{index}]" if is_list else f"{param}.image" for index in range(len(items))]
-    return [MediaPart("image", _url(name, item), param=name) for name, item in zip(names, items, strict=True)]
-
-
-def _url(param: str, item: Any) -> str:
-    """A picture as a URL: of its file's bytes, of a file of the caller's, or of a picture of PIL."""
-    if isinstance(item, str) and (item.startswith("data:") or "://" in item):
-        return item
-    if isinstance(item, str | os.PathLike):
-        try:
-            item = Path(item).read_bytes()
-        except (OSError, ValueError) as error:
-            raise request_errors.invalid_value(param, f"the file cannot be read: {error}") from error
-    elif not isinstance(item, bytes) and callable(getattr(item, "save", None)):
-        file = io.BytesIO()
-        try:
-            item.save(file, "PNG")
-        except (OSError, ValueError) as error:
-            raise request_errors.invalid_value(param, f"the picture cannot be written as PNG: {error}") from error
-        item = file.getvalue()
-    if not isinstance(item, bytes):
-        raise request_errors.invalid_type(param, "bytes, a path, a URL or a picture of PIL", item)
-    return f"data:application/octet-stream;base64,{base64.b64encode(item).decode()}"
 
 
 def conversation_list(messages: Any) -> list[Sequence[Mapping[str, Any]]]:

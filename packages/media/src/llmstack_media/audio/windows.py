@@ -11,11 +11,10 @@ from numpy.typing import ArrayLike
 from llmstack_media.audio.log_mel import LogMel, Samples
 from llmstack_media.budgets import FairBudget
 from llmstack_media.errors import audio_too_long, invalid_audio
-from llmstack_media.front import PreparedMedia
 from llmstack_media.memory import SealedMemory
 from llmstack_media.parts import MediaStats, digest_of
 from llmstack_media.processors.layout import ImageLayout
-from llmstack_media.store import Key, MediaStore
+from llmstack_media.store import Key, MediaStore, PreparedMedia
 from llmstack_types import ServerOverloadedError
 from llmstack_types.media import memory_name
 

@@ -15,8 +15,6 @@ from llmstack_media.errors import image_too_large, invalid_image
 from llmstack_media.limits import MediaLimits
 from llmstack_types import InvalidRequestError
 
-ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")
-"""Formats that can serve as a video."""
 _SIDEWAYS = (5, 6, 7, 8)
 _MAX_CHUNKS = 65_536
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -35,6 +37,20 @@ def to_rgb(image: Image.Image, background: Color = WHITE) -> Image.Image:
         below = Image.new("RGBA", above.size, (*background, 255))
         return Image.alpha_composite(below, above).convert("RGB")
     return image.convert("RGB")
+
+
+def as_png(pixels: object) -> bytes:
+    """A file of an array of RGB, uint8 [height, width, 3].
+
+    Raises:
+        ValueError: It is another array, or empty.
+    """
+    array = np.asarray(pixels)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise ValueError(f"it is of {array.dtype} {list(array.shape)}, and not of uint8 [height, width, 3]")
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(array)).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def as_shown(image: Image.Image, orientation: int) -> Image.Image:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import binascii
 
+from llmstack_media.decode.clips import join_frames, too_many_frames
 from llmstack_media.errors import fetch_failed, image_too_large, invalid_image
+from llmstack_media.limits import MAX_VIDEO_FRAMES
 from llmstack_types import InvalidRequestError
 
 _MAX_HEAD = 256
@@ -12,7 +14,9 @@ _WHITE_SPACE = b" \t\r\n\f\v"
 
 
 def decode_data_url(url: str, max_bytes: int) -> bytes:
-    """The bytes of `data:[type];base64,…`. The declared type is not looked at.
+    """The bytes of `data:[type];base64,…`; of `video/jpeg`, those of pictures with commas between them.
+
+    No other declared type is looked at.
 
     Raises:
         InvalidRequestError: It is not base64, or has more bytes.
@@ -20,7 +24,16 @@ def decode_data_url(url: str, max_bytes: int) -> bytes:
     head, comma, _ = url[:_MAX_HEAD].partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise fetch_failed("A data: URL must have the form data:image/png;base64,…")
-    return decode_base64(url[len(head) + 1 :], max_bytes)
+    text = url[len(head) + 1 :]
+    if not head.lower().startswith("data:video/jpeg;"):
+        return decode_base64(text, max_bytes)
+    if text.count(",") >= MAX_VIDEO_FRAMES:
+        raise too_many_frames(MAX_VIDEO_FRAMES)
+    frames, left = [], max_bytes
+    for part in text.split(","):
+        frames.append(decode_base64(part, left))
+        left -= len(frames[-1])
+    return join_frames(frames)
 
 
 def decoded_length(url: str) -> int:

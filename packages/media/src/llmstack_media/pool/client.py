@@ -1,4 +1,4 @@
-"""Client of the process that reads pictures."""
+"""Client of the process that reads pictures and videos."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from llmstack_media.decode.clips import Clip
 from llmstack_media.errors import image_too_large, invalid_image
 from llmstack_media.limits import MediaLimits
 from llmstack_media.memory import SealedMemory
 from llmstack_media.processors.layout import ImageLayout
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.child_pool.client import ChildPool
+from llmstack_types.vocabulary import MediaKind
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Libraries start no threads in the process that forks."""
@@ -20,7 +22,7 @@ _HEADER_S = 1.0
 
 
 class PicturePool:
-    """Headers and arrays of pictures, from children. Used by one event loop.
+    """Headers and arrays of pictures and videos, from children. Used by one event loop.
 
     Attributes:
         processor_s: Processor time of the jobs so far.
@@ -29,7 +31,7 @@ class PicturePool:
     def __init__(
         self, files: Mapping[str, Any], limits: MediaLimits, background: tuple[int, int, int] | None = None
     ) -> None:
-        """`files`: The arguments of `image_processor`. `background`: Of transparent parts; None for white."""
+        """`files`: The arguments of `processors`. `background`: Of transparent parts; None for white."""
         self.processor_s = 0.0
         self._limits = limits
         configuration = {"files": dict(files), "limits": asdict(limits), "background": background}
@@ -52,23 +54,30 @@ class PicturePool:
             answer = await self._run({"do": "header", "source": source.place}, _HEADER_S, is_slow=False)
         return answer["width"], answer["height"]
 
+    async def clip(self, data: bytes) -> Clip:
+        """Frames, time and size of a video, without a decode; raises as `size`."""
+        with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
+            return Clip(**await self._run({"do": "clip", "source": source.place}, _HEADER_S, is_slow=False))
+
     async def prepare(
-        self, data: bytes, name: str, layout: ImageLayout, detail: str, options: Mapping[str, Any]
+        self, data: bytes, name: str, layout: ImageLayout, kind: MediaKind, detail: str, options: Mapping[str, Any]
     ) -> SealedMemory:
-        """The array of a picture, in sealed memory of this name, which is the caller's to close.
+        """The array of a picture or video, in sealed memory of this name, which is the caller's to close.
 
         Raises:
             InvalidRequestError: It is damaged, or takes too long.
             ServerOverloadedError: The machine is too busy, there is no memory, or the process cannot be started.
         """
+        limits = self._limits
+        limit_s = limits.video_decode_s if kind == "video" else limits.decode_s
         with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
             target = _memory(lambda: SealedMemory(layout.num_bytes, name))
             job = {
                 "do": "prepare", "source": source.place, "target": target.place, "shape": list(layout.shape),
-                "detail": detail, "options": dict(options),
+                "kind": kind, "detail": detail, "options": dict(options),
             }  # fmt: skip
             try:
-                await self._run(job, self._limits.decode_s, is_slow=True)
+                await self._run(job, limit_s, is_slow=True)
                 target.seal()
             except BaseException:
                 target.close()

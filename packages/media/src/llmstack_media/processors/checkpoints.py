@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles
@@ -15,6 +15,8 @@ from llmstack_media.processors.llava_next import LlavaNextImageProcessor
 from llmstack_media.processors.pixtral import PixtralImageProcessor
 from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.processors.qwen2_vl import Qwen2VLImageProcessor
+from llmstack_media.processors.qwen_video import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
+from llmstack_media.processors.video import VideoProcessor
 
 PROCESSORS: Mapping[str, type[ImageProcessor]] = {
     one.name: one
@@ -24,6 +26,11 @@ PROCESSORS: Mapping[str, type[ImageProcessor]] = {
         SmolVLMImageProcessor,
     )
 }  # fmt: skip
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+# Types of models that take videos, to their processor.
+VIDEO_PROCESSORS: Mapping[str, type[VideoProcessor]] = {
+    name: Qwen2VLVideoProcessor if name in _QWEN[:2] else Qwen3VLVideoProcessor for name in _QWEN
+}
 _ENDINGS = ("Fast", "Pil")
 # Names of older files, for the same classes.
 _OLDER_NAMES = {
@@ -33,24 +40,51 @@ _OLDER_NAMES = {
 }
 
 
+class Processors(NamedTuple):
+    """What prepares each kind of item of a model; None for a kind that it does not take."""
+
+    image: ImageProcessor
+    video: VideoProcessor | None = None
+
+
+def processors(
+    preprocessor: Mapping[str, Any] | None = None,
+    processor: Mapping[str, Any] | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+    video_preprocessor: Mapping[str, Any] | None = None,
+) -> Processors:
+    """The processors that a checkpoint's files describe.
+
+    A video has at most as many vectors as the largest picture. Without a file that could be for videos none are taken.
+
+    Args:
+        preprocessor: Contents of `preprocessor_config.json`; None where there is no such file.
+        processor: Of `processor_config.json`. What is inside of it for a kind comes first.
+        tokenizer: Of `tokenizer_config.json`.
+        model: Of `config.json`.
+        video_preprocessor: Of `video_preprocessor_config.json`.
+
+    Raises:
+        ProcessorConfigError: No supported class is named, or its options are not supported.
+    """
+    files = CheckpointFiles(preprocessor or {}, processor or {}, tokenizer or {}, model or {}, video_preprocessor or {})
+    image = _image_processor(files)
+    video = VIDEO_PROCESSORS.get(str(files.model.get("model_type"))) if files.video else None
+    return Processors(image, None if video is None else video.of_checkpoint(files, image.largest().num_vectors))
+
+
 def image_processor(
     preprocessor: Mapping[str, Any] | None = None,
     processor: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> ImageProcessor:
-    """The processor that a checkpoint's files describe.
+    """That for pictures alone; arguments and errors as of `processors`."""
+    return _image_processor(CheckpointFiles(preprocessor or {}, processor or {}, tokenizer or {}, model or {}))
 
-    Args:
-        preprocessor: Contents of `preprocessor_config.json`; None where there is no such file.
-        processor: Of `processor_config.json`. An `image_processor` inside of it comes first.
-        tokenizer: Of `tokenizer_config.json`.
-        model: Of `config.json`.
 
-    Raises:
-        ProcessorConfigError: No supported class is named, or its options are not supported.
-    """
-    files = CheckpointFiles(preprocessor or {}, processor or {}, tokenizer or {}, model or {})
+def _image_processor(files: CheckpointFiles) -> ImageProcessor:
     named = files.image.get("image_processor_type") or files.image.get("feature_extractor_type")
     if not isinstance(named, str):
         raise ProcessorConfigError("no file of this checkpoint names its image_processor_type")

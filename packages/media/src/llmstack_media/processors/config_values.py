@@ -24,18 +24,26 @@ class CheckpointFiles:
         processor: `processor_config.json`; transformers 5 writes the image processor into it.
         tokenizer: `tokenizer_config.json`, for the names of special tokens.
         model: `config.json`, for the patch size of the encoder.
+        video_preprocessor: `video_preprocessor_config.json`.
     """
 
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def image(self) -> Mapping[str, Any]:
         """The options of the image processor. As in the reference, those in `processor_config.json` come first."""
         nested = self.processor.get("image_processor")
         return nested if isinstance(nested, dict) else self.preprocessor
+
+    @property
+    def video(self) -> Mapping[str, Any]:
+        """The options of the video processor. Without any of its own it has those of pictures, as in the reference."""
+        nested = self.processor.get("video_processor")
+        return nested if isinstance(nested, dict) else self.video_preprocessor or self.preprocessor
 
     @property
     def vision(self) -> Mapping[str, Any]:

@@ -96,7 +96,7 @@ class SiglipImageProcessor(FixedSizeProcessor):
         height, width = fixed_size(files, 224)
         patch_size = files.encoder_patch_size()
         return cls(
-            **cls._common(files), height=height, width=width, shortest_edge=0, has_square_padding=False,
+            **cls._common(files.image), height=height, width=width, shortest_edge=0, has_square_padding=False,
             patch_size=patch_size, num_vectors=(height // patch_size) * (width // patch_size),
             image_token=files.token("image_token", "<image>"),
         )  # fmt: skip
@@ -129,7 +129,7 @@ class CLIPImageProcessor(FixedSizeProcessor):
         height, width = _height_and_width(size if is_direct else crop)
         patch_size = integer(files.processor, "patch_size", 0, 0, MAX_SIDE) or files.encoder_patch_size()
         return cls(
-            **cls._common(files), height=height, width=width, shortest_edge=size.get("shortest_edge", 0),
+            **cls._common(files.image), height=height, width=width, shortest_edge=size.get("shortest_edge", 0),
             has_square_padding=cls._has_square_padding(files), patch_size=patch_size,
             num_vectors=(height // patch_size) * (width // patch_size) + additional_vectors(files),
             image_token=files.token("image_token", "<image>"),

@@ -54,7 +54,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         image = files.image
         height, width = fixed_size(files, 224)
         return cls(
-            **cls._common(files),
+            **cls._common(files.image),
             height=height,
             width=width,
             do_pan_and_scan=boolean(image, "do_pan_and_scan", False),

@@ -59,7 +59,7 @@ class GotOcr2ImageProcessor(ImageProcessor):
         # InternVL's processor cuts, whatever its files say.
         is_intern = str(files.processor.get("processor_class", "InternVLProcessor")) == "InternVLProcessor"
         return cls(
-            **cls._common(files),
+            **cls._common(files.image),
             height=height,
             width=width,
             crop_to_patches=is_intern or boolean(files.image, "crop_to_patches", False),

@@ -64,7 +64,7 @@ class Idefics3ImageProcessor(ImageProcessor):
         if set(size) != {"longest_edge"} or set(crop) != {"longest_edge"}:
             raise ProcessorConfigError("size and max_image_size must have the key longest_edge")
         return cls(
-            **cls._common(files),
+            **cls._common(files.image),
             longest_edge=checked_integer("size.longest_edge", size["longest_edge"], 1, MAX_SIDE),
             crop_size=checked_integer("max_image_size.longest_edge", crop["longest_edge"], 1, _MAX_SIDE),
             do_image_splitting=boolean(image, "do_image_splitting", True),

@@ -43,6 +43,19 @@ class ImageLayout:
         return num_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class VideoLayout(ImageLayout):
+    """How a model sees a video.
+
+    Attributes:
+        frames: Numbers of the frames that are taken, ascending.
+        seconds: When the frames of each patch are shown, on average.
+    """
+
+    frames: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
 def text_of(pieces: tuple[Piece, ...]) -> str:
     """The whole text of the pieces, as the reference writes it into a prompt."""
     return "".join(piece.text * max(1, piece.num_vectors) for piece in pieces)

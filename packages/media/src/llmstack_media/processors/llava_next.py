@@ -51,7 +51,7 @@ class LlavaNextImageProcessor(ImageProcessor):
             raise ProcessorConfigError("size and crop_size must be one and the same square")
         side = checked_integer("size", sides.pop(), 1, MAX_SIDE)
         return cls(
-            **cls._common(files),
+            **cls._common(files.image),
             side=side,
             grids=_grids(image.get("image_grid_pinpoints") or _DEFAULT_GRIDS, side),
             patch_size=integer(files.processor, "patch_size", 0, 0, MAX_SIDE) or files.encoder_patch_size(),

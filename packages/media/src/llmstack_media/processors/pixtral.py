@@ -61,7 +61,7 @@ class PixtralImageProcessor(ImageProcessor):
             raise ProcessorConfigError("size must have longest_edge, or height and width")
         merge_size = files.processor.get("spatial_merge_size") or files.model.get("spatial_merge_size")
         return cls(
-            **cls._common(files),
+            **cls._common(files.image),
             max_height=checked_integer("size", size.get("height") or size["longest_edge"], 1, MAX_SIDE),
             max_width=checked_integer("size", size.get("width") or size["longest_edge"], 1, MAX_SIDE),
             patch_size=integer(files.processor, "patch_size", 0, 0, MAX_SIDE) or files.encoder_patch_size(),

@@ -1,11 +1,11 @@
-"""What all image processors share: resizing, tables of values, options."""
+"""What all processors of pictures and videos share: resizing, values, options."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,14 @@ HALF = (0.5, 0.5, 0.5)
 BILINEAR, BICUBIC, LANCZOS = (
     int(one) for one in (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 )
+LayoutT = TypeVar("LayoutT", bound=ImageLayout)
 MAX_RESIZED_PIXELS = 100_000_000
 """Of a picture between two steps of its preprocessing: an extreme shape may grow before it is cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageProcessor(ABC):
-    """Preprocessing of one model family, equal to transformers' class of the same name that uses Pillow.
+class PixelProcessor(ABC, Generic[LayoutT]):
+    """What makes an array of bytes of pictures or of the frames of a video.
 
     Attributes:
         resample: Pillow's filter.
@@ -53,39 +54,18 @@ class ImageProcessor(ABC):
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
 
-    @classmethod
     @abstractmethod
-    def from_checkpoint(cls, files: CheckpointFiles) -> Self:
-        """The processor of a checkpoint.
-
-        Raises:
-            ProcessorConfigError: Its files ask for something else than this family does.
-        """
+    def placeholders(self, layout: LayoutT) -> tuple[Piece, ...]:
+        """What stands in the prompt in place of the item's placeholder."""
 
     @abstractmethod
-    def layout(self, width: int, height: int) -> ImageLayout:
-        """What a picture of this size becomes, in pixels as it is shown.
-
-        Raises:
-            InvalidRequestError: It cannot become anything.
-        """
-
-    @abstractmethod
-    def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
-        """The array that the encoder reads, of the layout's shape. `pixels`: [height, width, 3]."""
-
-    @abstractmethod
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        """What stands in the prompt in place of the picture's placeholder."""
-
-    @abstractmethod
-    def largest(self) -> ImageLayout:
-        """A layout with as many vectors as any picture can have, or a few more."""
+    def largest(self) -> LayoutT:
+        """A layout with as many vectors as any item can have, or a few more."""
 
     @property
     @abstractmethod
     def placeholder(self) -> str:
-        """The special token that a chat template prints where a picture stands, and that the pieces replace."""
+        """The special token that a chat template prints where an item stands, and that the pieces replace."""
 
     @property
     def placeholder_in_text(self) -> str:
@@ -122,7 +102,7 @@ class ImageProcessor(ABC):
         changed = self._changed(options)
         largest = self.largest().num_vectors
         if changed.largest().num_vectors > largest:
-            raise invalid_option(" and ".join(options), f"such that an image has at most {largest} vectors")
+            raise invalid_option(" and ".join(options), f"such that an item has at most {largest} vectors")
         return changed
 
     def _changed(self, options: Mapping[str, object]) -> Self:
@@ -142,10 +122,10 @@ class ImageProcessor(ABC):
         return (("name", self.name), *((one.name, repr(getattr(self, one.name))) for one in fields(self)))
 
     @classmethod
-    def _common(cls, files: CheckpointFiles) -> dict[str, Any]:
-        """The fields that all families have."""
-        refuse(files.image, cls.INERT)
-        values, defaults = files.image, cls.DEFAULTS
+    def _common(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that all families have, out of the options in the files."""
+        refuse(values, cls.INERT)
+        defaults = cls.DEFAULTS
         return {
             "resample": integer(values, "resample", defaults["resample"], 0, 5),
             "do_rescale": boolean(values, "do_rescale", True),
@@ -159,6 +139,32 @@ class ImageProcessor(ABC):
         """The picture in another size, by Pillow's filter."""
         image = Image.fromarray(np.ascontiguousarray(pixels))
         return np.asarray(image.resize((width, height), resample=Image.Resampling(self.resample)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageProcessor(PixelProcessor[ImageLayout]):
+    """Preprocessing of one model family, equal to transformers' class of the same name that uses Pillow."""
+
+    @classmethod
+    @abstractmethod
+    def from_checkpoint(cls, files: CheckpointFiles) -> Self:
+        """The processor of a checkpoint.
+
+        Raises:
+            ProcessorConfigError: Its files ask for something else than this family does.
+        """
+
+    @abstractmethod
+    def layout(self, width: int, height: int) -> ImageLayout:
+        """What a picture of this size becomes, in pixels as it is shown.
+
+        Raises:
+            InvalidRequestError: It cannot become anything.
+        """
+
+    @abstractmethod
+    def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
+        """The array that the encoder reads, of the layout's shape. `pixels`: [height, width, 3]."""
 
 
 def check_resized(height: int, width: int) -> tuple[int, int]:

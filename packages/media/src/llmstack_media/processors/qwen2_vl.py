@@ -25,7 +25,7 @@ from llmstack_media.processors.processor import (
 
 _MAX_RATIO = 200
 _LOW_PIXELS = 512 * 512
-_BEGIN, _END = "<|vision_start|>", "<|vision_end|>"
+BEGIN, END = "<|vision_start|>", "<|vision_end|>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Qwen2VLImageProcessor(ImageProcessor):
         size["shortest_edge"] = integer(image, "min_pixels", size.get("shortest_edge", 0), 1, MAX_SIDE**2)
         size["longest_edge"] = integer(image, "max_pixels", size.get("longest_edge", 0), 1, MAX_SIDE**2)
         return cls(
-            **cls._common(files),
+            **cls._common(files.image),
             min_pixels=checked_integer("size.shortest_edge", size["shortest_edge"], 1, MAX_SIDE**2),
             max_pixels=checked_integer("size.longest_edge", size["longest_edge"], 1, MAX_SIDE**2),
             patch_size=integer(image, "patch_size", 14, 1, MAX_SIDE),
@@ -97,11 +97,7 @@ class Qwen2VLImageProcessor(ImageProcessor):
 
     def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
         resized = self._resized(pixels, *self._size(*pixels.shape[:2]))
-        merge, side = self.merge_size, self.patch_size
-        rows, columns = resized.shape[0] // side, resized.shape[1] // side
-        parts = resized.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
-        patches = parts.transpose(0, 3, 1, 4, 6, 2, 5)  # rows, columns, row and column within, channel, y, x
-        return np.ascontiguousarray(patches).reshape(rows * columns, 3, 1, side, side)
+        return cut_patches(resized[None], 1, self.patch_size, self.merge_size)
 
     @property
     def placeholder(self) -> str:
@@ -109,7 +105,7 @@ class Qwen2VLImageProcessor(ImageProcessor):
 
     @property
     def placeholder_in_text(self) -> str:
-        return f"{_BEGIN}{self.image_token}{_END}"
+        return f"{BEGIN}{self.image_token}{END}"
 
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         return (Piece(self.image_token, layout.num_vectors),)
@@ -124,18 +120,41 @@ class Qwen2VLImageProcessor(ImageProcessor):
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         """Multiples of `factor` near the picture's shape, with a number of pixels within the bounds."""
-        if max(height, width) > _MAX_RATIO * min(height, width):
-            raise invalid_image(f"has a side that is more than {_MAX_RATIO} times the other")
-        factor, area = self.factor, height * width
-        new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-        if new_height * new_width > self.max_pixels:
-            scale = math.sqrt(area / self.max_pixels)
-            new_height, new_width = (
-                max(factor, math.floor(side / scale / factor) * factor) for side in (height, width)
-            )
-        elif new_height * new_width < self.min_pixels:
-            scale = math.sqrt(self.min_pixels / area)
-            new_height, new_width = (math.ceil(side * scale / factor) * factor for side in (height, width))
-        if not new_height or not new_width:
-            raise invalid_image("has a side that is too short for this model")
-        return check_resized(new_height, new_width)
+        return fit_sides((height, width), self.factor, self.min_pixels, self.max_pixels)
+
+
+def fit_sides(
+    sides: tuple[int, int], factor: int, min_pixels: int, max_pixels: int, frames: tuple[int, int] = (1, 1)
+) -> tuple[int, int]:
+    """Multiples of `factor` near the height and width, so that the pixels of all frames are within the bounds.
+
+    `frames`: How many there are, and how many are counted at first, as in the reference.
+
+    Raises:
+        InvalidRequestError: One side is too long or too short for the other, or the result is too large.
+    """
+    if max(sides) > _MAX_RATIO * min(sides):
+        raise invalid_image(f"has a side that is more than {_MAX_RATIO} times the other")
+    height, width = (round(side / factor) * factor for side in sides)
+    area = frames[0] * sides[0] * sides[1]
+    if frames[1] * height * width > max_pixels:
+        scale = math.sqrt(area / max_pixels)
+        height, width = (max(factor, math.floor(side / scale / factor) * factor) for side in sides)
+    elif frames[1] * height * width < min_pixels:
+        scale = math.sqrt(min_pixels / area)
+        height, width = (math.ceil(side * scale / factor) * factor for side in sides)
+    if not height or not width:
+        raise invalid_image("has a side that is too short for this model")
+    return check_resized(height, width)
+
+
+def cut_patches(frames: NDArray[np.uint8], num_frames: int, side: int, merge: int) -> NDArray[np.uint8]:
+    """Patches [patches, 3, num_frames, side, side] of frames [frames, height, width, 3], a multiple of `num_frames`.
+
+    Those that are merged, `merge` in each direction, follow one another.
+    """
+    times, rows, columns = len(frames) // num_frames, frames.shape[1] // side, frames.shape[2] // side
+    parts = frames.reshape(times, num_frames, rows // merge, merge, side, columns // merge, merge, side, 3)
+    # Times, rows, columns, row and column within, channel, frame, y, x.
+    patches = parts.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    return np.ascontiguousarray(patches).reshape(times * rows * columns, 3, num_frames, side, side)

@@ -1,4 +1,4 @@
-"""What all encoders of pictures share: values out of bytes, and limits."""
+"""What all encoders of pictures and videos share: values out of bytes, and limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmstack_media import ImageProcessor, Piece
+from llmstack_media import ImageLayout, ImageProcessor, Piece, PixelProcessor, VideoProcessor
 from llmstack_model_runner.encoders.sliced_encoder import SlicedEncoder
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_types import MediaItem
@@ -19,6 +19,8 @@ from llmstack_types.vocabulary import MediaKind
 _SPECIAL_TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
 _HIDDEN_COPIES = 6
 """Tensors of the width of a hidden state that a layer holds at once, queries, keys and values among them."""
+
+_NOUNS: Mapping[MediaKind, str] = {"image": "a picture", "video": "a video"}
 
 
 class ImageEncoder(SlicedEncoder):
@@ -42,14 +44,39 @@ class ImageEncoder(SlicedEncoder):
         device: torch.device,
     ) -> None:  # fmt: skip
         """`widths`: Of a hidden state and of the feed-forward inside a layer."""
-        largest = processor.largest()
-        self._table = torch.from_numpy(processor.value_table()).to(dtype).to(device).flatten()
         super().__init__(device)
-        self.num_layers: Mapping[MediaKind, int] = {"image": num_layers}
-        self.max_num_tokens: Mapping[MediaKind, int] = {"image": num_places(processor.placeholders(largest))}
-        self.work_bytes = (
-            largest.num_units * (_HIDDEN_COPIES * widths[0] + widths[1]) * dtype.itemsize
-            + largest.num_bytes * (1 + 4 + 2 * dtype.itemsize)  # bytes, places in the table, values and patches
+        self._device, self._dtype, self._widths, self._depth = device, dtype, widths, num_layers
+        self._tables: dict[MediaKind, torch.Tensor] = {}
+        self.num_layers: dict[MediaKind, int] = {}
+        self.max_num_tokens: dict[MediaKind, int] = {}
+        self._largest: dict[MediaKind, ImageLayout] = {}
+        self._take("image", processor)
+
+    def take_videos(self, processor: VideoProcessor) -> None:
+        """Lets items be videos, as the processor prepares them. Only some families have both.
+
+        Raises:
+            ValueError: Its patches do not fit this encoder.
+        """
+        raise ValueError(f"This encoder takes no videos, and {processor.name} prepares some.")
+
+    def _take(self, kind: MediaKind, processor: PixelProcessor[Any]) -> None:
+        """Adds a kind of items: its values, and what the largest one needs."""
+        self._largest[kind] = largest = processor.largest()
+        self._tables[kind] = torch.from_numpy(processor.value_table()).to(self._dtype).to(self._device).flatten()
+        self.num_layers[kind] = self._depth
+        self.max_num_tokens[kind] = num_places(processor.placeholders(largest))
+
+    @property
+    def work_bytes(self) -> int:
+        """The most that an item of any kind needs, as `MediaEncoder` says it."""
+        return max(map(self._work_bytes_of, self._largest.values()))
+
+    def _work_bytes_of(self, layout: ImageLayout) -> int:
+        item_bytes = self._dtype.itemsize
+        return (
+            layout.num_units * (_HIDDEN_COPIES * self._widths[0] + self._widths[1]) * item_bytes
+            + layout.num_bytes * (1 + 4 + 2 * item_bytes)  # bytes, places in the table, values and patches
         )
 
     @abstractmethod
@@ -73,11 +100,11 @@ class ImageEncoder(SlicedEncoder):
         """The patches as vectors, with their positions."""
         shape = self._shape(item)
         if not data or math.prod(shape) != len(data):
-            raise ValueError(f"{len(data)} bytes are not a picture of shape {list(shape)}")
+            raise ValueError(f"{len(data)} bytes are not {_NOUNS[item.kind]} of shape {list(shape)}")
         pixels = torch.frombuffer(data, dtype=torch.uint8).view(shape).to(self._device)
         channels = torch.arange(0, 3 * 256, 256, dtype=torch.int32, device=self._device)
         places = pixels.to(torch.int32) + channels.view(1, 3, *[1] * (len(shape) - 2))
-        return self._enter(item, self._table.index_select(0, places.flatten()).view(shape))
+        return self._enter(item, self._tables[item.kind].index_select(0, places.flatten()).view(shape))
 
 
 def num_places(pieces: tuple[Piece, ...]) -> int:

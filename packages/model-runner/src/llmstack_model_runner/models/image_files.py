@@ -1,4 +1,4 @@
-"""Files of a checkpoint that a model with pictures or sound reads."""
+"""Files of a checkpoint that a model with pictures, videos or sound reads."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def with_image_files(config: Mapping[str, Any], folder: Path, *, is_text_only: b
     if known and tower not in known:
         logger.warning("%s takes no pictures here: its tower %s is not supported", whole, str(tower)[:64])
         return config
-    names = ("preprocessor_config", "processor_config")
+    names = ("preprocessor_config", "processor_config", "video_preprocessor_config")
     files = {name: read_json(folder, f"{name}.json", required=False) for name in names}
-    if not any(files.values()):
+    if not any(files[name] for name in names[:2]):
         logger.warning("%s takes no pictures here: neither preprocessor_config.json nor processor_config.json is "
                        "there, which would say how they are prepared", whole)  # fmt: skip
         return config

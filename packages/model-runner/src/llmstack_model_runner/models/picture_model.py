@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from llmstack_media import ImageProcessor, ProcessorConfigError, image_processor
+from llmstack_media import ImageProcessor, ProcessorConfigError, processors
 from llmstack_model_files import TEXT_PART_OF, WHOLE_CONFIG
 from llmstack_model_runner.architectures import PICTURE_ENCODERS
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
@@ -32,7 +32,10 @@ class PictureModel(TextPart):
         super().__init__(config, dtype, device)  # type: ignore[safe-super]  # the text model's class follows this one
         whole, files = config[WHOLE_CONFIG], config[IMAGE_FILES]
         try:
-            processor = image_processor(files["preprocessor_config"], files["processor_config"], model=whole)
+            processor, video = processors(
+                files["preprocessor_config"], files["processor_config"], model=whole,
+                video_preprocessor=files["video_preprocessor_config"],
+            )  # fmt: skip
         except ProcessorConfigError as error:
             raise ValueError(f"The pictures of this model cannot be prepared: {error}.") from error
         if self.vector_size is None:
@@ -40,6 +43,8 @@ class PictureModel(TextPart):
         self._has_encoder = sharding().is_first_stage
         with adapted(None):  # adapters change the language model alone
             self._encoder = self.make_encoder(whole, self.vector_size, processor, dtype, device)
+        if video is not None:
+            self._encoder.take_videos(video)
         num_deep, num_layers = self._encoder.num_deep, self.kv_spec.num_layers
         # The model's last layer may leave out the tokens that its vectors would be added to.
         if self._has_encoder and num_deep > num_layers - sharding().is_last_stage:

@@ -1,14 +1,15 @@
-"""Pictures of Qwen2-VL, 2.5-VL, 3-VL and 3.5, and positions on three axes."""
+"""Pictures and videos of Qwen-VL, and positions on three axes."""
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
-from llmstack_media import ImageProcessor
+from llmstack_media import ImageLayout, ImageProcessor, PixelProcessor, VideoProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
 from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.qwen_vl import NORM_EPS, QWEN2, QWEN2_5, QWEN3, QwenForm, QwenTower
@@ -19,6 +20,8 @@ from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.llama import Llama
 from llmstack_types import MediaItem
+
+_MAX_STEP = 1 << 16
 
 
 class ThreeAxes(Llama):
@@ -110,12 +113,31 @@ class _Merger:
         return self._second(self._first(normed, "gelu"))
 
 
+def _grid_positions(sides: tuple[int, ...], step: float) -> torch.Tensor:
+    """Positions [3, vectors] of times, each `step` behind the one before, of rows and of columns."""
+    times = (torch.arange(sides[0]) * step).long()
+    return torch.stack(torch.meshgrid(times, *map(torch.arange, sides[1:]), indexing="ij")).flatten(1)
+
+
+def _step_of(item: MediaItem) -> float:
+    """Positions from one time to the next."""
+    if len(item.layout) < 4:
+        return 1.0
+    (step,) = struct.unpack("<f", struct.pack("<I", item.layout[3] & 0xFFFFFFFF))
+    return float(step) if 0 <= step < _MAX_STEP else 0.0
+
+
 class QwenVLEncoder(ImageEncoder):
-    """The layout of an item is (1, rows, columns) of patches before merging."""
+    """The layout of an item is (times, rows, columns) of patches before merging; a picture has one time.
+
+    That of a video of Qwen2.5-VL goes on with the bits of a float32: positions from one time to the next.
+    """
 
     prefixes: ClassVar[tuple[str, ...]] = ("visual.",)
     text_class: ClassVar[type[Llama]] = ThreeAxes
     form: ClassVar[QwenForm] = QWEN2
+    has_text_between: ClassVar[bool] = False
+    """Whether text stands between the times of a video, so that each begins at a position of its own."""
 
     def __init__(
         self, whole: Mapping[str, Any], text_size: int, processor: ImageProcessor, dtype: torch.dtype,
@@ -124,37 +146,65 @@ class QwenVLEncoder(ImageEncoder):
         tower = QwenTower(vision_fields(whole), self.form, dtype, device)
         super().__init__(processor, tower.num_layers, (tower.size, tower.inner_size), dtype, device)
         self._tower = tower
-        self._patch_shape = processor.largest().shape[1:]
-        if self._patch_shape != (3, 1, tower.patch_size, tower.patch_size):
-            raise ValueError(f"Patches of shape {list(self._patch_shape)} do not fit the encoder of this model.")
+        self._check_patches(processor, 1)
         self._merger = _Merger("visual.merger.", tower, self.form, text_size, dtype, device)
         self._parts = (tower, self._merger)
 
-    def positions(self, item: MediaItem) -> torch.Tensor | None:
-        """Frame, row and column of each vector; None where the layout is not the item's, which `begin` refuses."""
-        merge = self._tower.merge_size
-        sides = [side // merge for side in item.layout[1:]] if self._is_grid(item) else [0]
-        if math.prod(sides) != item.num_tokens:
-            return None
-        return torch.stack(torch.meshgrid(*map(torch.arange, (1, *sides)), indexing="ij")).flatten(1)
+    def take_videos(self, processor: VideoProcessor) -> None:
+        """Lets items be videos; see `ImageEncoder`."""
+        self._check_patches(processor, self._tower.num_frames)
+        self._take("video", processor)
 
-    def _is_grid(self, item: MediaItem) -> bool:
-        layout, merge = item.layout, self._tower.merge_size
-        return len(layout) == 3 and layout[0] == 1 and not any(side % merge for side in layout[1:])
+    def _check_patches(self, processor: PixelProcessor[Any], num_frames: int) -> None:
+        shape, tower = processor.largest().shape[1:], self._tower
+        if shape != (3, num_frames, tower.patch_size, tower.patch_size):
+            raise ValueError(f"Patches of shape {list(shape)} do not fit the encoder of this model.")
+
+    def positions(self, item: MediaItem) -> torch.Tensor | None:
+        """Frame, row and column of each token; None where the layout is not the item's, which `begin` refuses.
+
+        What follows a video goes on behind the largest of its positions, as in the models' first code. In transformers
+        5 the text of a prompt goes on behind its rows and columns, and what is generated then behind all of them.
+        """
+        grid = self._grid(item)
+        runs = item.embed_runs or ((0, item.num_tokens),)
+        num_runs = grid[0] if self.has_text_between else 1
+        sides = (grid[0] // max(num_runs, 1), *(side // self._tower.merge_size for side in grid[1:]))
+        frames = _grid_positions(sides, _step_of(item))
+        if any(length != frames.shape[1] for _, length in runs) or len(runs) != num_runs or not num_runs:
+            return None
+        columns, behind, end = [], 0, 0
+        for start, length in runs:
+            columns += [torch.arange(behind, behind + start - end).expand(3, -1), frames + behind + start - end]
+            behind += start - end + 1 + int(frames.max())
+            end = start + length
+        found = torch.cat(columns, dim=1)
+        # No position is beyond what places can be: tables end there.
+        return found if end == item.num_tokens and int(found.max()) < end else None
+
+    def _grid(self, item: MediaItem) -> tuple[int, ...]:
+        """Times, rows and columns of patches; zeros if the layout is none."""
+        grid, merge = item.layout[:3], self._tower.merge_size
+        is_video = item.kind == "video"
+        has_length = len(item.layout) in ((3, 4) if is_video else (3,))
+        if not has_length or grid[0] < 1 or (grid[0] > 1 and not is_video) or any(side % merge for side in grid[1:]):
+            return (0, 0, 0)
+        return grid
 
     def _shape(self, item: MediaItem) -> tuple[int, ...]:
-        num_patches = math.prod(item.layout) if self._is_grid(item) else 0
-        return (num_patches, *self._patch_shape)
+        tower = self._tower
+        num_frames = tower.num_frames if item.kind == "video" else 1
+        return (math.prod(self._grid(item)), 3, num_frames, tower.patch_size, tower.patch_size)
 
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
-        return self._tower.enter(values, item.layout)
+        return self._tower.enter(values, item.layout[:3])
 
     def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
-        return self._tower.layer(number, state[1], item.layout)
+        return self._tower.layer(number, state[1], item.layout[:3])
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""
-        return self._tower.in_order(self._merger(state[0]), item.layout)
+        return self._tower.in_order(self._merger(state[0]), item.layout[:3])
 
 
 class Qwen2_5VLEncoder(QwenVLEncoder):
@@ -168,6 +218,7 @@ class Qwen3_5Encoder(QwenVLEncoder):
 
     text_class: ClassVar[type[Llama]] = InterleavedAxesOfQwen3_5
     form: ClassVar[QwenForm] = QWEN3
+    has_text_between: ClassVar[bool] = True
 
 
 class Qwen3VLEncoder(Qwen3_5Encoder):
@@ -196,8 +247,11 @@ class Qwen3VLEncoder(Qwen3_5Encoder):
         }  # fmt: skip
         self.num_deep = len(numbers)
         self._parts = (*self._parts, *self._deep_mergers.values())
-        deep_bytes = self.num_deep * self.max_num_tokens["image"] * text_size * dtype.itemsize
-        self.work_bytes += 2 * deep_bytes  # of the state, and joined
+        self._text_size = text_size
+
+    def _work_bytes_of(self, layout: ImageLayout) -> int:
+        deep_bytes = self.num_deep * layout.num_vectors * self._text_size * self._dtype.itemsize
+        return super()._work_bytes_of(layout) + 2 * deep_bytes  # of the state, and joined
 
     def _behind_layer(self, state: EncoderState, number: int) -> EncoderState:
         merger = self._deep_mergers.get(number)

@@ -99,7 +99,7 @@ class StepMedia:
             if items is None or row in moved:
                 continue
             found = [(item, self._store.positions(item)) for _, item in items]
-            spans = [(item.end, int(axes.max()) + 1 - item.num_tokens) for item, axes in found if axes is not None]
+            spans = [span for item, axes in found if axes is not None for span in _moves(item, axes)]
             if spans:
                 moved.set_row(row, spans)
 
@@ -126,6 +126,16 @@ class StepMedia:
                 is_near = item.offset < ends[index] and item.end > step.num_computed_tokens[index]
                 if is_near or self._store.cross is not None:
                     yield index, media_id, item
+
+
+def _moves(item: MediaItem, axes: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Where text goes on inside an item or behind it, and by how much it is moved there, besides what was before."""
+    before = 0
+    for start, length in item.embed_runs or ((0, item.num_tokens),):
+        end = start + length
+        moved = int(axes[:, :end].max()) + 1 - end - before
+        yield item.offset + end, moved
+        before += moved
 
 
 def _overlaps(item: MediaItem, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from llmstack_media import ImageProcessor, image_processor
+from llmstack_media import ImageProcessor, VideoProcessor, image_processor, processors
+from llmstack_media.decode.clips import Clip
 from llmstack_media.processors.layout import Piece
 from llmstack_types import MediaItem, MediaMemory
 
@@ -25,7 +26,8 @@ TEXT: dict[str, Any] = {
     "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 PLACEHOLDER = 96
-"""The id of every placeholder; text in between has ids from 50 to 89, and prompts have those below."""
+VIDEO_PLACEHOLDER = 95
+"""The ids of every placeholder; text in between has ids from 50 to 89, and prompts have those below."""
 
 
 def as_it_is(name: str) -> str:
@@ -49,6 +51,7 @@ class PictureFamily:
     preprocessor: Mapping[str, Any]
     inputs: Callable[[list[torch.Tensor], list[tuple[int, ...]]], dict[str, Any]]
     processor: Mapping[str, Any] = field(default_factory=dict)
+    video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
     hub_name: Callable[[str], str] = as_it_is
     sizes: tuple[tuple[int, int], ...] = ((70, 50), (30, 95), (64, 64))
     """Of pictures, width and height."""
@@ -65,6 +68,15 @@ class PictureFamily:
 
     def ours(self) -> ImageProcessor:
         return image_processor(self.preprocessor, self.processor, model=self.config)
+
+    def ours_of_videos(self) -> VideoProcessor:
+        model_type = getattr(transformers, self.name).config_class.model_type
+        found = processors(
+            self.preprocessor, self.processor, model={"model_type": model_type, **self.config},
+            video_preprocessor=self.video_preprocessor,
+        ).video  # fmt: skip
+        assert found is not None
+        return found
 
     def write(self, folder: Path, *, is_hub: bool = True) -> Any:
         """Writes a checkpoint with random weights and returns transformers' model of it.
@@ -84,16 +96,20 @@ class PictureFamily:
                 is_scale = parameter.dim() == 1 and not name.endswith(("bias", "embedding", "image_newline"))
                 is_scale = is_scale and not re.search(self.offset_norms, name)
                 parameter.copy_(torch.randn_like(parameter) * spread + is_scale)
-            made.get_output_embeddings().weight[PLACEHOLDER] = 0  # no output is one, which would ask for a vector
+            # No output is one, which would ask for a vector.
+            made.get_output_embeddings().weight[[PLACEHOLDER, VIDEO_PLACEHOLDER]] = 0
         if is_hub:
             state = {self.hub_name(key): value.contiguous().clone() for key, value in made.state_dict().items()}
             save_file(state, folder / "model.safetensors", {"format": "pt"})
             (folder / "preprocessor_config.json").write_text(json.dumps(self.preprocessor))
             if self.processor:
                 (folder / "processor_config.json").write_text(json.dumps(self.processor))
+            if self.video_preprocessor:
+                (folder / "video_preprocessor_config.json").write_text(json.dumps(self.video_preprocessor))
         else:
             made.save_pretrained(folder)
-            nested = {**self.processor, "image_processor": self.preprocessor}
+            nested = {**self.processor, "image_processor": self.preprocessor,
+                      "video_processor": self.video_preprocessor or self.preprocessor}  # fmt: skip
             (folder / "processor_config.json").write_text(json.dumps(nested))
         return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -113,23 +129,40 @@ def prepare(ours: ImageProcessor, size: tuple[int, int], seed: int) -> Picture:
     layout, array = ours.layout(width, height), ours.prepare(pixels)
     assert array.shape == layout.shape
     tokens, runs = ids_of(ours.placeholders(layout))
+    item = MediaItem(b"", "image", 0, len(tokens), tuple(runs), layout.grid, layout.num_units)
+    return _prepared(ours, array, tokens, item)
+
+
+def prepare_video(ours: VideoProcessor, size: tuple[int, int], num_frames: int, seconds: float, seed: int) -> Picture:
+    """A video of random pixels; its item begins at its first vector, which is not the first of the tokens."""
+    width, height = size
+    frames = np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
+    layout = ours.layout(Clip(num_frames, seconds, width, height))
+    array = ours.prepare([frames[index] for index in layout.frames], layout)
+    assert array.shape == layout.shape
+    tokens, runs = ids_of(ours.placeholders(layout), VIDEO_PLACEHOLDER)
+    offset, end = runs[0][0], sum(runs[-1])
+    own = tuple((start - offset, length) for start, length in runs)
+    item = MediaItem(b"", "video", offset, end - offset, own, layout.grid, layout.num_units)
+    return _prepared(ours, array, tokens, item)
+
+
+def _prepared(ours: Any, array: Any, tokens: list[int], item: MediaItem) -> Picture:
     table = ours.value_table()
     values = np.stack([table[channel][array[:, channel]] for channel in range(3)], axis=1)
     data = array.tobytes()
     memory = MediaMemory(len(data), data=data)
-    digest = hashlib.sha256(data).digest()
-    item = MediaItem(digest, "image", 0, len(tokens), tuple(runs), layout.grid, layout.num_units, memory)
-    return Picture(tokens, item, torch.from_numpy(values))
+    return Picture(tokens, replace(item, digest=hashlib.sha256(data).digest(), memory=memory), torch.from_numpy(values))
 
 
-def ids_of(pieces: Sequence[Piece]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Token ids of what stands in for a picture, and the runs that vectors replace."""
+def ids_of(pieces: Sequence[Piece], placeholder: int = PLACEHOLDER) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids of what stands in for an item, and the runs that vectors replace."""
     tokens: list[int] = []
     runs = []
     for piece in pieces:
         if piece.num_vectors:
             runs.append((len(tokens), piece.num_vectors))
-            tokens += [PLACEHOLDER] * piece.num_vectors
+            tokens += [placeholder] * piece.num_vectors
         else:
             tokens += [50 + ord(piece.text[-2]) % 40, 50 + len(piece.text) % 40]
     return tokens, runs
@@ -174,6 +207,11 @@ def is_placeholder(tokens: list[int]) -> torch.Tensor:
     return torch.tensor([[int(token == PLACEHOLDER) for token in tokens]])
 
 
+def kinds_of(tokens: list[int]) -> dict[str, Any]:
+    """1 where a picture's vector stands, 2 where a video's does."""
+    return {"mm_token_type_ids": torch.tensor([[_KINDS.get(token, 0) for token in tokens]])}
+
+
 def before_language_model(name: str) -> str:
     """`language_model.model.layers.0…`, `vision_tower.vision_model.…`: as repositories name their tensors."""
     if name.startswith("lm_head."):
@@ -183,14 +221,17 @@ def before_language_model(name: str) -> str:
     return name.replace("language_model.", "language_model.model.", 1)
 
 
+_KINDS = {PLACEHOLDER: 1, VIDEO_PLACEHOLDER: 2}
 M_ROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
+_TOKENS = {"image_token_id": PLACEHOLDER, "video_token_id": VIDEO_PLACEHOLDER}
 _QWEN_FILES = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 30}
 _QWEN3_VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 32,
                  "patch_size": 14, "num_position_embeddings": 25}  # fmt: skip
 _QWEN3_ROPE = {"rope_theta": 1e4, "rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2],
                                                    "mrope_interleaved": True}}  # fmt: skip
 _QWEN3_VISION_TEXT = TEXT | _QWEN3_ROPE | {"head_dim": 16, "num_hidden_layers": 4}
-_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_HALVES: dict[str, Any] = {"patch_size": 14, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_VIDEO = {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 120}}
 _CLIP = {"model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4,
          "num_attention_heads": 3, "image_size": 42, "patch_size": 14, "projection_dim": 32}  # fmt: skip
 _CLIP_FILES = {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}}
@@ -252,35 +293,35 @@ FAMILIES: dict[str, PictureFamily] = {
         "Qwen2VL",
         TEXT | {"rope_theta": 1e4, "rope_scaling": M_ROPE, "use_sliding_window": False, "tie_word_embeddings": False,
                 "vision_config": {"depth": 3, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14,
-                                  "mlp_ratio": 2}, "image_token_id": PLACEHOLDER},
+                                  "mlp_ratio": 2}, **_TOKENS},
         _QWEN_FILES, _patches, hub_name=of_qwen_2_vl,
-        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+        by_tokens=kinds_of,
     ),
     "qwen 2.5 vl": PictureFamily(
         "Qwen2_5_VL",
         TEXT | {"rope_theta": 1e4, "rope_scaling": M_ROPE, "use_sliding_window": False, "tie_word_embeddings": False,
                 "vision_config": {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2,
                                   "out_hidden_size": 32, "patch_size": 14, "window_size": 56,
-                                  "fullatt_block_indexes": [1]}, "image_token_id": PLACEHOLDER},
+                                  "fullatt_block_indexes": [1], "tokens_per_second": 2}, **_TOKENS},
         _QWEN_FILES, _patches, hub_name=of_qwen_2_vl, sizes=((170, 90), (60, 195), (90, 90)),
-        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+        by_tokens=kinds_of,
     ),
     "qwen 3 vl": PictureFamily(
         "Qwen3VL",
         {"text_config": _QWEN3_VISION_TEXT | {"model_type": "qwen3_vl_text"},
          "vision_config": _QWEN3_VISION | {"deepstack_visual_indexes": [0, 2], "model_type": "qwen3_vl"},
-         "tie_word_embeddings": False, "image_token_id": PLACEHOLDER, "video_token_id": 95},
-        _QWEN_FILES | _HALVES, _patches,
-        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+         "tie_word_embeddings": False, **_TOKENS},
+        _QWEN_FILES | _HALVES, _patches, video_preprocessor=_HALVES | _VIDEO,
+        by_tokens=kinds_of,
     ),
     "qwen 3 vl with experts": PictureFamily(
         "Qwen3VLMoe",
         {"text_config": _QWEN3_VISION_TEXT | {"model_type": "qwen3_vl_moe_text", "num_experts": 4,
                                               "num_experts_per_tok": 2, "moe_intermediate_size": 24},
          "vision_config": _QWEN3_VISION | {"deepstack_visual_indexes": [1], "model_type": "qwen3_vl_moe"},
-         "tie_word_embeddings": False, "image_token_id": PLACEHOLDER, "video_token_id": 95},
-        _QWEN_FILES | _HALVES, _patches,
-        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+         "tie_word_embeddings": False, **_TOKENS},
+        _QWEN_FILES | _HALVES, _patches, video_preprocessor=_HALVES | _VIDEO,
+        by_tokens=kinds_of,
     ),
     "qwen 3.5": PictureFamily(
         "Qwen3_5",
@@ -292,9 +333,10 @@ FAMILIES: dict[str, PictureFamily] = {
                                                     "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2],
                                                     "mrope_interleaved": True}},
          "vision_config": _QWEN3_VISION | {"model_type": "qwen3_5"},
-         "tie_word_embeddings": False, "image_token_id": PLACEHOLDER, "video_token_id": 95},
-        _QWEN_FILES | _HALVES, _patches, spread=0.12, offset_norms=r"language_model\.(norm|.*(layer|[qk]_)norm)",
-        by_tokens=lambda tokens: {"mm_token_type_ids": is_placeholder(tokens)},
+         "tie_word_embeddings": False, **_TOKENS},
+        _QWEN_FILES | _HALVES, _patches, video_preprocessor=_HALVES | _VIDEO, spread=0.12,
+        offset_norms=r"language_model\.(norm|.*(layer|[qk]_)norm)",
+        by_tokens=kinds_of,
     ),
     "llava next": PictureFamily(
         "LlavaNext",

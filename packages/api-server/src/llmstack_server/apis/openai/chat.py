@@ -77,6 +77,7 @@ def conversation_of(fields: ChatCompletionRequest) -> Conversation:
         documents=fields.documents,
         chat_template=fields.chat_template,
         chat_template_kwargs=fields.chat_template_kwargs,
+        media_options=fields.mm_processor_kwargs,
         reasoning_effort=fields.reasoning_effort,
         include_reasoning=fields.include_reasoning is not False,
         structured_outputs=fields.structured_outputs,

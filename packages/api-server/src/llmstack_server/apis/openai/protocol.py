@@ -57,6 +57,9 @@ class ChatCompletionRequest(AnswerFields):
     chat_template: str | None = Field(None, description="in place of the model's, where requests are trusted")
     return_prompt_text: bool | None = Field(None, description="repeat the rendered prompt, in prompt_text")
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="options of the model's processor of pictures and videos; they may make them cheaper"
+    )
     reasoning_effort: str | None = Field(None, description="for the chat template; 'none' asks for no reasoning")
     include_reasoning: bool | None = None
 
@@ -83,6 +86,9 @@ class TokenizeRequest(RequestBody):
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="options of the model's processor of pictures and videos; they may make them cheaper"
+    )
 
 
 class DetokenizeRequest(RequestBody):
@@ -96,15 +102,21 @@ class DetokenizeRequest(RequestBody):
 
 _NEVER = one_of()
 
+
+def _without(table: Mapping[str, Predicate], name: str) -> Mapping[str, Predicate]:
+    """The table without a field that is taken."""
+    return {field: test for field, test in table.items() if field != name}
+
+
 # Field to the values that have no effect.
 _ANSWERS: Mapping[str, Predicate] = {
-    **{name: test for name, test in COMMON.items() if name != "kv_transfer_params"},
+    **_without(COMMON, "kv_transfer_params"),
     **PEERS,
 }
 COMPLETIONS: Mapping[str, Predicate] = {**_ANSWERS, "prompt_embeds": one_of([])}
 COMPLETIONS_OF_VECTORS: Mapping[str, Predicate] = _ANSWERS
 CHAT: Mapping[str, Predicate] = {
-    **_ANSWERS,
+    **_without(_ANSWERS, "mm_processor_kwargs"),
     **PEERS_OF_CHATS,
     "add_special_tokens": one_of(False),
     "echo": one_of(False),
@@ -130,5 +142,8 @@ BATCH: Mapping[str, Predicate] = {
     "kv_transfer_params": _NEVER,
 }
 TOKENIZE: Mapping[str, Predicate] = {**MEDIA, **PEERS_OF_TOKENIZE, "return_token_offsets": one_of(False)}
-TOKENIZE_CHAT: Mapping[str, Predicate] = {**TOKENIZE, "add_special_tokens": one_of(False)}
+TOKENIZE_CHAT: Mapping[str, Predicate] = {
+    **_without(TOKENIZE, "mm_processor_kwargs"),
+    "add_special_tokens": one_of(False),
+}
 DETOKENIZE: Mapping[str, Predicate] = {"skip_special_tokens": one_of(False)}

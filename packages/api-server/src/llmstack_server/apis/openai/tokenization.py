@@ -34,6 +34,7 @@ async def tokenize(state: ServerState, body: dict[str, Any]) -> Tokens:
             documents=fields.documents,
             chat_template=fields.chat_template,
             chat_template_kwargs=fields.chat_template_kwargs,
+            media_options=fields.mm_processor_kwargs,
         )
         rendered = await render_conversation(state, conversation)
         token_ids = list(rendered.token_ids)

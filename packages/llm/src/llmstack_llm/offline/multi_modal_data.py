@@ -1,0 +1,93 @@
+"""What a caller gives as `multi_modal_data`: files, pictures and frames, as parts."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from llmstack_llm import request_errors
+from llmstack_llm.media.parts import MediaPart
+from llmstack_types import InvalidRequestError
+from llmstack_types.vocabulary import MediaKind
+
+_FILE: Final = "data:application/octet-stream;base64,"
+_FRAMES: Final = "data:video/jpeg;base64,"
+_FRAME_AXES: Final = 4
+
+
+def read_multi_modal_data(param: str, data: object, max_items: Mapping[MediaKind, int]) -> list[MediaPart]:
+    """The items of each kind in order; one that is no list is a list of one.
+
+    `max_items`: The kinds that the model takes, and how many of each a prompt may have.
+
+    Raises:
+        InvalidRequestError: It has another kind or too many items, or one of them is nothing that can be read.
+    """
+    if not isinstance(data, Mapping):
+        raise request_errors.invalid_type(param, "a dict such as {'image': ...}", data)
+    parts: list[MediaPart] = []
+    for kind, given in data.items():
+        if kind not in max_items:
+            name = f"{param}.{request_errors.echo(kind)}"
+            raise request_errors.unsupported_parameter(name, f"this model takes {', '.join(['text', *max_items])} only")
+        is_list = isinstance(given, list | tuple) and not (kind == "video" and _is_video(given))
+        items = [] if given is None else given if is_list else [given]
+        if len(items) > max_items[kind]:
+            message = f"A prompt has at most {max_items[kind]} items of the kind {kind}."
+            raise InvalidRequestError(message, param=param, code="too_many_images")
+        names = [f"{param}.{kind}[{index}]" if is_list else f"{param}.{kind}" for index in range(len(items))]
+        parts += [MediaPart(kind, _url(name, kind, item), param=name) for name, item in zip(names, items, strict=True)]
+    return parts
+
+
+def _is_video(given: Sequence[Any]) -> bool:
+    """Whether a list is one video: of frames, each a picture of PIL or an array [height, width, 3]."""
+    return bool(given) and all(_is_picture(one) or getattr(one, "ndim", 0) == _FRAME_AXES - 1 for one in given)
+
+
+def _is_picture(item: object) -> bool:
+    return callable(getattr(item, "save", None))
+
+
+def _url(param: str, kind: MediaKind, item: Any) -> str:
+    """An item as a URL: of its file's bytes, of a file of the caller's, of a picture of PIL, or of frames."""
+    if isinstance(item, str) and (item.startswith("data:") or "://" in item):
+        return item
+    if isinstance(item, str | os.PathLike):
+        try:
+            item = Path(item).read_bytes()
+        except (OSError, ValueError) as error:
+            raise request_errors.invalid_value(param, f"the file cannot be read: {error}") from error
+    if isinstance(item, bytes):
+        return _FILE + _base64(item)
+    if kind == "video" and (getattr(item, "ndim", 0) == _FRAME_AXES or isinstance(item, list | tuple)):
+        return _FRAMES + ",".join(_base64(_png(f"{param}[{index}]", frame)) for index, frame in enumerate(item))
+    if kind == "video":
+        raise request_errors.invalid_type(param, "bytes, a path, a URL, or frames [frames, height, width, 3]", item)
+    return _FILE + _base64(_png(param, item))
+
+
+def _png(param: str, picture: Any) -> bytes:
+    """A picture of PIL, or of a video's frames an array of bytes [height, width, 3], as a file."""
+    try:
+        if getattr(picture, "ndim", 0) == _FRAME_AXES - 1:
+            from llmstack_media.decode.pixels import as_png  # late: a server for text alone needs none of it
+
+            return as_png(picture)
+        if not _is_picture(picture):
+            raise request_errors.invalid_type(param, "bytes, a path, a URL or a picture of PIL", picture)
+        file = io.BytesIO()
+        picture.save(file, "PNG", compress_level=1)
+    except InvalidRequestError:
+        raise
+    except (OSError, ValueError) as error:
+        raise request_errors.invalid_value(param, f"the picture cannot be written as PNG: {error}") from error
+    return file.getvalue()
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
