@@ -13,10 +13,16 @@ from random import Random
 from typing import Any
 
 import pytest
+from engine_core_helpers.ports import free_address
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_client import make_async_client
+from llmstack_engine_client.clients import media_data
+from llmstack_engine_client.clients.async_mp import AsyncAttachedClient
+from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_core import EngineConfig
+from llmstack_engine_core.ipc.keys import make_key_file
+from llmstack_engine_core.ipc.link import Link
 from llmstack_insight.explain import explain
 from llmstack_insight.steps_of_log import steps_of_log
 from llmstack_model_runner.model_runner import ModelRunner
@@ -29,7 +35,9 @@ from llmstack_types import (
     EncoderStats,
     EncoderWork,
     EngineCoreRequest,
+    InvalidRequestError,
     MediaItem,
+    MediaMemory,
     ModelRunnerConfig,
     QuarantinedError,
     SamplingParams,
@@ -123,13 +131,12 @@ class Engine:
         return stats
 
 
-@asynccontextmanager
-async def started(folder: Path, *, multiprocess: bool = False, **changes: Any) -> Any:
+def config_of(folder: Path, **changes: Any) -> EngineConfig:
     model = {name: changes.pop(name) for name in ("tensor_parallel_size", "pipeline_parallel_size") if name in changes}
     scheduler = {name: changes.pop(name) for name in [*changes] if name in SchedulerConfig.__dataclass_fields__}
     limits = {"max_model_len": 128, "max_num_batched_tokens": 16, "max_num_seqs": 4, **scheduler}
     limits["pipeline_parallel_size"] = model.get("pipeline_parallel_size", 1)
-    config = EngineConfig(
+    return EngineConfig(
         ModelRunnerConfig(
             str(folder), block_size=4, device="cpu", max_model_len=128, max_num_seqs=4,
             max_num_batched_tokens=limits["max_num_batched_tokens"],
@@ -137,6 +144,11 @@ async def started(folder: Path, *, multiprocess: bool = False, **changes: Any) -
         ),
         scheduler=SchedulerConfig(**limits), num_blocks=changes.pop("num_blocks", 64), **changes,
     )  # fmt: skip
+
+
+@asynccontextmanager
+async def started(folder: Path, *, multiprocess: bool = False, **changes: Any) -> Any:
+    config = config_of(folder, **changes)
     client = make_async_client(config, multiprocess=multiprocess)
     try:
         await client.wait_until_ready()
@@ -178,6 +190,30 @@ async def test_items_are_encoded_once_found_again_and_replayed_without_their_byt
         assert "media[0] has 25" in engine.errors["large"]
     verify(read_step_log(log))
     assert CAT not in log.read_bytes()
+
+
+async def test_an_engine_core_of_another_machine_gets_bytes_in_several_messages(
+    folder: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, address = tmp_path / "keys", free_address()
+    make_key_file(keys)
+    monkeypatch.setattr(media_data, "PART_BYTES", 7)
+    for name, data in (("cat", CAT), ("long", LONG)):
+        (tmp_path / name).write_bytes(data)
+    items = [toy_item(CAT, 3, path=str(tmp_path / "cat")), toy_item(LONG, 14, path=str(tmp_path / "long"))]
+    process = launch_engine_process(config_of(folder, key_file=str(keys)), address)
+    client = AsyncAttachedClient(address, link=Link(str(keys), heartbeat_timeout_s=60.0))
+    try:
+        await client.wait_until_ready()
+        engine = Engine(client)
+        assert await engine.generate(request_of("sent", items)) == [reference([toy_item(CAT, 3), toy_item(LONG, 14)])]
+        cut = replace(items[1], digest=bytes(32), memory=MediaMemory(len(LONG) + 1, path=str(tmp_path / "long")))
+        with pytest.raises(InvalidRequestError, match="cannot be read"):
+            await client.add_request(request_of("cut", [items[0], cut]))
+        assert await engine.generate(request_of("cut", [toy_item(DOG, 3)])) == [reference([toy_item(DOG, 3)])]
+    finally:
+        await client.shutdown()
+        process.stop()
 
 
 async def test_an_explanation_says_where_items_were_found_and_what_they_cost(folder: Path, tmp_path: Path) -> None:

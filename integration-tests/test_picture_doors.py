@@ -303,3 +303,15 @@ def test_an_earlier_turn_with_an_uploaded_file_is_read_again(server: Any) -> Non
     urllib.request.urlopen(delete, timeout=10).close()
     status, answer = post(server, "/v1/responses", after)
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "not_found", "previous_response_id")
+
+
+def test_a_uuid_is_a_name_of_its_own_key(server: Any, expected: dict[str, Answer]) -> None:
+    def ask(key: str, **fields: Any) -> Answer:
+        body = chat_body({"type": "image_url", "uuid": "photo", **fields})
+        return of_chat(*post(server, "/v1/chat/completions", body, key))
+
+    url = {"image_url": {"url": url_of(as_file(COLOUR))}}
+    assert ask(KEYS[1], image_url=None) == "media_not_found"
+    assert ask(KEYS[0], **url) == ask(KEYS[0], image_url=None) == expected["broken-exif"]
+    assert ask(KEYS[1], image_url=None) == "media_not_found"
+    assert ask(KEYS[1], **url) == expected["broken-exif"]

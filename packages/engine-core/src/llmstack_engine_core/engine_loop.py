@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import Final, TypeVar
 
 from llmstack_engine_core.admission import error_output
+from llmstack_engine_core.arriving_media import ArrivingMedia
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.ipc.link import client_of
 from llmstack_engine_core.messages.control import ControlCall, ControlResult
@@ -23,6 +24,7 @@ from llmstack_engine_core.messages.protocol import (
     FollowCache,
     Goodbye,
     Hello,
+    MediaBytes,
     SleepChanged,
     StartFailed,
 )
@@ -59,6 +61,7 @@ class EngineLoop(ABC):
         self._clients: dict[bytes, float] = {}
         self._request_id_to_client: dict[str, bytes] = {}
         self._followers: dict[bytes, None] = {}
+        self._arriving = ArrivingMedia()
         self._last_cache_update_s = 0.0
 
     def run(self) -> None:
@@ -110,9 +113,13 @@ class EngineLoop(ABC):
             self._send(client, EngineFailed("the engine core does not know this client, or does not any more"))
         elif isinstance(message, EngineCoreRequest):
             self._add_request(client, message)
+        elif isinstance(message, MediaBytes):
+            self._arriving.add(client, message)
         elif isinstance(message, FollowCache):
             self._follow_cache(client)
         elif isinstance(message, AbortRequests):
+            for request_id in message.request_ids if self._arriving.num_bytes else ():
+                self._arriving.drop(client, request_id)
             self._abort(request_id for request_id in message.request_ids if self._is_owner(client, request_id))
         else:
             self._call(client, message)
@@ -140,6 +147,8 @@ class EngineLoop(ABC):
 
     def _add_request(self, client: bytes, request: EngineCoreRequest) -> None:
         try:
+            if request.media:
+                request = self._arriving.complete(client, request)
             self._core.add_request(request)
         except InvalidRequestError as error:
             self._refuse(client, request.request_id, error.message)
@@ -164,6 +173,7 @@ class EngineLoop(ABC):
         """Forgets a client and ends its requests."""
         self._clients.pop(client, None)
         self._followers.pop(client, None)
+        self._arriving.drop(client)
         self._abort([request_id for request_id, owner in self._request_id_to_client.items() if owner == client])
 
     def _call(self, client: bytes, call: ControlCall) -> None:

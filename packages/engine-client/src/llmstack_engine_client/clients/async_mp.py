@@ -12,7 +12,7 @@ from abc import abstractmethod
 import zmq
 
 from llmstack_engine_client.clients.async_client import AsyncClient
-from llmstack_engine_client.clients.media_data import with_media_data
+from llmstack_engine_client.clients.media_data import media_messages
 from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_client.processes.spare import Spares
 from llmstack_engine_core.config import EngineConfig
@@ -20,7 +20,7 @@ from llmstack_engine_core.ipc.addresses import check_address
 from llmstack_engine_core.ipc.keys import keys_for
 from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
-from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ClientMessage, Goodbye, Hello
+from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, AbortRequests, ClientMessage, Goodbye, Hello
 from llmstack_types import EngineCoreRequest
 
 # A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
@@ -205,9 +205,18 @@ class AsyncAttachedClient(AsyncSocketClient):
         self._is_disconnected = False
 
     async def _send(self, message: ClientMessage) -> None:
-        if self._is_remote and isinstance(message, EngineCoreRequest) and message.media:
-            message = with_media_data(message)
-        await super()._send(message)
+        if not (self._is_remote and isinstance(message, EngineCoreRequest) and message.media):
+            await super()._send(message)
+            return
+        try:
+            for part in media_messages(message):
+                await super()._send(part)
+                await asyncio.sleep(0)  # each takes some milliseconds to read
+        except BaseException:  # what has been sent so far waits for a request that does not come
+            with contextlib.suppress(zmq.ZMQError):
+                frame = CLIENT_MESSAGES.encode(AbortRequests((message.request_id,)))
+                self._socket.send(frame, zmq.NOBLOCK)
+            raise
 
     @property
     def _death_fd(self) -> int:

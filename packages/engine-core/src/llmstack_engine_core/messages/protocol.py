@@ -10,11 +10,11 @@ from llmstack_engine_core.messages.kinds import Kind, blob, integer, items, numb
 from llmstack_engine_core.messages.media import MEDIA_SPEC
 from llmstack_engine_core.messages.message_set import FrameTooLargeError, MessageSet
 from llmstack_engine_core.messages.outputs import OUTPUTS
-from llmstack_engine_core.messages.requests import MAX_REQUEST_ID_LENGTH, REQUEST
+from llmstack_engine_core.messages.requests import MAX_REQUEST_ID_LENGTH, REQUEST, REQUEST_ID
 from llmstack_engine_core.messages.rows import mapping, row, tuple_of
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
-PROTOCOL_VERSION: Final = 12
+PROTOCOL_VERSION: Final = 13
 # A request of a million tokens takes 4 MiB; prompt log-probabilities of a whole batch come in one message.
 MAX_CLIENT_FRAME_BYTES: Final = 16 * 2**20
 MAX_ENGINE_FRAME_BYTES: Final = 256 * 2**20
@@ -45,6 +45,14 @@ class AbortRequests:
     """Ends requests of the sender."""
 
     request_ids: Annotated[tuple[str, ...], texts(MAX_REQUEST_ID_LENGTH, low=1, make=tuple)]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaBytes:
+    """The next bytes of the items of a request that follows, in the order of the items; from another machine."""
+
+    request_id: Annotated[str, REQUEST_ID]
+    data: Annotated[bytes, blob()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,7 @@ _READY: Final = row(
     absent=("engine_index",),  # a client's own
 )  # fmt: skip
 
-ClientMessage = Hello | Goodbye | FollowCache | EngineCoreRequest | AbortRequests | ControlCall
+ClientMessage = Hello | Goodbye | FollowCache | MediaBytes | EngineCoreRequest | AbortRequests | ControlCall
 EngineMessage = (
     EngineReady | StartFailed | EngineCoreOutputs | ControlResult | EngineFailed | SleepChanged | CacheUpdate
 )
@@ -124,6 +132,7 @@ CLIENT_MESSAGES: Final[MessageSet[ClientMessage]] = MessageSet(
         4: CALL,
         5: row(Goodbye),
         6: row(FollowCache),
+        7: row(MediaBytes),
     },
     max_values=MAX_CLIENT_VALUES,
 )
