@@ -24,6 +24,7 @@ from llmstack_kernels.linear import (
     packed_weights,
     packing_version,
 )
+from llmstack_kernels.linear.block_weight import _are_finite
 from llmstack_kernels.linear.native_segments import pack_blocks, pack_segments
 from llmstack_kernels.linear.segments import SegmentLinear, fits_segments, round_segments
 from llmstack_kernels.native import NativeLibrary, supported_variants
@@ -149,8 +150,11 @@ def test_weights_that_do_not_fit_segments_keep_exact_inputs() -> None:
 def test_a_scale_of_a_block_that_is_no_number_is_refused() -> None:
     blocks = make_blocks("Q4_K", 3, 2).parts[0]
     blocks[1, 1, 2:4] = torch.tensor([0, 0x7C], dtype=torch.uint8)
+    damaged = BlockWeight("Q4_K", (blocks,), _unread)
+    assert not _are_finite(damaged)
     with pytest.raises(ValueError, match="a scale is NaN or infinite"):
-        BlockWeight("Q4_K", (blocks,), _unread)
+        damaged.check()
+    make_blocks("Q4_K", 3, 2).check()
 
 
 def test_inputs_of_blocks_are_cut_between_blocks() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.stored_weight import StoredWeight
 
 __all__ = ["BLOCK_TYPES", "BlockType", "BlockWeight", "join_blocks"]
@@ -60,13 +61,12 @@ class BlockWeight:
     read: Callable[[torch.Tensor], StoredWeight]
     outputs: torch.Tensor | None = None
 
-    def __post_init__(self) -> None:
-        """Checks scales, since kernels do not; ValueError for one that is no number."""
-        for part in self.parts:
-            halves = part.view(torch.int16)
-            for start in BLOCK_TYPES[self.block_type].scales:
-                if ((halves[..., start // 2] & _INFINITE) == _INFINITE).any():
-                    raise ValueError("a scale is NaN or infinite.")
+    def check(self) -> None:
+        """Raises ValueError if a scale is NaN or infinite, which kernels do not look for."""
+        module = implementation("linear", "cpu")
+        is_finite = module.blocks_are_finite if hasattr(module, "blocks_are_finite") else _are_finite
+        if not is_finite(self):
+            raise ValueError("a scale is NaN or infinite.")
 
     @property
     def shape(self) -> torch.Size:
@@ -102,7 +102,9 @@ class BlockWeight:
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight that the blocks represent, rounded once from float32: [out_features, in_features]."""
-        return self.stored().dequantize(dtype)
+        module = implementation("linear", "cpu")
+        widened: torch.Tensor | None = module.widen_blocks(self) if hasattr(module, "widen_blocks") else None
+        return self.stored().dequantize(dtype) if widened is None else widened.to(dtype)
 
     def addresses(self) -> torch.Tensor:
         """Where the blocks of each output begin in memory: int64 [out_features]."""
@@ -112,6 +114,12 @@ class BlockWeight:
 
     def _all_outputs(self) -> torch.Tensor:
         return torch.arange(self.shape[0]) if self.outputs is None else self.outputs
+
+
+def _are_finite(weight: BlockWeight) -> bool:
+    starts = BLOCK_TYPES[weight.block_type].scales
+    halves = [part.view(torch.int16)[..., start // 2] for part in weight.parts for start in starts]
+    return not any(((one & _INFINITE) == _INFINITE).any() for one in halves)
 
 
 def join_blocks(parts: Sequence[BlockWeight]) -> BlockWeight | None:

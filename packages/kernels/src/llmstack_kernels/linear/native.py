@@ -13,7 +13,14 @@ from llmstack_kernels.linear import quantization
 from llmstack_kernels.linear.block_weight import BlockWeight
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight
 from llmstack_kernels.linear.native_layer import NativeLinear
-from llmstack_kernels.linear.native_segments import SEGMENTS, pack_blocks, pack_segments, segments_of_packed
+from llmstack_kernels.linear.native_segments import (
+    SEGMENTS,
+    are_finite,
+    pack_blocks,
+    pack_segments,
+    segments_of_packed,
+    widen,
+)
 from llmstack_kernels.linear.native_stored import (
     STORED,
     NativeOrderedLinear,
@@ -32,6 +39,7 @@ __all__ = [
     "QUANTIZED_DTYPES",
     "STORED_DTYPES",
     "NativeLinear",
+    "blocks_are_finite",
     "describe",
     "is_available",
     "linear_of_packed",
@@ -45,6 +53,7 @@ __all__ = [
     "quantize",
     "quantize_by",
     "stream_weights",
+    "widen_blocks",
 ]
 
 _QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
@@ -103,6 +112,16 @@ def pack_segment_linear(
     if isinstance(weight, BlockWeight):
         return pack_blocks(weight, dtype, bias, native)
     return pack_segments(weight, dtype, bias, native)
+
+
+def blocks_are_finite(weight: BlockWeight) -> bool:
+    """Whether all scales are finite numbers."""
+    return are_finite(weight, require_library())
+
+
+def widen_blocks(weight: BlockWeight) -> torch.Tensor:
+    """What the blocks stand for, in one pass: float32 [out_features, in_features]."""
+    return widen(weight, require_library())
 
 
 def pack_stored_linear(

@@ -1,7 +1,9 @@
 // Weights of checkpoints, packed into panels of segments: from numbers and scales, or from the blocks of a GGUF file.
 
-#include "native_segment_formats.h"
+#include <atomic>
+
 #include "native.h"
+#include "native_blocks.h"
 
 namespace llmstack {
 namespace {
@@ -9,22 +11,21 @@ namespace {
 // Where a column's scales and numbers go.
 template <class Format>
 struct ColumnWriter {
-  uint8_t* panel;
+  uint8_t* block;
   const SegmentLayout& layout;
-  int64_t column;
+  int64_t first, column;  // `first` is the segment that the block begins with
 
-  uint8_t* block(int64_t segment) const { return panel + segment / layout.segments_per_block * layout.block_bytes; }
   uint8_t* segment_start(int64_t segment) const {
-    return block(segment) + layout.header_bytes + segment % layout.segments_per_block * layout.segment_bytes;
+    return block + layout.header_bytes + (segment - first) * layout.segment_bytes;
   }
   // The block's scale, or what follows the scales of all columns: its zero point or smallest value.
-  void put_scale(int64_t segment, const void* value) const {
+  void put_scale(const void* value) const {
     const int64_t size = segment_scale_bytes(layout.scales);
-    std::memcpy(block(segment) + column * size, value, size);
+    std::memcpy(block + column * size, value, size);
   }
-  void put_other(int64_t segment, const void* value) const {
+  void put_other(const void* value) const {
     const int64_t size = segment_scale_bytes(layout.scales), own = Format::kZeros == Zeros::kPoints ? 1 : size;
-    std::memcpy(block(segment) + kPanel * size + column * own, value, own);
+    std::memcpy(block + kPanel * size + column * own, value, own);
   }
   // The integer that the block's scale is multiplied by, and that of the smallest value.
   void put_level(int64_t segment, uint8_t level, int place = 0) const { segment_start(segment)[place * kPanel + column] = level; }
@@ -54,7 +55,7 @@ struct ColumnWriter {
 };
 
 // Calls `work(writer, output, segment)` for every column of every panel, `step` segments of all columns after one another,
-// so that what is written stays in the second-level cache.
+// so that what is written stays in the caches. A block has whole steps.
 template <class Format, class Work>
 void for_each_column(uint8_t* packed, const SegmentLayout& layout, int64_t segments, int64_t out_features, int64_t step,
                      const Work& work) {
@@ -64,9 +65,11 @@ void for_each_column(uint8_t* packed, const SegmentLayout& layout, int64_t segme
     const int64_t columns = columns_of(panel, out_features);
     // What no column has is zeros: the rest of the last panel, and of the last block.
     if (columns < kPanel || segments % layout.segments_per_block) std::memset(own, 0, bytes);
+    int64_t first = 0;
     for (int64_t segment = 0; segment < segments; segment += step) {
+      if (segment == first + layout.segments_per_block) first = segment, own += layout.block_bytes;
       for (int64_t column = 0; column < columns; ++column) {
-        work(ColumnWriter<Format>{own, layout, column}, panel * kPanel + column, segment);
+        work(ColumnWriter<Format>{own, layout, first, column}, panel * kPanel + column, segment);
       }
     }
   });
@@ -84,10 +87,10 @@ void pack_numbers(const NumbersAndScales& weight, const SegmentLayout& layout, u
   constexpr int64_t kInputs = Format::kSegment;
   const int64_t segments = (weight.in_features + kInputs - 1) / kInputs, size = segment_scale_bytes(layout.scales);
   for_each_column<Format>(packed, layout, segments, weight.out_features, 1, [&](auto writer, int64_t output, int64_t segment) {
-    if (segment % layout.segments_per_block == 0) {
+    if (segment == writer.first) {
       const int64_t at = output * weight.groups + segment / layout.segments_per_block;
-      writer.put_scale(segment, weight.scales + at * size);
-      if constexpr (Format::kZeros == Zeros::kPoints) writer.put_other(segment, weight.zeros + at);
+      writer.put_scale(weight.scales + at * size);
+      if constexpr (Format::kZeros == Zeros::kPoints) writer.put_other(weight.zeros + at);
     }
     const uint8_t* numbers = weight.numbers + output * weight.in_features + segment * kInputs;
     const int64_t rest = weight.in_features - segment * kInputs;
@@ -95,116 +98,6 @@ void pack_numbers(const NumbersAndScales& weight, const SegmentLayout& layout, u
     uint8_t padded[kInputs] = {};
     std::memcpy(padded, numbers, rest);
     writer.put_numbers(segment, padded);
-  });
-}
-
-// ---- blocks of GGUF files, as in ggml-common.h ----
-
-inline void low_then_high(const uint8_t* bytes, int count, uint8_t* numbers) {
-  for (int i = 0; i < count; ++i) numbers[i] = bytes[i] & 15, numbers[count + i] = bytes[i] >> 4;
-}
-
-inline uint16_t negated_half(const uint8_t* p) {
-  uint16_t half;
-  std::memcpy(&half, p, 2);
-  return half ^ 0x8000;
-}
-
-template <class Writer>
-void put_negated(const Writer& writer, int64_t segment, const uint8_t* half) {
-  const uint16_t value = negated_half(half);
-  writer.put_other(segment, &value);
-}
-
-// Four or five bits of 32 inputs, with a smallest value in the odd formats.
-template <int kNumberBits, bool kHasSmallest>
-struct PlainBlock {
-  using Format = SegmentFormat<kNumberBits, kHasSmallest ? Zeros::kSmallest : Zeros::kMiddle>;
-  static constexpr int kHeader = kHasSmallest ? 4 : 2, kFifth = kNumberBits == 5 ? 4 : 0;
-  static constexpr int kSegments = 1, kBytes = kHeader + kFifth + 16;
-  static constexpr SegmentScales kScales = SegmentScales::kFloat16;
-
-  static void read(const uint8_t* block, const ColumnWriter<Format>& writer, int64_t segment) {
-    writer.put_scale(segment, block);
-    if (kHasSmallest) writer.put_other(segment, block + 2);
-    uint8_t numbers[32];
-    low_then_high(block + kHeader + kFifth, 16, numbers);
-    if constexpr (kNumberBits == 5) {
-      for (int i = 0; i < 32; ++i) numbers[i] |= (block[kHeader + i / 8] >> (i % 8) & 1) << 4;
-    }
-    writer.put_numbers(segment, numbers);
-  }
-};
-
-struct ByteBlock {
-  using Format = SegmentFormat<8, Zeros::kMiddle>;
-  static constexpr int kSegments = 1, kBytes = 34;
-  static constexpr SegmentScales kScales = SegmentScales::kFloat16;
-
-  static void read(const uint8_t* block, const ColumnWriter<Format>& writer, int64_t segment) {
-    writer.put_scale(segment, block);
-    uint8_t numbers[32];
-    for (int i = 0; i < 32; ++i) numbers[i] = block[2 + i] ^ 128;
-    writer.put_numbers(segment, numbers);
-  }
-};
-
-// Q4_K and Q5_K: eight segments, with integers of six bits in twelve bytes.
-template <int kNumberBits>
-struct KBlock {
-  using Format = SegmentFormat<kNumberBits, Zeros::kSmallest>;
-  static constexpr int kFifth = kNumberBits == 5 ? 32 : 0, kSegments = 8, kBytes = 16 + kFifth + 128;
-  static constexpr SegmentScales kScales = SegmentScales::kTwoLevels;
-
-  static void read(const uint8_t* block, const ColumnWriter<Format>& writer, int64_t segment) {
-    writer.put_scale(segment, block);
-    put_negated(writer, segment, block + 2);
-    const uint8_t* packed = block + 4;
-    for (int i = 0; i < 4; ++i) {
-      writer.put_level(segment + i, packed[i] & 63);
-      writer.put_level(segment + i, packed[4 + i] & 63, 1);
-      writer.put_level(segment + 4 + i, (packed[8 + i] & 15) | packed[i] >> 6 << 4);
-      writer.put_level(segment + 4 + i, packed[8 + i] >> 4 | packed[4 + i] >> 6 << 4, 1);
-    }
-    uint8_t numbers[64];
-    for (int pair = 0; pair < 4; ++pair) {
-      low_then_high(block + 16 + kFifth + pair * 32, 32, numbers);
-      if constexpr (kNumberBits == 5) {
-        for (int i = 0; i < 64; ++i) numbers[i] |= (block[16 + i % 32] >> (2 * pair + i / 32) & 1) << 4;
-      }
-      writer.put_numbers(segment + 2 * pair, numbers);
-      writer.put_numbers(segment + 2 * pair + 1, numbers + 32);
-    }
-  }
-};
-
-// Q6_K: sixteen segments of 16, with integers of eight bits.
-struct SixBitBlock {
-  using Format = SegmentFormat<6, Zeros::kMiddle, 16>;
-  static constexpr int kSegments = 16, kBytes = 210;
-  static constexpr SegmentScales kScales = SegmentScales::kTwoLevels;
-
-  static void read(const uint8_t* block, const ColumnWriter<Format>& writer, int64_t segment) {
-    writer.put_scale(segment, block + 208);
-    for (int i = 0; i < kSegments; ++i) writer.put_level(segment + i, block[192 + i]);
-    uint8_t numbers[128];
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
-      low_then_high(low, 64, numbers);
-      for (int i = 0; i < 128; ++i) numbers[i] |= (high[i % 32] >> (i / 32 * 2) & 3) << 4;
-      for (int i = 0; i < 8; ++i) writer.put_numbers(segment + 8 * half + i, numbers + 16 * i);
-    }
-  }
-};
-
-template <class Block>
-void pack_blocks(const uint8_t* const* rows, int64_t in_features, int64_t out_features, uint8_t* packed) {
-  using Format = typename Block::Format;
-  const SegmentLayout layout = SegmentLayout::of<Format>(Block::kScales, Block::kSegments);
-  const int64_t segments = in_features / Format::kSegment;
-  for_each_column<Format>(packed, layout, segments, out_features, Block::kSegments,
-                          [&](auto writer, int64_t output, int64_t segment) {
-    Block::read(rows[output] + segment / Block::kSegments * Block::kBytes, writer, segment);
   });
 }
 
@@ -216,13 +109,93 @@ void pack_as(SegmentFormats<Formats...>, int64_t format, const NumbersAndScales&
   kPack[format](weight, segment_kind(format).layout(scales, segments_per_block), packed);
 }
 
-// In the order of the names in `native_segments.py`.
-using PackBlocks = void (*)(const uint8_t* const* rows, int64_t in_features, int64_t out_features, uint8_t* packed);
-constexpr PackBlocks kPackBlocks[] = {
-    &pack_blocks<PlainBlock<4, false>>, &pack_blocks<PlainBlock<4, true>>, &pack_blocks<PlainBlock<5, false>>,
-    &pack_blocks<PlainBlock<5, true>>,  &pack_blocks<ByteBlock>,           &pack_blocks<KBlock<4>>,
-    &pack_blocks<KBlock<5>>,            &pack_blocks<SixBitBlock>,
+// Blocks of some outputs of a file: the address of each output's.
+struct FileRows {
+  const uint8_t* const* rows;
+  int64_t in_features, out_features;
+
+  template <class Block>
+  int64_t blocks() const { return in_features / (Block::kSegments * Block::Format::kSegment); }
 };
+
+template <class Block>
+void pack_blocks(const FileRows& file, uint8_t* packed) {
+  using Format = typename Block::Format;
+  const SegmentLayout layout = SegmentLayout::of<Format>(Block::kScales, Block::kSegments);
+  const int64_t segments = file.in_features / Format::kSegment;
+  for_each_column<Format>(packed, layout, segments, file.out_features, Block::kSegments,
+                          [&](const auto& writer, int64_t output, int64_t segment) {
+    Block::read(file.rows[output] + segment / Block::kSegments * Block::kBytes, writer, segment);
+  });
+}
+
+// A row of numbers as floats: scale * (number - middle), or scale * number + smallest, each rounded as it is computed.
+template <class Block>
+struct RowWriter {
+  using Format = typename Block::Format;
+  static constexpr bool kHasLevels = Block::kScales == SegmentScales::kTwoLevels;
+  float* row;
+  float scale = 0, other = 0, levels[2][Block::kSegments] = {};
+
+  static float half_at(const void* p) {
+    Float16 half;
+    std::memcpy(&half, p, sizeof(half));
+    return to_float(half);
+  }
+  void put_scale(const void* value) { scale = half_at(value); }
+  void put_other(const void* value) { other = half_at(value); }
+  void put_level(int64_t segment, uint8_t level, int place = 0) {
+    levels[place][segment % Block::kSegments] = static_cast<int8_t>(level);
+  }
+  void put_numbers(int64_t segment, const uint8_t* numbers) {
+    const int64_t at = segment % Block::kSegments;
+    const float own = kHasLevels ? scale * levels[0][at] : scale, smallest = kHasLevels ? other * levels[1][at] : other;
+    constexpr int kMiddle = Format::kZeros == Zeros::kMiddle ? Format::kMiddle : 0;
+    for (int i = 0; i < Format::kSegment; ++i) {
+      row[segment * Format::kSegment + i] = own * static_cast<float>(numbers[i] - kMiddle) + smallest;
+    }
+  }
+};
+
+template <class Block>
+void widen_blocks(const FileRows& file, float* out) {
+  for_each_row(file.out_features, file.in_features, [&](int64_t output) {
+    RowWriter<Block> writer{out + output * file.in_features};
+    for (int64_t i = 0; i < file.blocks<Block>(); ++i) {
+      Block::read(file.rows[output] + i * Block::kBytes, writer, i * Block::kSegments);
+    }
+  });
+}
+
+// Sets `*is_damaged` where a scale is NaN or infinite.
+template <class Block>
+void check_blocks(const FileRows& file, int64_t* is_damaged) {
+  std::atomic<bool> found{false};
+  for_each_row(file.out_features, file.in_features, [&](int64_t output) {
+    bool own = false;
+    for (int64_t i = 0; i < file.blocks<Block>(); ++i) {
+      for (const int at : {Block::kFirstScale, Block::kLastScale}) {
+        uint16_t half;
+        std::memcpy(&half, file.rows[output] + i * Block::kBytes + at, sizeof(half));
+        own |= (half & 0x7c00) == 0x7c00;
+      }
+    }
+    if (own) found.store(true, std::memory_order_relaxed);
+  });
+  *is_damaged = found.load();
+}
+
+struct BlockFunctions {
+  void (*pack)(const FileRows& file, uint8_t* packed);
+  void (*widen)(const FileRows& file, float* out);
+  void (*check)(const FileRows& file, int64_t* is_damaged);
+};
+
+template <class... Types>
+const BlockFunctions& functions_of(Blocks<Types...>, int64_t type) {
+  static constexpr BlockFunctions kFunctions[] = {{&pack_blocks<Types>, &widen_blocks<Types>, &check_blocks<Types>}...};
+  return kFunctions[type];
+}
 
 }  // namespace
 }  // namespace llmstack
@@ -242,7 +215,12 @@ extern "C" void llmstack_linear_pack_segments(const uint8_t* numbers, const uint
 }
 
 // `rows` has the address of each output's blocks.
-extern "C" void llmstack_linear_pack_blocks(const uint8_t* const* rows, int64_t type, int64_t in_features,
-                                            int64_t out_features, uint8_t* packed) {
-  llmstack::kPackBlocks[type](rows, in_features, out_features, packed);
-}
+#define LLMSTACK_BLOCKS(name, Out)                                                                                  \
+  extern "C" void llmstack_linear_##name##_blocks(const uint8_t* const* rows, int64_t type, int64_t in_features,    \
+                                                  int64_t out_features, Out* out) {                                 \
+    llmstack::functions_of(llmstack::AllBlocks(), type).name({rows, in_features, out_features}, out);               \
+  }
+
+LLMSTACK_BLOCKS(pack, uint8_t)
+LLMSTACK_BLOCKS(widen, float)
+LLMSTACK_BLOCKS(check, int64_t)

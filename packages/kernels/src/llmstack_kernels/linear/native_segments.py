@@ -72,11 +72,30 @@ def pack_blocks(
     kind = (_FORMATS.index(name), scales, block.num_inputs // block.segment)
     out_features, in_features = weight.shape
     packed = _empty(native, kind, (out_features, in_features))
-    addresses = weight.addresses()
-    native.function("linear_pack_blocks", Pointer, Int, Int, Int, Pointer)(
-        addresses.data_ptr(), [*BLOCK_TYPES].index(weight.block_type), in_features, out_features, packed.data_ptr()
-    )
+    _call_with_blocks(native, "pack", weight, packed)
     return _layer((out_features, in_features), dtype, bias, packed, kind, native)
+
+
+def widen(weight: BlockWeight, native: NativeLibrary) -> torch.Tensor:
+    """What the blocks stand for: float32 [out_features, in_features]."""
+    widened = torch.empty(weight.shape)
+    _call_with_blocks(native, "widen", weight, widened)
+    return widened
+
+
+def are_finite(weight: BlockWeight, native: NativeLibrary) -> bool:
+    """Whether all scales are finite numbers."""
+    is_damaged = torch.zeros(1, dtype=torch.int64)
+    _call_with_blocks(native, "check", weight, is_damaged)
+    return not is_damaged
+
+
+def _call_with_blocks(native: NativeLibrary, what: str, weight: BlockWeight, out: torch.Tensor) -> None:
+    addresses, block_type = weight.addresses(), [*BLOCK_TYPES].index(weight.block_type)
+    out_features, in_features = weight.shape
+    native.function(f"linear_{what}_blocks", Pointer, Int, Int, Int, Pointer)(
+        addresses.data_ptr(), block_type, in_features, out_features, out.data_ptr()
+    )
 
 
 def segments_of_packed(packed: PackedWeight, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:

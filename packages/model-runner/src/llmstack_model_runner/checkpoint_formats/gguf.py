@@ -95,7 +95,9 @@ def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | Any
     blocks = content.view(num_outputs, num_inputs // info.type.block_size, info.type.block_bytes)
     try:
         if info.type.name in BLOCK_TYPES:
-            return BlockWeight(info.type.name, (blocks,), _READERS[info.type.name])
+            weight = BlockWeight(info.type.name, (blocks,), _READERS[info.type.name])
+            weight.check()
+            return weight
         return _READERS[info.type.name](blocks)
     except ValueError as error:
         raise ValueError(f"{name[:128]} cannot be read as {info.type.name}: {error}") from None

@@ -160,6 +160,7 @@ def _pack_parts(
     joined = join_stored(stored) if len(stored) == len(parts) else None
     if joined is not None:
         return pack_stored_linear(joined, dtype, bias, is_invariant, chosen.input_rounding)
+    parts = _joined_neighbours(parts)
     biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
     return concatenate_linears(
         [
@@ -169,3 +170,17 @@ def _pack_parts(
             for part, own_bias in zip(parts, biases, strict=True)
         ]
     )
+
+
+def _joined_neighbours(parts: Sequence[torch.Tensor | AnyStoredWeight]) -> list[torch.Tensor | AnyStoredWeight]:
+    """The parts, of which neighbours that are stored alike are one."""
+    found: list[torch.Tensor | AnyStoredWeight] = []
+    for part in parts:
+        joined = None
+        if found and not isinstance(part, torch.Tensor) and not isinstance(found[-1], torch.Tensor):
+            joined = join_stored([found[-1], part])
+        if joined is not None:
+            found[-1] = joined
+        else:
+            found.append(part)
+    return found
