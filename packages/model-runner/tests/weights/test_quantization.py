@@ -13,11 +13,12 @@ from model_runner_helpers.paged_harness import PagedHarness
 from safetensors.torch import load_file, save_file
 
 from llmstack_kernels.linear import INT4_DYNAMIC, INT8_DYNAMIC, QUANTIZATIONS, computes_quantized, quantize
+from llmstack_model_runner.checkpoint_formats.config import read_format
 from llmstack_model_runner.layers.packing import Packing, pack, packed_linears, packing
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import Model, load_model_class
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
-from llmstack_model_runner.weights import load_weights, num_weight_bytes, scheme_on
+from llmstack_model_runner.weights import describe_quantization, load_weights, num_weight_bytes, scheme_on
 from llmstack_types import ModelRunnerConfig, SamplingParams
 from llmstack_types.vocabulary import RoundingScheme, words_of
 
@@ -207,3 +208,12 @@ def test_models_of_transformers_are_quantized_alike(tmp_path: Path, scheme: str)
         driver.add("a", PROMPTS["a"], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
         outputs[model_impl] = driver.run(12)["a"]
     assert outputs["llmstack"] == outputs["transformers"]
+
+
+def test_the_report_of_a_gguf_file_says_whether_inputs_are_rounded() -> None:
+    """Numeric contracts are made of it."""
+    found = read_format({"quantization_config": {"quant_method": "gguf"}})
+    exact, rounded = (describe_quantization(scheme, torch.float32, CPU, found) for scheme in (None, INT4_DYNAMIC))
+    assert exact.startswith("gguf of the checkpoint")
+    assert rounded.startswith(f"gguf of the checkpoint, inputs rounded by {INT4_DYNAMIC}")
+    assert "rounded" not in exact
