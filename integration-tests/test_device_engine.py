@@ -25,6 +25,9 @@ LLAMA = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
+LFM2 = LLAMA | {
+    "architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False,
+}  # fmt: skip
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0),
     "seeded": SamplingParams(temperature=0.7, seed=1),
@@ -40,12 +43,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
+@pytest.fixture(scope="module", params=["gpt2", "llama", "lfm2"])
 def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp(request.param)
     if request.param == "gpt2":
         return str(testing.write_gpt2_checkpoint(folder, seed=5, n_embd=64))
-    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(LFM2 if request.param == "lfm2" else LLAMA), encoding="utf-8")
     return str(testing.write_random_weights(folder, seed=5))
 
 
@@ -67,7 +70,8 @@ def run(core: EngineCore) -> dict[str, list[object]]:
     while core.has_unfinished_requests():
         for output in core.step().outputs:
             assert output.error is None, output.error
-            generated[output.request_id] += [*output.new_token_ids, *(output.logprobs or ())]
+            logprobs = output.logprobs or [None] * len(output.new_token_ids)
+            generated[output.request_id] += zip(output.new_token_ids, logprobs, strict=True)
         if len(generated["greedy-1"]) == 5:
             core.abort_requests(["greedy-1"])
     core.shutdown()
@@ -88,5 +92,7 @@ def test_drafts_on_a_device_change_no_output(model_path: str) -> None:
 
 
 def test_a_runner_on_a_device_does_what_the_engine_core_asks_of_one(model_path: str) -> None:
+    if "lfm2" in model_path:
+        pytest.skip("the check of runners asks for no states")
     config = ModelRunnerConfig(model_path, max_model_len=64, max_num_seqs=4, block_size=4, device="cpu")
     check_model_runner(lambda: stand_ins.StandInModelRunner(config))

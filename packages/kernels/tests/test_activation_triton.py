@@ -51,6 +51,17 @@ def test_gated_activations_agree_with_float64(
     check(getattr(kernels, name)(x), EXACT_GATED[name](gate) * up, triton_dtype)
 
 
+@pytest.mark.parametrize("name", ["sigmoid_gate", "silu_gate"])
+@pytest.mark.parametrize("gate_size", [1, 1030])
+def test_gates_of_another_tensor_agree_with_float64(
+    name: str, gate_size: int, triton_dtype: torch.dtype, triton_device: str
+) -> None:
+    x = torch.randn(3, 1035, device=triton_device).to(triton_dtype)[:, 5:]  # slices of wider projections
+    gate = torch.randn(3, 1035, device=triton_device).to(triton_dtype)[:, 2 : 2 + gate_size]
+    opened = torch.sigmoid(gate.double()) * (gate.double() if name == "silu_gate" else 1)
+    check(getattr(kernels, name)(x, gate), x.double() * opened, triton_dtype)
+
+
 @pytest.mark.parametrize("shape", [(1, 16), (2, 2060)], ids=str)
 def test_gates_and_ups_in_turns_are_bounded(
     shape: tuple[int, ...], triton_dtype: torch.dtype, triton_device: str

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
+from llmstack_kernels import reference
 from llmstack_kernels.rms_norm import triton as kernels
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -42,6 +43,20 @@ def test_the_fused_form_returns_the_sum_and_its_norm(
     out, total = kernels.fused_add_rms_norm(x, residual, weight[0], 1e-6)
     assert torch.equal(total, x + residual)
     assert torch.equal(out, kernels.rms_norm(total, weight[0], 1e-6))
+
+
+@pytest.mark.parametrize("is_gated_first", [False, True])
+@pytest.mark.parametrize("weight_shape", [(40,), (3, 40)], ids=str)
+def test_gated_norms_agree_with_the_reference(
+    is_gated_first: bool, weight_shape: tuple[int, ...], triton_dtype: torch.dtype, triton_device: str
+) -> None:
+    x, gate = (torch.randn(5, 9, 40, device=triton_device).to(triton_dtype)[:, 3:6] for _ in range(2))
+    weight = torch.randn(weight_shape, device=triton_device).to(triton_dtype)
+    expected = reference.gated_rms_norm(x, gate, weight, 1e-5, is_gated_first)
+    out = kernels.gated_rms_norm(x, gate, weight, 1e-5, is_gated_first)
+    assert out.dtype == triton_dtype
+    tolerance = TOLERANCE[triton_dtype] * 4
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_a_float32_weight_scales_before_the_row_is_rounded(triton_device: str) -> None:

@@ -29,7 +29,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "argmax": {"cpu": ("native",), "cuda": (TRITON,)},
     "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "bidirectional_attention": {},
-    "causal_convolution": {"cpu": ("native",)},
+    "causal_convolution": {"cpu": ("native",), "cuda": (TRITON,)},
     "decode_inputs": {"cuda": (TRITON,)},
     "draw_tokens": {"cpu": ("native",)},
     "gated_delta_rule": {"cpu": ("native",), "cuda": (TRITON,)},

@@ -147,7 +147,9 @@ class ModelRunner:
         other_bytes = media_bytes(config, spec, None if self._model is None else self._model.media_encoder())
         if self._device.type == "cuda":
             share = 1.0 if is_size_given else config.gpu_memory_utilization
-            lost_bytes = num_storage_tensors(spec) * ALLOCATION_STEP + spec.bytes_per_block  # the scratch block
+            lost_bytes = (
+                num_storage_tensors(spec) * ALLOCATION_STEP + spec.bytes_per_block + spec.bytes_per_state
+            )  # those of scratch
             return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes - other_bytes)
         return host_kv_bytes_of(config, spec, is_size_given=is_size_given, other_bytes=other_bytes)
 
@@ -170,7 +172,7 @@ class ModelRunner:
             check_warm_up(self.execute_model(step).result())
         self._release_kv_cache()
         return_freed_memory(self._device)  # captured steps contain reference cycles
-        return spec.num_cache_bytes(num_blocks + self._has_device_rows, num_state_blocks)
+        return spec.num_cache_bytes(num_blocks + self._has_device_rows, num_state_blocks + self._has_device_rows)
 
     def _profile_memory(self, share: float) -> MemoryProfile:
         config, spec = self._config, self.kv_cache_spec()
@@ -214,10 +216,10 @@ class ModelRunner:
         """Allocates the KV storage and creates the input batch and the steps."""
         config, spec = self._config, self.kv_cache_spec()
         self._recovery = StepRecovery(self._make_room)
-        num_device_blocks = num_blocks + self._has_device_rows  # one more, the scratch block of padding rows
+        num_device_blocks = num_blocks + self._has_device_rows  # one more, and one more state: those of padding rows
         with allocation(f"a KV cache of {num_device_blocks * spec.bytes_per_block} bytes cannot be allocated", _LOWER):
             storage = allocate_storage(spec, num_device_blocks, self._device)
-            states = allocate_states(spec, num_state_blocks, self._device)
+            states = allocate_states(spec, num_state_blocks + self._has_device_rows, self._device)
         self._kv_caches = self._layer_reports.over(by_layer(storage, spec, states))
         self._blocks = BlockTransfer(kv_layers(self._kv_caches, spec), self._recovery, self._device, states)
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)

@@ -22,10 +22,13 @@ __all__ = [
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "is_available",
+    "multiply_columns",
     "relu",
     "relu_squared",
     "sigmoid",
+    "sigmoid_gate",
     "silu_and_mul",
+    "silu_gate",
     "soft_cap_",
 ]
 
@@ -123,6 +126,29 @@ def _soft_cap_kernel(
     tl.store(x + place, capped.to(x.dtype.element_ty), mask=is_inside)
 
 
+@triton.jit
+def _gate_kernel(
+    x,  # [num_rows, x_stride], of which the first `size` are used
+    gate,  # [num_rows, gate_stride], of which the first `gate_size` are used
+    out,  # [num_rows, size]
+    x_stride,
+    gate_stride,
+    size,
+    gate_size,
+    HAS_SILU: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    is_inside = column < size
+    values = tl.load(x + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    opening = tl.load(gate + row * gate_stride + column % gate_size, mask=is_inside, other=0.0).to(tl.float32)
+    factors = sigmoid(opening)
+    if HAS_SILU:
+        factors *= opening
+    tl.store(out + row * size + column, (values * factors).to(out.dtype.element_ty), mask=is_inside)
+
+
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Gate the second half of each row by silu of the first."""
     return _run(x, "silu", is_gated=True)
@@ -144,6 +170,21 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
             _clamped_swiglu_kernel, grid, x, out, size, alpha, limit, launch_pdl=is_early, BLOCK_SIZE=_GATED_BLOCK_SIZE
         )
     return out
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Rows may be slices of wider projections."""
+    return _run_gate(x, gate, has_silu=False)
+
+
+def silu_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Rows may be slices of wider projections."""
+    return _run_gate(x, gate, has_silu=True)
+
+
+def multiply_columns(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """By PyTorch: models with such factors multiply by few of them."""
+    return reference.multiply_columns(x, factors)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -171,6 +212,16 @@ def soft_cap_(x: torch.Tensor, cap: float) -> None:
     grid = (triton.cdiv(x.numel(), _BLOCK_SIZE),)
     is_early = supports_dependent_launch(x.device)
     launch(_soft_cap_kernel, grid, x, x.numel(), cap, launch_pdl=is_early, BLOCK_SIZE=_BLOCK_SIZE)
+
+
+def _run_gate(x: torch.Tensor, gate: torch.Tensor, *, has_silu: bool) -> torch.Tensor:
+    x, gate = (one if one.stride(1) == 1 else one.contiguous() for one in (x, gate))
+    out = x.new_empty(x.shape)
+    if out.numel():
+        grid = (len(x), triton.cdiv(x.shape[1], _GATED_BLOCK_SIZE))
+        sizes = x.stride(0), gate.stride(0), x.shape[1], gate.shape[1]
+        launch(_gate_kernel, grid, x, gate, out, *sizes, HAS_SILU=has_silu, BLOCK_SIZE=_GATED_BLOCK_SIZE)
+    return out
 
 
 def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.Tensor:

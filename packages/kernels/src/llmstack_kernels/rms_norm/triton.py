@@ -14,7 +14,7 @@ from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 from llmstack_kernels.tiles import row_tile
 
-__all__ = ["describe", "fused_add_rms_norm", "is_available", "rms_norm"]
+__all__ = ["describe", "fused_add_rms_norm", "gated_rms_norm", "is_available", "rms_norm"]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -52,6 +52,41 @@ def _rms_norm_kernel(
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=is_inside)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _gated_rms_norm_kernel(
+    x,  # [num_tokens, num_heads, size]
+    gate,  # [num_tokens, num_heads, size]
+    weight,  # [size], or [num_heads, size]
+    out,  # [num_tokens, num_heads, size]
+    num_rows,
+    x_stride,
+    gate_stride,
+    weight_stride,
+    num_heads,
+    size,
+    eps,
+    IS_GATED_FIRST: tl.constexpr,
+    NUM_TILE_ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    row = tl.program_id(0) * NUM_TILE_ROWS + tl.arange(0, NUM_TILE_ROWS)[:, None]
+    column = tl.arange(0, BLOCK_SIZE)[None, :]
+    is_inside = (row < num_rows) & (column < size)
+    token, head = (row // num_heads).to(tl.int64), row % num_heads
+    place = head * size + column
+    values = tl.load(x + token * x_stride + place, mask=is_inside, other=0.0).to(tl.float32)
+    opened = tl.load(gate + token * gate_stride + place, mask=is_inside, other=0.0).to(tl.float32)
+    opened *= 1.0 / (1.0 + tl.exp(-opened))
+    if IS_GATED_FIRST:
+        values *= opened
+    scale = tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / size + eps)
+    factors = tl.load(weight + head * weight_stride + column, mask=is_inside, other=0.0)
+    normed = (values * scale).to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
+    if not IS_GATED_FIRST:
+        normed = normed.to(out.dtype.element_ty).to(tl.float32) * opened
+    tl.store(out + row.to(tl.int64) * size + column, normed.to(out.dtype.element_ty), mask=is_inside)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise each row; the heads of tokens may be slices of a wider projection."""
     out = x.new_empty(x.shape)
@@ -71,6 +106,21 @@ def fused_add_rms_norm(
     out, total = torch.empty_like(x), torch.empty_like(x)
     _run(x, x.shape[-1], 1, residual, weight, out, total, eps)
     return out, total
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, is_gated_first: bool
+) -> torch.Tensor:
+    """Norms each head of a token by itself; tokens may be slices of wider projections."""
+    num_tokens, num_heads, size = x.shape
+    x, gate = (one if one.stride()[1:] == (size, 1) else one.contiguous() for one in (x, gate))
+    out, tile = x.new_empty(x.shape), row_tile(size)
+    weight_stride = size if weight.ndim == 2 else 0
+    strides = x.stride(0), gate.stride(0), weight_stride
+    arguments = (x, gate, weight.contiguous(), out, num_tokens * num_heads, *strides, num_heads, size, eps)
+    constants: dict[str, Any] = {"IS_GATED_FIRST": is_gated_first, **tile.constants}
+    launch(_gated_rms_norm_kernel, tile.grid(num_tokens * num_heads), *arguments, num_warps=tile.num_warps, **constants)
+    return out
 
 
 def _run(

@@ -12,8 +12,9 @@ class Scale:
 
     def __init__(self, factor: float | torch.Tensor, device: torch.device) -> None:
         """`factor`: A number, or one per column [size]."""
-        factors = torch.as_tensor(factor, dtype=torch.float32, device=device).view(-1)
-        self._factors = None if bool((factors == 1).all()) else factors
+        # A number is compared as it is, since a device would be waited for.
+        is_one = bool((factor == 1).all()) if isinstance(factor, torch.Tensor) else factor == 1
+        self._factors = None if is_one else torch.as_tensor(factor, dtype=torch.float32, device=device).view(-1)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] to the same; `x` itself where all factors are 1."""

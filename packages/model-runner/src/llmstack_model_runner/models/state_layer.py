@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -38,11 +37,6 @@ class HybridModel(Llama):
     """A model of the Llama family some of whose layers have a state."""
 
     can_omit_tokens: ClassVar[bool] = False
-
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        if device.type != "cpu":
-            raise ValueError(f"{type(self).__name__} runs on CPUs only: steps on GPUs keep no states of layers.")
-        super().__init__(config, dtype, device)
 
 
 def mix_layers(

@@ -90,7 +90,8 @@ class InputBatch:
         num_row_blocks: Blocks of tokens that each row's tables reach over.
         group_windows: Sliding window of each group of layers; None for full attention.
         layer_to_group: By layer, its group, None for a layer with a state; empty where all others share a block table.
-        has_states: Whether the model has layers with a state.
+        num_state_blocks: Blocks of the states of layers that have one; 0 for a model without.
+        has_states: Whether there are such layers.
         num_tokens: Number of prompt and output tokens, including those with a reserved place.
         num_held_tokens: Leading tokens of each row whose KV is not written, since others wrote it.
         adapter_numbers: Number of each row's adapter, or `NO_ADAPTER`.
@@ -141,7 +142,7 @@ class InputBatch:
         self._adapters = adapters
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
-        self._num_state_blocks = num_state_blocks
+        self.num_state_blocks = num_state_blocks
         self.has_states = num_state_blocks > 0
         self._vocab_size = vocab_size
         self._request_id_to_row: dict[str, int] = {}
@@ -286,8 +287,8 @@ class InputBatch:
             raise InputBatchError(f"a step of {len(step.rows)} rows has the states of {len(states)}")
         # A block outside the storage would be written outside its memory, and block 0 is the state of no tokens.
         sources, targets = states[:, 0], states[:, 1]
-        if len(states) and (sources.min() < 0 or targets.min() < 1 or states.max() >= self._num_state_blocks):
-            raise InputBatchError(f"a row has a state block outside [1, {self._num_state_blocks})")
+        if len(states) and (sources.min() < 0 or targets.min() < 1 or states.max() >= self.num_state_blocks):
+            raise InputBatchError(f"a row has a state block outside [1, {self.num_state_blocks})")
         if np.intersect1d(sources, targets).size or len(np.unique(targets)) != len(targets):
             raise InputBatchError("a state block is written by two rows of a step, or read by one and written by one")
         return replace(step, states=states)

@@ -58,6 +58,14 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
 BERT = SHAPE | {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "num_labels": 3}
+HYBRID = {
+    "num_hidden_layers": 2, "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 32,
+    "attn_layer_indices": [1],
+}  # fmt: skip
 DECODERS: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": GPT,
     "LlamaForCausalLM": SHAPE,
@@ -67,6 +75,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     "BloomForCausalLM": {"hidden_size": 64, "n_head": 4, "n_layer": 1, "vocab_size": 96},
     "GPTNeoXForCausalLM": SHAPE | {"rotary_pct": 0.5},
     "DeepseekV3ForCausalLM": SHAPE | LATENT,
+    "Lfm2ForCausalLM": SHAPE | HYBRID | {"layer_types": ["conv", "full_attention"]},
+    "BambaForCausalLM": SHAPE | HYBRID | MAMBA,
+    "Qwen3_5ForCausalLM": SHAPE | HYBRID | {"layer_types": ["linear_attention", "full_attention"]},
     "Qwen3MoeForCausalLM": SHAPE | EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -97,7 +108,7 @@ def start(folder: Path, config: dict[str, Any], **options: Any) -> ModelRunner:
     runner = ModelRunner(ModelRunnerConfig(str(folder), **options), FakeRuntime())
     runner.load_model()
     assert runner.run_largest_steps() > 0
-    runner.initialize_kv_cache(32, 4)
+    runner.initialize_kv_cache(32, 4, 9 if runner.kv_cache_spec().state_group is not None else 0)
     return runner
 
 
@@ -110,7 +121,7 @@ def generate(runner: ModelRunner, all_params: tuple[dict[str, Any], ...]) -> Non
     assert driver.outputs == {f"{index}": [0] * 3 for index in range(len(all_params))}
 
 
-IN_EVERY_RUN = {"GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3MoeForCausalLM"}
+IN_EVERY_RUN = {"GPT2LMHeadModel", "Lfm2ForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"}
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
         "tie_word_embeddings": False,
     },
+    "lfm2": SHAPE
+    | {
+        "architectures": ["Lfm2ForCausalLM"],
+        "layer_types": ["conv", "full_attention"],
+        "num_hidden_layers": 2,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "qwen3_5": SHAPE
+    | {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+    },
     "mixtral": SHAPE | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 PARAMS = (
@@ -68,7 +86,8 @@ def generate(place: str, folder: str, num_requests: int) -> dict[str, Any]:
     )
     runner = ModelRunner(config, CpuStandIn() if place == "stand-in" else None)
     runner.load_model()
-    runner.initialize_kv_cache(12)
+    has_states = runner.kv_cache_spec().state_group is not None
+    runner.initialize_kv_cache(12, 0, 1 + 2 * num_requests if has_states else 0)
     driver = StepDriver(runner, 12)
     for index, params in enumerate(PARAMS[:num_requests]):
         driver.add(f"{index}", [index + 1] * 14, params)
@@ -95,7 +114,8 @@ def check(folder: Path, num_requests: int) -> None:
     expected = run("host", folder, num_requests)
     assert found["errors"] == {}
     assert found["outputs"] == expected["outputs"]
-    for op in ("decode_inputs", "sample_tokens", "paged_attention", "linear"):
+    of_states = [op for op in ("causal_convolution", "gated_delta_rule") if op in found["backends"]]
+    for op in ("decode_inputs", "sample_tokens", "paged_attention", "linear", *of_states):
         assert found["backends"][op].startswith(TRITON)
     assert f"captured graphs of up to {num_requests} rows" in found["backends"]["decode"]
 
@@ -111,6 +131,7 @@ def test_a_captured_step_contains_nothing_that_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_captured_steps_of_all_kinds_contain_nothing_that_changes(tmp_path: Path, name: str) -> None:
     check(write(tmp_path, name), num_requests=3)

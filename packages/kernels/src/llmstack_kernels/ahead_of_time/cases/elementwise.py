@@ -9,6 +9,7 @@ import torch
 
 from llmstack_kernels.activation import triton as activation
 from llmstack_kernels.ahead_of_time.case import CompileCase, meta_tensor
+from llmstack_kernels.causal_convolution import triton as convolution
 from llmstack_kernels.embedding import triton as embedding
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs
 from llmstack_kernels.gated_delta_rule import triton as delta_rule
@@ -26,6 +27,8 @@ def _activation_cases() -> Iterator[CompileCase]:
     yield CompileCase("gelu_tanh_and_mul_bf16", partial(activation.gelu_tanh_and_mul, meta_tensor(64, 2 * 16384)))
     pairs = meta_tensor(64, 2 * 2880)
     yield CompileCase("clamped_swiglu_bf16", partial(activation.clamped_swiglu, pairs, 1.702, 7.0), is_sample=True)
+    hidden = meta_tensor(64, 4096)
+    yield CompileCase("sigmoid_gate_bf16", partial(activation.sigmoid_gate, hidden, hidden), is_sample=True)
     for name in ("gelu_tanh", "gelu", "relu", "relu_squared"):
         yield CompileCase(f"{name}_gpt2_bf16", partial(getattr(activation, name), meta_tensor(64, 3072)))
     logits = torch.empty((64, 256_000), device="meta")
@@ -40,6 +43,17 @@ def _embedding_cases() -> Iterator[CompileCase]:
     yield CompileCase(
         "8b_bf16", partial(embedding.embedding, ids, meta_tensor(128_256, 4096), None, 1.0), is_sample=True
     )
+
+
+def _causal_convolution_cases() -> Iterator[CompileCase]:
+    """A layer of LFM2 1.2B, and the channels of a delta net of Qwen3-Next."""
+    for name, length, channels, function in (("lfm2", 3, 2048, "none"), ("next", 4, 8192, "silu")):
+        taps = torch.empty((length, channels), device="meta")
+        tails = meta_tensor(16, length - 1, channels)
+        call = partial(
+            convolution.causal_convolution, meta_tensor(64, channels), taps, None, tails, _state_rows(), function
+        )
+        yield CompileCase(f"{name}_bf16", call, is_sample=name == "lfm2")
 
 
 def _gated_delta_rule_cases() -> Iterator[CompileCase]:
@@ -82,10 +96,13 @@ def _rms_norm_cases() -> Iterator[CompileCase]:
         yield CompileCase(f"{name}_bf16", partial(rms_norm.rms_norm, x, weight, 1e-5))
     heads = meta_tensor(64, 48, 128)[:, :32]
     yield CompileCase("heads_128_bf16", partial(rms_norm.rms_norm, heads, meta_tensor(128), 1e-5))
+    gated = partial(rms_norm.gated_rms_norm, heads, heads, meta_tensor(128), 1e-5, False)
+    yield CompileCase("gated_heads_128_bf16", gated, is_sample=True)
 
 
 CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
     "activation": _activation_cases,
+    "causal_convolution": _causal_convolution_cases,
     "embedding": _embedding_cases,
     "gated_delta_rule": _gated_delta_rule_cases,
     "layer_norm": _layer_norm_cases,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmstack_kernels.decode_inputs import FIRST_BLOCK, DecodeInputs, decode_inputs
+from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.device.runtime import DeviceRuntime, Graph, GraphCaptureError
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
@@ -64,8 +67,12 @@ class DecodeGraphs:
         sizes: Sequence[int],
         block_size: int,
         layer_to_group: tuple[int | None, ...] = (),
+        scratch_state: int = 0,
     ) -> None:
-        """`sizes`: Numbers of rows to capture, ascending; `layer_to_group`: as in `AttentionMetadata`."""
+        """`sizes`: Numbers of rows to capture, ascending; `layer_to_group`: as in `AttentionMetadata`.
+
+        `scratch_state`: The state block that padding rows write to; 0 for a model without states.
+        """
         self._model = model
         self._kv_caches = kv_caches
         self._rows = rows
@@ -78,6 +85,7 @@ class DecodeGraphs:
         self._refused: set[_Key] = set()
         self._reason_for_none = ""
         self._layer_to_group = layer_to_group
+        self._scratch_state = scratch_state
         num_rows, num_blocks = self._sizes[-1], rows.states[0].shape[1] - FIRST_BLOCK
         device = runtime.device
         self._max_seq_len = num_blocks * block_size
@@ -85,6 +93,8 @@ class DecodeGraphs:
         self._known_row_numbers = np.full(num_rows, rows.scratch_row, dtype=np.int32)
         self._inputs = [_empty_inputs(num_rows, num_blocks, device) for _ in rows.states]  # of each group of layers
         self._query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        self._states = torch.zeros((2, num_rows), dtype=torch.int64, device=device)  # which each row reads and writes
+        self._num_known_tokens = torch.ones(num_rows, dtype=torch.int64, device=device)
         self._results = torch.empty(num_rows, dtype=torch.int32, device=device)
         self._logits: torch.Tensor | None = None
 
@@ -96,23 +106,28 @@ class DecodeGraphs:
                 self._graph(size, variant)
         logger.info("decode steps: %s", self.describe())
 
-    def sample(self, rows: IntArray, variant: SamplingVariant) -> torch.Tensor | None:
+    def sample(self, rows: IntArray, variant: SamplingVariant, states: IntArray | None = None) -> torch.Tensor | None:
         """Decodes, samples and advances the given rows of the state; None if no graph is available.
 
+        `states` are the state blocks that each row reads and writes: [num_rows, 2]; None for a model without.
         Returns the tokens in newly allocated memory, -1 for invalid ones: int32 [num_rows].
         """
-        if not self._launch(rows, variant):
+        if not self._launch(rows, variant, states):
             return None
         self._rows.note_advance(rows)
         return self._results[: len(rows)].clone()
 
-    def compute_logits(self, rows: IntArray) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def compute_logits(
+        self, rows: IntArray, states: IntArray | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Decodes the given rows, which the caller samples and advances; None if no graph is available.
+
+        `states`: As for `sample`.
 
         Returns logits and row numbers, both overwritten by the next call: float32 [num_rows, vocab_size], int32
         [num_rows].
         """
-        if not self._launch(rows, None) or self._logits is None:
+        if not self._launch(rows, None, states) or self._logits is None:
             return None
         return self._logits[: len(rows)], self._row_numbers[: len(rows)]
 
@@ -130,7 +145,7 @@ class DecodeGraphs:
         captured = f"{len(self._graphs)} captured graphs of up to {self._sizes[-1]} rows use {megabytes:.0f} MB"
         return f"{captured}; no memory for {len(self._refused)} more" if self._refused else captured
 
-    def _launch(self, rows: IntArray, variant: SamplingVariant | None) -> bool:
+    def _launch(self, rows: IntArray, variant: SamplingVariant | None, states: IntArray | None) -> bool:
         if len(rows) > self._sizes[-1] or self._reason_for_none:
             return False
         size = self._sizes[bisect_left(self._sizes, len(rows))]
@@ -139,16 +154,27 @@ class DecodeGraphs:
             return False
         padded = np.full(size, self._rows.scratch_row, dtype=np.int32)
         padded[: len(rows)] = rows
-        self._place(padded)
+        self._place(padded, states)
         graph.replay()
         return True
 
-    def _place(self, row_numbers: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+    def _place(self, row_numbers: np.ndarray[tuple[int], np.dtype[np.int32]], states: IntArray | None = None) -> None:
         size = len(row_numbers)
-        if not np.array_equal(self._known_row_numbers[:size], row_numbers):
-            (sent,) = self._staging.send([row_numbers])
-            self._row_numbers[:size].copy_(sent)
+        arrays: list[npt.NDArray[Any]] = []
+        if is_other := not np.array_equal(self._known_row_numbers[:size], row_numbers):
+            arrays.append(row_numbers)
+        if self._scratch_state:
+            padded = np.zeros((2, size), dtype=np.int64)
+            padded[1] = self._scratch_state
+            if states is not None:
+                padded[:, : len(states)] = states.T
+            arrays.append(padded)
+        sent = self._staging.send(arrays) if arrays else []
+        if is_other:
+            self._row_numbers[:size].copy_(sent[0])
             self._known_row_numbers[:size] = row_numbers
+        if self._scratch_state:
+            self._states[:, :size].copy_(sent[-1])
 
     def _graph(self, size: int, variant: SamplingVariant | None) -> Graph | None:
         key = (size, variant)
@@ -172,6 +198,12 @@ class DecodeGraphs:
             logger.warning("decode steps cannot be captured and run without graphs: %s", error)
             self._reason_for_none, self._graphs = str(error), {}
 
+    def _state_rows(self, size: int) -> StateRows | None:
+        if not self._scratch_state:
+            return None
+        sources, targets = self._states[:, :size]
+        return StateRows(self._query_start_loc[: size + 1], sources, targets, self._num_known_tokens[:size])
+
     def _compute(self, size: int, variant: SamplingVariant | None) -> None:
         rows, of_groups = self._row_numbers[:size], [_first(inputs, size) for inputs in self._inputs]
         for state, of_group in zip(self._rows.states, of_groups, strict=True):
@@ -186,6 +218,7 @@ class DecodeGraphs:
             seq_lens_list=None,
             max_query_len=1,
             max_seq_len=self._max_seq_len,
+            states=self._state_rows(size),
         )
         tables = [GroupTables(of_group.block_tables, of_group.slot_mapping) for of_group in of_groups]
         metadata = metadata.with_groups(tables, self._layer_to_group)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from llmstack_kernels.decode_inputs import FIRST_BLOCK, LAST_TOKEN
+from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
 from llmstack_model_runner.layers.step_vectors import StepVectors
@@ -51,9 +52,14 @@ def prepare_device_inputs(
         sampling_rows.astype(np.int32),
         layout.positions[:0] if layout.token_types is None else layout.token_types,
         *layout.slot_mappings,
+        *([] if step.states is None else (*step.states.T, step.num_scheduled_tokens - step.num_drafts)),
     ]
     token_ids, positions, starts, seq_lens, logits_indices, rows, *rest = staging.send(arrays)
     sampling_index, last_known, device_rows, token_types, *slot_mappings = rest
+    state_rows = None
+    if step.states is not None:
+        *slot_mappings, sources, targets, num_known_tokens = slot_mappings
+        state_rows = StateRows(starts, sources, targets, num_known_tokens)
     token_ids.index_copy_(0, last_known, states[0][:, LAST_TOKEN].index_select(0, sampling_index).long())
     max_blocks = -(-int(layout.seq_lens.max()) // batch.block_size)
     tables = [
@@ -69,6 +75,7 @@ def prepare_device_inputs(
         seq_lens_list=layout.seq_lens.tolist(),
         max_query_len=int(step.num_scheduled_tokens.max()),
         max_seq_len=int(layout.seq_lens.max()),
+        states=state_rows,
         vectors=vectors,
     )
     model = ModelInputs(

@@ -96,7 +96,8 @@ class DeviceSteps:
         self._adapters = adapters
         if adapters is not None:
             adapters.use_staging(self._staging.send)
-        self._rows = DeviceRows(batch, len(kv_caches[0][0]) - 1, runtime, self._staging)
+        with_blocks = kv_caches[model.kv_spec.first_attention or 0]
+        self._rows = DeviceRows(batch, len(with_blocks[0]) - 1, runtime, self._staging)
         sampling_rows = DeviceSamplingRows(config.max_num_seqs, model.kv_spec.vocab_size, runtime.device)
         self._device_sampler = DeviceSampler(
             batch,
@@ -110,10 +111,14 @@ class DeviceSteps:
         self._max_num_drafts = config.max_num_drafts
         self._lists_sizes = bool(config.cuda_graph_sizes)
         self._graphs, self._reason_for_none = None, _reason_against_graphs(model, config)
-        sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes)
+        most_rows = config.max_num_seqs
+        if batch.has_states:  # a row holds two of them, beside the one before the first token
+            most_rows = min(most_rows, max((batch.num_state_blocks - 1) // 2, 1))
+        sizes = decode_sizes(most_rows, config.cuda_graph_sizes)
         if not self._reason_for_none and sizes:
             parts = (model, kv_caches, self._rows, sampling_rows, runtime, self._staging)
-            self._graphs = DecodeGraphs(*parts, sizes, batch.block_size, batch.layer_to_group)
+            groups = batch.layer_to_group
+            self._graphs = DecodeGraphs(*parts, sizes, batch.block_size, groups, batch.num_state_blocks)
 
     def settle(self, scheduled: SchedulerOutput) -> None:
         """Waits for the step before the last one, and for the last one too if the next step depends on its tokens.
@@ -198,10 +203,10 @@ class DeviceSteps:
         rows, indices = step.rows, np.arange(len(step.rows))
         if token_masks is None and not is_refused.any() and not self._device_sampler.has_logprobs(rows):
             with self._timing.forward:
-                results = graphs.sample(rows, self._device_sampler.update(rows))
+                results = graphs.sample(rows, self._device_sampler.update(rows), step.states)
             return None if results is None else self._finish(step, indices, results)
         with self._timing.forward:
-            decoded = graphs.compute_logits(rows)
+            decoded = graphs.compute_logits(rows, step.states)
         if decoded is None:
             return None
         return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_refused, token_masks)
