@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmstack_gguf.header import GGUFError, Header
+from llmstack_gguf.hybrids import HYBRID_FIELDS
 from llmstack_gguf.names import architecture_of
 from llmstack_gguf.tokenizer import end_ids, special_id
 from llmstack_gguf.variants import (
@@ -60,8 +61,8 @@ def model_config(header: Header, rope_factors: Mapping[str, Sequence[float]] | N
         "dtype": _dtype(header),
         "quantization_config": {"quant_method": "gguf"},
     }
-    if header.architecture in OWN_FIELDS:
-        config |= OWN_FIELDS[header.architecture](header, values)
+    if (fields := OWN_FIELDS.get(header.architecture) or HYBRID_FIELDS.get(header.architecture)) is not None:
+        config |= fields(header, values)
     else:
         config |= _llama_fields(header, values, rope_factors or {})
     num_layers, num_tensors = values.integer("block_count"), len(header.tensors)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from llmstack_gguf.header import GGUFError, Header
+from llmstack_gguf.hybrids import FALCON_H1, FORMS, GRANITE, LFM2, NEMOTRON
 
 _ENDS: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -98,6 +99,17 @@ _FALCON = Architecture(
     _WORD_ENDS,
     layers="transformer.h.",
     groups_heads=True,
+)
+_NEMOTRON = replace(
+    _LLAMA, class_name="NemotronHForCausalLM", model_type="nemotron_h", layer=NEMOTRON, interleaves_heads=False
+)
+_LFM2 = replace(
+    _LLAMA,
+    class_name="Lfm2ForCausalLM",
+    model_type="lfm2",
+    layer=LFM2,
+    ends={**_ENDS, "token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"},
+    interleaves_heads=False,
 )
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
@@ -202,6 +214,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _ENDS,
         partners={f"ffn_gate_exps.{kind}": f"ffn_up_exps.{kind}" for kind in ("weight", "bias")},
     ),
+    "falcon-h1": replace(
+        _LLAMA,
+        class_name="FalconH1ForCausalLM",
+        model_type="falcon_h1",
+        layer={**_LLAMA.layer, **FALCON_H1},
+        interleaves_heads=False,
+    ),
+    # Queries and keys are in the order of pairs, which attention without positions need not undo.
+    "granitehybrid": replace(
+        _LLAMA,
+        class_name="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        layer={**_LLAMA.layer, **GRANITE},
+        interleaves_heads=False,
+    ),
+    "lfm2": _LFM2,
+    "lfm2moe": replace(_LFM2, class_name="Lfm2MoeForCausalLM", model_type="lfm2_moe"),
+    "mamba2": replace(_NEMOTRON, class_name="Mamba2ForCausalLM", model_type="mamba2"),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
 }
 _FALCON_OF_TWO_NORMS = replace(_FALCON, layer={**_FALCON.layer, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
 _MIXTRAL = replace(
@@ -217,7 +249,8 @@ _MIXTRAL = replace(
     },
 )
 CLASS_NAMES = frozenset(entry.class_name for entry in (*ARCHITECTURES.values(), _MIXTRAL))
-_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z0-9_]+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z0-9_]+(?:\.[a-z0-9_]+)?)\.(weight|bias)")
+_BARE = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z0-9_]+)()")  # without `.weight`
 _EXPERTS = "_exps"
 _MAX_EXPERTS = 4096
 
@@ -234,6 +267,8 @@ class Target(NamedTuple):
         qkv_heads: Numbers of heads of queries, and of keys and values, by which its rows must be grouped.
         is_stack: Repositories have all experts in one tensor too.
         partner: Tensor of the file whose rows follow those of this one in turns.
+        form: How repositories have it, where it is otherwise in the file: `flat` is one row of numbers, `log of
+            negative` the logarithms of their negatives too, and `taps` those of a convolution, [channels, 1, length].
     """
 
     names: tuple[str, ...]
@@ -244,6 +279,7 @@ class Target(NamedTuple):
     qkv_heads: tuple[int, int] | None = None
     is_stack: bool = False
     partner: str = ""
+    form: str = ""
 
 
 def architecture_of(header: Header) -> Architecture:
@@ -269,7 +305,7 @@ def target_of(header: Header, name: str) -> Target:
         GGUFError: Its shape is not that of experts, or what it belongs to is missing.
     """
     architecture, shape = architecture_of(header), header.tensors[name].shape
-    layer = _LAYER.fullmatch(name)
+    layer = _LAYER.fullmatch(name) or _BARE.fullmatch(name)
     if layer is not None and (stack := _stack_of(header, architecture, layer)) is not None:
         return stack
     if layer is None or layer[2] not in architecture.layer:
@@ -289,22 +325,23 @@ def target_of(header: Header, name: str) -> Target:
         is_offset=architecture.has_offset_norms and part.endswith("_norm"),
         is_transposed=architecture.is_transposed and len(shape) == 2,
         qkv_heads=_heads_of(header, name) if architecture.groups_heads and part == "attn_qkv" else None,
+        form=FORMS.get(f"{part}.{kind}", ""),
     )
 
 
 def _stack_of(header: Header, architecture: Architecture, layer: re.Match[str]) -> Target | None:
     """The target of a tensor with a name of its own; None where there is none."""
     number, part, kind = layer.groups()
-    key = f"{part}.{kind}"
+    key = f"{part}.{kind}" if kind else part
     if key in architecture.partners.values():
         return Target(())  # it comes with its partner
-    if key not in architecture.layer:
+    if key not in architecture.layer or (key == part and kind):
         return None
     partner = f"blk.{number}.{architecture.partners[key]}" if key in architecture.partners else ""
     if partner and (partner not in header.tensors or _kind_of(header, partner) != _kind_of(header, layer[0])):
         raise GGUFError(f"{layer[0]} and {partner[:128]} are not of the same shape and type.")
     named = f"{architecture.layers}{number}.{architecture.layer[key]}"
-    return Target((named,), is_stack=part.endswith(_EXPERTS), partner=partner)
+    return Target((named,), is_stack=part.endswith(_EXPERTS), partner=partner, form=FORMS.get(key, ""))
 
 
 def _kind_of(header: Header, name: str) -> tuple[tuple[int, ...], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,16 @@ class Values:
         if type(found) is not int or found < 0:
             raise GGUFError(f"{self.prefix}.{name} is missing or no count.")
         return found
+
+    def integers(self, name: str, count: int) -> list[int]:
+        """A count of each layer, where the file has one for all or a list of them."""
+        found = self._metadata.get(f"{self.prefix}.{name}")
+        if not isinstance(found, array):
+            return [self.integer(name)] * count
+        counts = [int(one) for one in found]
+        if len(counts) != count or min(counts, default=0) < 0:
+            raise GGUFError(f"{self.prefix}.{name} has no count for each of {count} layers.")
+        return counts
 
     def number(self, name: str, default: float | None = None) -> float:
         found = self._metadata.get(f"{self.prefix}.{name}", default)

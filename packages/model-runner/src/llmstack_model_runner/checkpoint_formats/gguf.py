@@ -128,6 +128,8 @@ def _placed(
     tensor: torch.Tensor | AnyStoredWeight, name: str, target: Target, head_dim: int
 ) -> torch.Tensor | AnyStoredWeight:
     """A tensor as repositories store it; quantized weights are [outputs, inputs] always."""
+    if target.form:
+        return _in_form(tensor, name, target.form)
     if target.is_offset and isinstance(tensor, torch.Tensor):
         return tensor.float() - 1
     if target.is_transposed and isinstance(tensor, torch.Tensor):
@@ -141,6 +143,16 @@ def _placed(
         raise ValueError(f"{name[:128]} has {num_rows} rows, which are no heads of {head_dim}.")
     order = torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
     return _in_order(tensor, order)
+
+
+def _in_form(tensor: torch.Tensor | AnyStoredWeight, name: str, form: str) -> torch.Tensor:
+    """Numbers of a state as repositories have them."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name[:128]} is quantized, and only supported in full precision.")
+    if form == "taps":
+        return tensor.unsqueeze(1)
+    flat = tensor.float().flatten()
+    return (-flat).log() if form == "log of negative" else flat
 
 
 def _in_order(tensor: torch.Tensor | AnyStoredWeight, order: torch.Tensor) -> torch.Tensor | AnyStoredWeight:

@@ -40,7 +40,7 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
             {**config, "intermediate_size": read_int(config, "shared_intermediate_size", 1024)},
             has_qkv_bias=has_bias,
             has_attention_out_bias=has_bias,
-            has_joined_gate=True,
+            has_joined_gate=not _is_of_gguf(config),
             scale=read_float(config, "attention_multiplier", 1.0),
             residual_scale=read_float(config, "residual_multiplier", 1.0),
             experts=_read_experts(config) if _has_experts(config) else None,
@@ -74,6 +74,12 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
 def _expert_name(name: str) -> str:
     layer, part, rest = name.partition(".block_sparse_moe.")
     return f"{layer}{part[:-1]}{_EXPERT_NAMES.get(f'.{rest}', f'.{rest}')}" if part else name
+
+
+def _is_of_gguf(config: Mapping[str, Any]) -> bool:
+    """Whether gates and ups are tensors of their own, as in GGUF files."""
+    quantization = config.get("quantization_config")
+    return isinstance(quantization, Mapping) and quantization.get("quant_method") == "gguf"
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
