@@ -20,6 +20,7 @@ from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.chat.renderers import ChatFacts
 from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.requests import Adapter
+from llmstack_llm.speech.served import Speech
 from llmstack_types import EngineReady, Operation, PoolingParams, SamplingParams, StepRecording
 from llmstack_types.control import ArgumentTs, ResultT
 from llmstack_types.vocabulary import MediaKind
@@ -196,13 +197,16 @@ class EngineClient(Protocol):
         """Counts of the pictures of requests; None for a model without."""
 
     @property
+    def speech(self) -> Speech | None:
+        """Windows and prompts of a model that transcribes; None for every other."""
+
+    @property
     def chat_facts(self) -> ChatFacts | None:
         """What a page for chats offers; None for a model that does not chat."""
 
     @property
     def adapters(self) -> AdapterRegistry:
         """LoRA adapters that requests can name."""
-        ...
 
     async def load_adapter(
         self, name: str, path: str, base_model_name: str | None = None, on_change: OnChange | None = None
@@ -310,17 +314,14 @@ class EngineClient(Protocol):
         has_room: bool = False,
     ) -> AsyncIterator[PooledOutput]:
         """A stream of one output; raises as `submit`."""
-        ...
 
     @property
     def prompt_prefixes(self) -> Mapping[str, str]:
         """The prefixes that the model's folder configures, by purpose of the text."""
-        ...
 
     @property
     def label_names(self) -> Mapping[int, str]:
         """The names of a classifier's labels, as far as its folder has them."""
-        ...
 
     async def get_tokenizer(self, param: str = "prompt") -> TextCodec:
         """Raises InvalidRequestError, which names `param`, when started without one."""
@@ -329,7 +330,6 @@ class EngineClient(Protocol):
     @property
     def engines(self) -> Sequence[EngineReady]:
         """The READY message of each engine core."""
-        ...
 
     @property
     def sleep_level(self) -> int:

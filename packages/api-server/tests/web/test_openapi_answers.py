@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from server_helpers.speech import SpeechEngine, wav
 
 from llmstack_llm import EngineArgs
 from llmstack_llm.outputs.stats import IterationStats
@@ -95,9 +97,9 @@ def engine_of(num_labels: int) -> FakeEngineClient:
 class Checked:
     """An application with every route, whose answers are compared with its document."""
 
-    def __init__(self, folder: Path, num_labels: int = 0) -> None:
+    def __init__(self, folder: Path, num_labels: int = 0, engine: FakeEngineClient | None = None) -> None:
         http = HTTPConfig(enable_control_routes=True, state_dir=str(folder), has_tokenizer_info=True)
-        self.engine = engine_of(num_labels)
+        self.engine = engine_of(num_labels) if engine is None else engine
         self.state = ready_state(self.engine, http, chat=ChatOptions(tool_call_parser="hermes"))
         self.state.config = replace(
             self.state.config,
@@ -150,9 +152,9 @@ def measure(queue: QueueMonitor) -> None:
 
 
 @asynccontextmanager
-async def server(folder: Path, num_labels: int = 0) -> AsyncIterator[Checked]:
+async def server(folder: Path, num_labels: int = 0, engine: FakeEngineClient | None = None) -> AsyncIterator[Checked]:
     folder.mkdir(mode=0o700)  # noqa: ASYNC240 (a test)
-    made = Checked(folder, num_labels)
+    made = Checked(folder, num_labels, engine)
     measure(made.state.queue)
     try:
         yield made
@@ -194,6 +196,15 @@ async def ask_of_streams(checked: Checked) -> None:
     await checked.ask("GET", path, route="/v1/streams/{stream_id}")
 
 
+async def ask_of_audio(checked: Checked) -> None:
+    url = "data:audio/wav;base64," + base64.b64encode(wav()).decode()
+    for name in ("transcriptions", "translations"):
+        for response_format in ("json", "verbose_json"):
+            body = {"model": "fake", "file_url": url, "response_format": response_format}
+            includes = {"include": ["logprobs"]} if name == "transcriptions" else {}
+            await checked.ask("POST", f"/v1/audio/{name}", {**body, **includes})
+
+
 async def test_every_answer_has_the_form_of_the_document(tmp_path: Path) -> None:
     tried = set()
     async with server(tmp_path / "generates") as checked:
@@ -209,6 +220,11 @@ async def test_every_answer_has_the_form_of_the_document(tmp_path: Path) -> None
         await ask_of_files(checked)
         await ask_of_streams(checked)
         tried |= checked.tried
+    speaks = SpeechEngine(" And so,", " my fellow Americans")
+    async with server(tmp_path / "speaks", engine=speaks) as checked:
+        await ask_of_audio(checked)
+        tried |= checked.tried
+    await speaks.speech.shutdown()
     for num_labels, paths in ((1, SCORING), (2, ("/classify",))):
         async with server(tmp_path / str(num_labels), num_labels) as checked:
             for path, body in SHAPES:

@@ -60,7 +60,7 @@ class MediaDoor:
         """
         takes_images = ready.media is not None and "image" in ready.media.num_layers
         if ready.media is not None and ready.media.has_cross_attention and self.speech is None:
-            self.speech = make_speech(self._folder, ready.max_model_len)
+            self.speech = make_speech(self._folder, ready.max_model_len, self._options)
         if takes_images and self.processor is None and any(self._options.max_items.get(kind) != 0 for kind in KINDS):
             self.processor = make_served_media(self._folder, self._options)
         elif not takes_images and self._options.whole:
@@ -101,7 +101,7 @@ class MediaDoor:
         if self.processor is not None:
             await self.processor.shutdown()
         if self.speech is not None:
-            self.speech.close()
+            await self.speech.shutdown()
 
 
 async def decode_media(admitted: Sequence[AdmittedT]) -> list[AdmittedT]:

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from llmstack_server import server_version
 from llmstack_server.apis.anthropic.routes import add_anthropic_routes
+from llmstack_server.apis.audio.routes import add_audio_routes
 from llmstack_server.apis.openai.routes import add_openai_routes
 from llmstack_server.apis.pooling.routes import add_pooling_routes
 from llmstack_server.apis.responses.routes import add_responses_routes
@@ -52,6 +53,7 @@ def build_router(state: ServerState) -> Router:
     _add_server_routes(router, state)
     add_openai_routes(router, state)
     add_pooling_routes(router, state)
+    add_audio_routes(router, state)
     if state.config.http.state_dir is not None:
         from llmstack_server.apis.batches.routes import add_batch_routes  # late: SQLite and the parser of forms
 

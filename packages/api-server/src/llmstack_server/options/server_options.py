@@ -264,6 +264,14 @@ class ConnectionOptions(OptionGroup):
         metavar="BYTES",
         help="maximum size of the body of a request, files apart (default: 4M, at most 16M)",
     )
+    max_upload_mb: int = option(
+        25,
+        flag="--max-upload-mb",
+        at_least=1,
+        at_most=4096,
+        metavar="MIB",
+        help="maximum size of the sound file of a transcription, in MiB",
+    )
     middleware: tuple[str, ...] = option(
         (),
         flag="--middleware",

@@ -28,6 +28,7 @@ from llmstack_llm.chat.renderers import ChatFacts
 from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import Adapter, AdmittedRequest
+from llmstack_llm.speech.served import Speech
 from llmstack_server.chat.parsers import choose_parsers
 from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_server.options.chat_options import ChatOptions
@@ -127,6 +128,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         self.engines = [READY]
         self.chat_facts: ChatFacts | None = ChatFacts(True, True, None)
         self.media_stats: MediaStats | None = None
+        self.speech: Speech | None = None
         self.last_steps = StepRecording(0.0, (), ())
         self.readiness = asyncio.Event()
         self.readiness.set()

@@ -49,13 +49,15 @@ class WholeAnswer(ABC):
 
     Attributes:
         is_stream: Whether the client asked for a stream, which only an `Answer` has.
+        media_type: Of the whole answer.
     """
 
     is_stream: bool = False
+    media_type: str = "application/json"
 
     @abstractmethod
     async def whole(self) -> dict[str, Any] | bytes:
-        """The answer as one object, or as JSON where encoding it at once would block the event loop."""
+        """The answer as one object, or encoded where that would block the event loop, or is no JSON."""
 
 
 class Answer(WholeAnswer):
@@ -106,7 +108,12 @@ class GenerationResponse(Response):
             ClientDisconnected: The client has disconnected.
         """
         limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
-        body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
+        await self.respond(
+            await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding), scope, receive, send
+        )
+
+    async def respond(self, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a body that is read."""
         with self._state.in_flight.track() as cut:
             try:
                 # The end of the client of an answer that is kept needs no task that waits for a message.
@@ -133,11 +140,12 @@ class GenerationResponse(Response):
         else:
             whole = await answer.whole()
             await self._send_whole(
-                whole if isinstance(whole, bytes) else encode_json(whole).encode("utf-8", "replace"), send
-            )
+                whole if isinstance(whole, bytes) else encode_json(whole).encode("utf-8", "replace"),
+                answer.media_type, send,
+            )  # fmt: skip
 
-    async def _send_whole(self, content: bytes, send: Send) -> None:
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    async def _send_whole(self, content: bytes, media_type: str, send: Send) -> None:
+        headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *_prediction_headers()]})
         await send({"type": "http.response.body", "body": content})
 

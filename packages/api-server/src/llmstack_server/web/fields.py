@@ -157,6 +157,9 @@ _EXPECTED = {
     "int_type": "an integer",
     "float_type": "a decimal",
     "bool_type": "a boolean",
+    "bool_parsing": "a boolean",
+    "int_parsing": "an integer",
+    "float_parsing": "a decimal",
     "string_type": "a string",
     "list_type": "an array",
     "dict_type": "an object",
@@ -165,14 +168,16 @@ _EXPECTED = {
 }
 
 
-def parse(model: type[RequestModel], body: dict[str, Any]) -> RequestModel:
+def parse(model: type[RequestModel], body: dict[str, Any], *, is_text: bool = False) -> RequestModel:
     """The typed body.
+
+    `is_text`: Its values are texts of a form, also of numbers and booleans.
 
     Raises:
         InvalidRequestError: The first field that is missing, of a wrong type or, where the model forbids it, unknown.
     """
     try:
-        return model.model_validate(body)
+        return model.model_validate(body, strict=False if is_text else None)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         own = first.get("ctx", {}).get("error")

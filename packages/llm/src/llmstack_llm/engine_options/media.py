@@ -1,4 +1,4 @@
-"""Options of pictures and videos in prompts."""
+"""Options of pictures and videos in prompts, and of sound files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_network(networks: tuple[str, ...]) -> tuple[str, ...]:
 
 @option_group
 class MediaInputOptions(OptionGroup):
-    """Where pictures and videos come from, how they are prepared, and how many are kept."""
+    """Where pictures, videos and sound come from, how they are prepared, and how many are kept."""
 
     title = "Pictures"
 
@@ -61,6 +61,14 @@ class MediaInputOptions(OptionGroup):
         suffixes=True,
         metavar="N",
         help="maximum width times height of a picture, from its header; larger ones are refused undecoded",
+    )
+    max_audio_seconds: float = option(
+        7200.0,
+        flag="--max-audio-seconds",
+        at_least=0.1,
+        at_most=86400,
+        metavar="S",
+        help="maximum seconds of a sound file, counted while it is decoded; longer ones are refused",
     )
     allowed_media_domains: tuple[str, ...] = option(
         (),
@@ -99,6 +107,7 @@ class MediaInputOptions(OptionGroup):
             whole=whole,
             max_items=max_items,
             cache_bytes=int(self.mm_processor_cache_gb * (1 << 30)),
+            max_audio_s=self.max_audio_seconds,
             max_image_pixels=self.max_image_pixels,
             allowed_domains=self.allowed_media_domains,
             allowed_networks=self.allowed_media_networks,

@@ -15,6 +15,7 @@ from llmstack_types.vocabulary import MediaKind
 
 if TYPE_CHECKING:
     from llmstack_media import PixelProcessor
+    from llmstack_media.fetch.fetcher import Fetcher
     from llmstack_media.front import MediaFront
 
 DEFAULT_MAX_ITEMS = 64
@@ -60,6 +61,20 @@ class ServedMedia:
         await self._front.shutdown()
 
 
+def make_fetcher(options: MediaOptions) -> Fetcher:
+    """What fetches media under the policy of these options."""
+    from llmstack_media.fetch.fetcher import Fetcher
+    from llmstack_media.fetch.policy import FetchPolicy
+
+    policy = FetchPolicy(
+        options.allowed_domains,
+        tuple(map(ipaddress.ip_network, options.allowed_networks)),
+        Path(options.local_path).resolve() if options.local_path else None,
+        options.has_redirects,
+    )
+    return Fetcher(policy)
+
+
 def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
     """The media of the model in a folder.
 
@@ -67,8 +82,6 @@ def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
         EngineStartError: The checkpoint's processor is not supported.
     """
     from llmstack_media.errors import ProcessorConfigError
-    from llmstack_media.fetch.fetcher import Fetcher
-    from llmstack_media.fetch.policy import FetchPolicy
     from llmstack_media.front import MediaFront
     from llmstack_media.limits import MediaLimits
     from llmstack_model_files import read_json
@@ -77,19 +90,13 @@ def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
              "video_preprocessor": "video_preprocessor_config"}  # fmt: skip
     files = {key: read_json(folder, f"{name}.json", required=False) for key, name in names.items()}
     files["model"] = read_json(folder, "config.json")  # whole, with the parts that are not for text
-    policy = FetchPolicy(
-        options.allowed_domains,
-        tuple(map(ipaddress.ip_network, options.allowed_networks)),
-        Path(options.local_path).resolve() if options.local_path else None,
-        options.has_redirects,
-    )
     limits = MediaLimits(
         max_image_pixels=options.max_image_pixels, max_source_bytes=options.source_bytes,
         max_request_bytes=options.source_bytes // 8,
     )  # fmt: skip
     try:
         made = MediaFront(
-            files, Fetcher(policy), limits=limits,
+            files, make_fetcher(options), limits=limits,
             cache_bytes=options.cache_bytes, background=options.background, video_options=options.video,
         )  # fmt: skip
         made.check_options(options.processor_options)

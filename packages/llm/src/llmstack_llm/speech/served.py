@@ -21,13 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from llmstack_llm import request_errors
+from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.processor import MediaStats, OpenedMedia
+from llmstack_llm.media.served import make_fetcher
 from llmstack_llm.outputs.request_output import CompletionOutput
 from llmstack_llm.requests import RenderedPrompt
+from llmstack_llm.speech.sound import Sound
 from llmstack_types import EngineStartError
 
 if TYPE_CHECKING:
@@ -59,6 +62,27 @@ class WindowOpener(Protocol):
         ...
 
 
+class SoundOpener(Protocol):
+    """Sound files as one channel at the model's rate, as `llmstack_media` decodes them."""
+
+    async def open(self, source: BinaryIO, tenant: str = "", param: str = "file") -> Sound:
+        """The sound of an open file, which stays the caller's.
+
+        Raises:
+            InvalidRequestError: It is damaged, of no allowed format, too short or too long.
+            ServerOverloadedError: There is no room or no time for it.
+        """
+        ...
+
+    async def fetch(self, url: str, tenant: str = "", param: str = "file_url") -> Sound:
+        """The same of what a URL names; it must be allowed."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Ends the children that decode. Idempotent."""
+        ...
+
+
 class Detection(NamedTuple):
     """What the start of a window tells.
 
@@ -85,12 +109,15 @@ class Speech:
         sample_rate: Samples per second, in Hz.
         window_samples: Samples of a window at most.
         detection_sampling: Fields of the request whose prompt is `detection`.
+        files: Opens sound files; None where windows alone are taken.
     """
 
     def __init__(
-        self, tokens: SpeechTokens, windows: WindowOpener, sample_rate: int, window_samples: int, max_model_len: int
-    ) -> None:
+        self, tokens: SpeechTokens, windows: WindowOpener, sample_rate: int, window_samples: int, max_model_len: int,
+        files: SoundOpener | None = None,
+    ) -> None:  # fmt: skip
         self.tokens = tokens
+        self.files = files
         self._max_previous = max_model_len // 2 - 1
         self.sample_rate = sample_rate
         self.window_samples = window_samples
@@ -112,6 +139,10 @@ class Speech:
             InvalidRequestError: They are too many, or not finite.
         """
         return await self._windows.open(samples, tenant)
+
+    def check(self, language: str | None, task: str = DEFAULT_TASK) -> None:
+        """Raises as `prompt`, where a language that is not given is detected first."""
+        self.start_ids(language or next(iter(self.tokens.languages), None), task)
 
     def prompt(
         self,
@@ -175,9 +206,11 @@ class Speech:
         no_speech = math.exp(by_id[self.tokens.no_speech].logprob)
         return Detection(no_speech, {code: languages[code] / total for code in ordered})
 
-    def close(self) -> None:
-        """Frees the spectrograms that are kept. Idempotent."""
+    async def shutdown(self) -> None:
+        """Frees the spectrograms that are kept, and ends the children that decode. Idempotent."""
         self._windows.close()
+        if self.files is not None:
+            await self.files.shutdown()
 
     def _previous(self, token_ids: Sequence[int]) -> list[int]:
         mark = self.tokens.previous
@@ -193,13 +226,14 @@ def at_start(window: OpenedMedia) -> PlacedMedia:
     return PlacedMedia(window, "audio", 0, 1, ())
 
 
-def make_speech(folder: Path, max_model_len: int) -> Speech:
+def make_speech(folder: Path, max_model_len: int, options: MediaOptions) -> Speech:
     """The windows and prompts of the model in a folder, whose context has so many tokens.
 
     Raises:
         EngineStartError: The checkpoint's feature extractor is not supported.
         ModelFilesError: A file lacks what is needed.
     """
+    from llmstack_media.audio.files import SoundFiles
     from llmstack_media.audio.log_mel import LogMel
     from llmstack_media.audio.windows import WindowFront
     from llmstack_media.errors import ProcessorConfigError
@@ -212,4 +246,5 @@ def make_speech(folder: Path, max_model_len: int) -> Speech:
     except ProcessorConfigError as error:
         raise EngineStartError(f"the model transcribes, but {error}") from error
     windows = WindowFront(log_mel)
-    return Speech(read_speech_tokens(folder), windows, log_mel.sample_rate, log_mel.num_samples, max_model_len)
+    sounds = SoundFiles(log_mel.sample_rate, make_fetcher(options), max_s=options.max_audio_s)
+    return Speech(read_speech_tokens(folder), windows, log_mel.sample_rate, log_mel.num_samples, max_model_len, sounds)

@@ -15,6 +15,8 @@ from llmstack_media.audio.process import num_level_samples
 from llmstack_media.audio.sound import Samples
 from llmstack_media.budgets import FairBudget
 from llmstack_media.errors import audio_too_long, audio_too_short, counted_refusals, invalid_audio, named_refusals
+from llmstack_media.fetch.fetcher import Fetcher
+from llmstack_media.fetch.policy import FetchPolicy
 from llmstack_media.memory import place_of
 from llmstack_media.pool.client import ONE_THREAD
 from llmstack_media.shares import Shares
@@ -24,6 +26,7 @@ from llmstack_types.child_pool.client import ChildPool
 MIN_S: Final = 0.1
 _SAMPLE_BYTES: Final = 4
 _MAX_PLACES: Final = 2
+_MAX_FETCHES: Final = 8
 _DECODE_S: Final = 10.0
 _DECODED_PER_S: Final = 40
 """Seconds of sound that a second of a processor decodes at least; most files have several hundred."""
@@ -71,6 +74,9 @@ class Sound:
             file.close()
             self._shares.add(self._tenant, -self._num_bytes)
 
+    def __del__(self) -> None:
+        self.close()
+
 
 class SoundFiles:
     """Sound files of one model's requests. Used by one event loop.
@@ -82,12 +88,19 @@ class SoundFiles:
     """
 
     def __init__(
-        self, rate: int, *, max_s: float = 7200.0, folder: str | None = None, max_disk_bytes: int = 4 << 30
+        self,
+        rate: int,
+        fetcher: Fetcher | None = None,
+        *,
+        max_s: float = 7200.0,
+        folder: str | None = None,
+        max_disk_bytes: int = 4 << 30,
     ) -> None:
         """What limits them.
 
         Args:
             rate: Of the model, in Hz.
+            fetcher: Fetches what a URL names; None for `data:` URLs alone.
             max_s: Seconds of one file.
             folder: Where decoded files are while they are used; None for the system's folder of temporary files.
             max_disk_bytes: Of all decoded files. A tenant has at most as much as it leaves free.
@@ -96,6 +109,8 @@ class SoundFiles:
         self.processor_s = 0.0
         self.decoded_s = 0.0
         self._rate = rate
+        self._fetcher = fetcher or Fetcher(FetchPolicy())
+        self._fetches = FairBudget(_MAX_FETCHES, _MAX_FETCHES // 2)
         self._max_s = max_s
         self._folder = folder
         self._places = FairBudget(_MAX_PLACES, _MAX_PLACES)
@@ -131,6 +146,16 @@ class SoundFiles:
             except BaseException:
                 file.close()
                 raise
+
+    async def fetch(self, url: str, tenant: str = "", param: str = "file_url") -> Sound:
+        """The sound of what a URL names; raises as `open`, and where the URL is not allowed or gives nothing."""
+        async with self._fetches.hold(tenant, 1):  # its bytes are in memory until they are in a file
+            with named_refusals(param), counted_refusals(self.failures):
+                data = await self._fetcher.fetch(url)
+            with await asyncio.to_thread(self._new_file) as file:
+                await asyncio.to_thread(_write, file, data)
+                del data
+                return await self.open(file, tenant, param)
 
     async def shutdown(self) -> None:
         """Ends the children. Idempotent, and final."""
@@ -171,6 +196,14 @@ class SoundFiles:
         if "is_full" in outcome.answer:
             raise no_room()
         return int(outcome.answer["num_samples"])
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    try:
+        file.write(data)
+        file.flush()
+    except OSError as error:
+        raise no_room() from error
 
 
 def no_room() -> ServerOverloadedError:

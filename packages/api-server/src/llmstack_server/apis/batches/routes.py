@@ -84,7 +84,7 @@ def _add_file_routes(router: Router, state: ServerState, store: FileStore) -> No
         timeout_s = state.config.http.receive_timeout_s
         async with receive_upload(request.headers, request.receive, store, owner, timeout_s) as received:
             lifetime_s = _check_upload(received)
-            name, purpose = received.filename or "file", received.fields["purpose"]
+            name, purpose = received.form.filename or "file", received.form.fields["purpose"]
             file = await store.run(lambda: store.keep(received.path, owner, name, purpose, lifetime_s))
         return JSONResponse(file.as_object())
 
@@ -185,7 +185,7 @@ def _add_batch(store: FileStore, batch: dict[str, Any], owner: str, process: int
 
 def _check_upload(upload: Upload) -> int | None:
     """The lifetime that the fields of an upload ask for; raises InvalidRequestError."""
-    fields = upload.fields
+    fields = upload.form.fields
     if "purpose" not in fields:
         raise missing_parameter("purpose")
     if fields["purpose"] not in PURPOSES:

@@ -1,0 +1,1 @@
+"""Transcriptions and translations of sound, in the form of OpenAI."""

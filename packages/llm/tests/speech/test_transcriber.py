@@ -1,0 +1,251 @@
+"""Files of any length: every word is in the transcript once, at its time, whatever the model leaves out of a window."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmstack_llm.outputs.request_output import CompletionOutput, Logprob
+from llmstack_llm.requests import GenerationRequest
+from llmstack_llm.speech.segments import Segment
+from llmstack_llm.speech.served import Speech
+from llmstack_llm.speech.subtitles import srt, text_of, vtt
+from llmstack_llm.speech.transcriber import Asked, Transcriber
+from llmstack_model_files import SpeechTokens
+from llmstack_types import InvalidRequestError, ServerOverloadedError
+
+RATE, LEVEL = 1000, 20
+WINDOW = 30 * RATE
+ENGLISH = SpeechTokens(start=9001, end=9000, previous=9002, no_timestamps=9009, languages={}, tasks={})
+TOKENS = SpeechTokens(
+    start=9001, end=9000, previous=9002, no_timestamps=9009, languages={"en": 9003, "de": 9004},
+    tasks={"transcribe": 9005, "translate": 9006},
+)  # fmt: skip
+
+
+class Said(NamedTuple):
+    """A word of a file, in samples."""
+
+    start: int
+    stop: int
+    word: int
+
+
+class FakeSound:
+    """A file of words, loud while one is said. A part of it is its place in the file."""
+
+    rate, level_samples = RATE, LEVEL
+
+    def __init__(self, words: Sequence[Said], num_samples: int) -> None:
+        self.words, self.num_samples = words, num_samples
+        self.levels = array("f", [0.0] * -(-num_samples // LEVEL))
+        for said in words:
+            for index in range(said.start // LEVEL, said.stop // LEVEL):
+                self.levels[index] = 0.2
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_samples / RATE
+
+    async def read(self, start: int, stop: int) -> Any:
+        return (start, min(stop, self.num_samples))
+
+    def close(self) -> None: ...
+
+
+class Windows:
+    stats: Any = None
+
+    async def open(self, samples: Any, tenant: str = "") -> Any:
+        assert samples[1] - samples[0] <= WINDOW
+        return samples
+
+    def close(self) -> None: ...
+
+
+class Tokenizer:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(f" w{token}" for token in token_ids)
+
+
+class FakeStream:
+    def __init__(self, output: CompletionOutput) -> None:
+        self.outputs = [output]
+
+    async def __aenter__(self) -> FakeStream:
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        await asyncio.sleep(0)
+        yield self
+
+
+class FakeEngine:
+    """Says which words are whole in a window; after `max_words` of them it stops, open or at a timestamp."""
+
+    def __init__(self, sound: FakeSound, max_words: int = 99, *, is_open: bool = False) -> None:
+        self.sound, self.max_words, self.is_open = sound, max_words, is_open
+        self.requests: list[GenerationRequest] = []
+        self.logprob, self.no_speech, self.num_refused = -0.1, 0.01, 0
+
+    async def get_tokenizer(self, param: str = "prompt") -> Tokenizer:
+        return Tokenizer()
+
+    async def submit(self, *requests: GenerationRequest) -> FakeStream:
+        (request,) = requests
+        if self.num_refused and len(self.requests) > 1:
+            self.num_refused -= 1
+            raise ServerOverloadedError("full")
+        self.requests.append(request)
+        prompt: Any = request.prompt
+        if "logprob_token_ids" in request.sampling.values:
+            probabilities = {9008: Logprob(-5.0), 9003: Logprob(-3.0), 9004: Logprob(-0.1)}
+            if self.no_speech > 0.5:
+                probabilities[9008] = Logprob(-0.1)
+            return FakeStream(CompletionOutput(0, "", [1], None, [probabilities]))
+        start, stop = prompt.media[0].opened
+        token_ids = self.said(start, stop)
+        logprobs = [{token: Logprob(self.logprob, decoded_token=f" w{token}")} for token in token_ids]
+        return FakeStream(CompletionOutput(0, "", token_ids, self.logprob * len(token_ids), logprobs))
+
+    def said(self, start: int, stop: int) -> list[int]:
+        whole = [said for said in self.sound.words if said.start >= start and said.stop <= stop]
+        cut = [said for said in self.sound.words if said.start < stop < said.stop]
+        first = TOKENS.first_timestamp
+        token_ids = [first]
+        for said in whole[: self.max_words]:
+            begin, end = ((place - start) // LEVEL for place in (said.start, said.stop))
+            token_ids += [first + begin, said.word, first + end]
+        if (self.is_open and len(whole) > self.max_words) or cut:
+            token_ids += [token_ids[-1], 8999]  # half of a word, without an end
+        return [*token_ids, TOKENS.end]
+
+
+def transcriber(engine: FakeEngine, tokens: SpeechTokens = ENGLISH, **asked: Any) -> Transcriber:
+    speech: Any = Speech(tokens, Windows(), RATE, WINDOW, 448)
+    fake: Any = engine
+    return Transcriber(fake, speech, engine.sound, Asked("t", **asked))
+
+
+async def run(engine: FakeEngine, tokens: SpeechTokens = ENGLISH, **asked: Any) -> list[Segment]:
+    return [segment async for segment in transcriber(engine, tokens, **asked).segments()]
+
+
+def file_of(lengths: Sequence[tuple[int, int]]) -> FakeSound:
+    """Pauses and words by turns, in levels."""
+    words, place = list[Said](), 0
+    for number, (pause, length) in enumerate(lengths):
+        place += pause * LEVEL
+        words.append(Said(place, place + length * LEVEL, number))
+        place += length * LEVEL
+    return FakeSound(words, place + 40 * LEVEL)
+
+
+LENGTHS = st.lists(st.tuples(st.sampled_from([0, 5, 20, 50, 400, 2500]), st.integers(50, 400)), min_size=1, max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, max_words=st.sampled_from([1, 2, 99]), is_open=st.booleans())
+def test_every_word_is_in_the_transcript_once_and_at_its_time(
+    lengths: list[tuple[int, int]], max_words: int, is_open: bool
+) -> None:
+    sound = file_of(lengths)
+    engine = FakeEngine(sound, max_words, is_open=is_open)
+    segments = asyncio.run(run(engine))
+    assert [segment.token_ids for segment in segments] == [(said.word,) for said in sound.words]
+    for segment, said in zip(segments, sound.words, strict=True):
+        assert abs(segment.start_s * RATE - said.start) <= LEVEL
+        assert abs(segment.end_s * RATE - said.stop) <= LEVEL
+
+
+async def test_silence_is_never_decoded() -> None:
+    engine = FakeEngine(FakeSound([], 100 * RATE))
+    assert await run(engine) == []
+    assert engine.requests == []
+
+
+async def test_windows_are_cut_at_pauses_and_run_beside_one_another() -> None:
+    sound = file_of([(25, 100)] * 120)  # 300 s, with a pause of half a second between words
+    engine = FakeEngine(sound)
+    assert len(await run(engine)) == 120
+    assert 10 <= len(engine.requests) <= 15
+    assert len({request.request_id for request in engine.requests}) == len(engine.requests)
+    one = transcriber(engine)
+    [_ async for _ in one.segments()]
+    assert one.repeated_s == 0
+    assert one.num_output_tokens > 0
+
+
+async def test_words_without_pauses_are_never_cut() -> None:
+    sound = file_of([(0, 130)] * 50)
+    segments = await run(FakeEngine(sound))
+    assert [segment.token_ids[0] for segment in segments] == list(range(50))
+
+
+async def test_an_implausible_answer_is_tried_again_up_the_ladder() -> None:
+    engine = FakeEngine(file_of([(0, 100)]))
+    engine.logprob = -2.0
+    (segment,) = await run(engine)
+    assert segment.temperature == 1.0
+    temperatures = [one.sampling.values["temperature"] for one in engine.requests if "logprobs" in one.sampling.values]
+    assert temperatures[:1] + temperatures[2:] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    engine.requests.clear()
+    (segment,) = await run(engine, temperature=0.3)
+    assert segment.temperature == 0.3
+
+
+async def test_a_doubtful_answer_to_no_speech_is_left_out() -> None:
+    engine = FakeEngine(file_of([(0, 100)]))
+    engine.logprob, engine.no_speech = -2.0, 0.9
+    assert await run(engine) == []
+
+
+async def test_the_first_window_decides_the_language() -> None:
+    engine = FakeEngine(file_of([(0, 100)]))
+    one = transcriber(engine, TOKENS, has_no_speech_prob=True)
+    (segment,) = [segment async for segment in one.segments()]
+    assert one.language == "de"
+    assert segment.no_speech_prob == pytest.approx(2.718281828**-5)
+    prompts: list[Any] = [request.prompt for request in engine.requests]
+    assert prompts[-1].token_ids == [9001, 9004, 9005]
+    with pytest.raises(InvalidRequestError):
+        transcriber(engine, TOKENS, language="xx")
+    with pytest.raises(InvalidRequestError):
+        transcriber(engine, ENGLISH, task="translate")
+
+
+async def test_chained_windows_follow_the_text_before_them() -> None:
+    sound = file_of([(40, 1000)] * 4)
+    engine = FakeEngine(sound)
+    await run(engine, is_chained=True, previous=[77])
+    prompts: list[Any] = [request.prompt for request in engine.requests]
+    assert prompts[0].token_ids == [9002, 77, 9001]
+    assert prompts[-1].token_ids == [9002, 77, 0, 1, 2, 9001]
+
+
+async def test_a_file_that_has_begun_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmstack_llm.speech.transcriber._RETRY_S", 0.0)
+    engine = FakeEngine(file_of([(50, 1000)] * 4))
+    engine.num_refused = 3
+    assert len(await run(engine)) == 4
+
+
+def segment(start_s: float, end_s: float, text: str) -> Segment:
+    return Segment(start_s, end_s, 0.0, text, (), (), 0.0, -0.1, 1.0)
+
+
+def test_subtitles_have_numbers_times_and_one_line_of_text() -> None:
+    segments = [segment(0.0, 1.5, " And so,"), segment(3599.9996, 3661.25, " my fellow\nAmericans --> all")]
+    assert srt(segments) == (
+        "1\n00:00:00,000 --> 00:00:01,500\nAnd so,\n\n2\n01:00:00,000 --> 01:01:01,250\nmy fellow Americans -> all\n\n"
+    )
+    assert vtt(segments).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAnd so,\n\n01:00:00.000 --> ")
+    assert text_of(segments) == "And so, my fellow\nAmericans --> all"
