@@ -40,8 +40,8 @@ def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
 def ask(server: Any, content: Any, **fields: Any) -> Any:
     extra = {"ignore_eos": True, "return_token_ids": True}
     return server.client.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": content}], temperature=0, max_tokens=NUM_TOKENS,
-        extra_body=extra, **fields,
+        model="m", messages=[{"role": "user", "content": content}], temperature=0,
+        max_tokens=fields.pop("max_tokens", NUM_TOKENS), extra_body=extra, **fields,
     )  # fmt: skip
 
 
@@ -249,6 +249,19 @@ def test_a_killed_engine_core_costs_no_token(folder: Path, serve: Callable[..., 
         server.wait_for(lambda: server.metric("vllm:generation_tokens_total") > 0, "the first tokens")
         os.kill(server.engine_pid(), signal.SIGKILL)
         assert [tokens(one.result()) for one in waiting] == [*reference.values()] * 4
+
+
+@pytest.mark.full
+def test_drafts_change_no_token(folder: Path, serve: Callable[..., Any]) -> None:
+    asked = [(0,), (0, 1), (1, 0)]
+    expected = {seeds: reference_answer(folder, seeds, 40) for seeds in asked}
+    drafts = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
+    arguments = ("--dtype", "float32", "--served-model-name", "m", "--speculative-config", drafts)
+    with serve(str(folder), *arguments, "--max-num-batched-tokens", "48") as server:
+        found = {seeds: tokens(ask(server, parts(seeds), max_tokens=40)) for seeds in [*asked, *asked]}
+        assert found == expected
+        assert server.metric("vllm:spec_decode_num_draft_tokens_total") > 0
+        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
 @pytest.mark.full

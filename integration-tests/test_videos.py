@@ -64,7 +64,12 @@ def ask(server: Any, content: Any, **fields: Any) -> Any:
     extra = {"ignore_eos": True, "return_token_ids": True, **fields.pop("extra_body", {})}
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}]
     return server.client.chat.completions.create(
-        model="m", messages=messages, temperature=0, max_tokens=NUM_TOKENS, extra_body=extra, **fields
+        model="m",
+        messages=messages,
+        temperature=0,
+        max_tokens=fields.pop("max_tokens", NUM_TOKENS),
+        extra_body=extra,
+        **fields,
     )
 
 
@@ -184,6 +189,16 @@ def test_a_killed_engine_core_costs_no_token(folder: Path, serve: Callable[..., 
         server.wait_for(lambda: server.metric("vllm:generation_tokens_total") > 0, "the first tokens")
         os.kill(server.engine_pid(), signal.SIGKILL)
         assert [tokens(one.result()) for one in waiting] == [*reference.values()] * 3
+
+
+@pytest.mark.full
+def test_drafts_change_no_token(folder: Path, serve: Callable[..., Any]) -> None:
+    expected = video_model.reference_answer(folder, [(FRAMES, 1.5)], 40)
+    drafts = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
+    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m", "--speculative-config", drafts) as server:
+        for _ in range(2):
+            assert tokens(ask(server, ASKED["animation"], max_tokens=40)) == expected
+        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
 @pytest.mark.full

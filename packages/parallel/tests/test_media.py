@@ -64,6 +64,23 @@ def test_a_tower_of_each_rank_makes_the_vectors_that_one_does(name: str, ranks: 
     assert largest_difference(alone, run_media(make_config(tmp_path, **ranks), items, seed=1)) < 1e-4
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("ranks", RANKS, ids=["tensor", "pipeline"])
+@pytest.mark.parametrize("name", ["qwen 2.5 vl", "qwen 3 vl"])
+def test_ranks_see_the_video_that_one_does(name: str, ranks: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from model_runner_helpers.picture_families import FAMILIES as PICTURE_FAMILIES
+    from model_runner_helpers.picture_families import prepare, prepare_video
+
+    family = PICTURE_FAMILIES[name]
+    family.write(tmp_path)
+    picture = replace(prepare(family.ours().for_detail("low"), (40, 30), 0).item, offset=1)
+    video = replace(prepare_video(family.ours_of_videos(), (30, 30), 4, 1.0, 1).item, offset=11)
+    alone = run_media(make_config(tmp_path), [picture, video], seed=1)
+    assert largest_difference(alone, run_media(make_config(tmp_path, **ranks), [picture, video], seed=1)) < 1e-4
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_vectors_of_tokens_are_as_good_as_the_tokens_in_every_family(name: str, tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", name)

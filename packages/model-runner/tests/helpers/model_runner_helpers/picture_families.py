@@ -51,7 +51,6 @@ class PictureFamily:
     preprocessor: Mapping[str, Any]
     inputs: Callable[[list[torch.Tensor], list[tuple[int, ...]]], dict[str, Any]]
     processor: Mapping[str, Any] = field(default_factory=dict)
-    video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
     hub_name: Callable[[str], str] = as_it_is
     sizes: tuple[tuple[int, int], ...] = ((70, 50), (30, 95), (64, 64))
     """Of pictures, width and height."""
@@ -61,6 +60,7 @@ class PictureFamily:
     """Of names of norms whose scale is stored minus 1."""
     by_tokens: Callable[[list[int]], dict[str, Any]] = lambda tokens: {}
     """From token ids to what transformers reads besides them, with or without pictures."""
+    video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

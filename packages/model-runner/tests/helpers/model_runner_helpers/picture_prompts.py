@@ -64,9 +64,9 @@ def expected(reference: Any, prompt: Prompt, count: int = NUM_OUTPUTS) -> tuple[
 
 
 def load_model(folder: Path, **overrides: Any) -> CausalLM:
-    config, _, _ = read_served_config(ModelRunnerConfig(str(folder), max_model_len=512, **overrides))
+    config, checkpoint_format, _ = read_served_config(ModelRunnerConfig(str(folder), max_model_len=512, **overrides))
     model = make_model(config["architectures"][0], "auto", (config, torch.float32, torch.device("cpu")), Sharding())
-    load_weights(model, folder)
+    load_weights(model, folder, checkpoint_format=checkpoint_format)
     assert isinstance(model, CausalLM)
     return model
 

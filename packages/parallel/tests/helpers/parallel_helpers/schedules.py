@@ -74,7 +74,7 @@ def _drive_media(
             prompt[4:13] = token_ids
         driver.add(f"request-{index}", prompt, SamplingParams(temperature=0.0, logprobs=2), media=tuple(own))
     done, parts = {number: 0 for number, _ in numbered}, random.Random(1)
-    num_layers = {number: 3 if item.kind == "image" else 0 for number, item in numbered}
+    num_layers = {number: 0 if item.kind == "embeds" else 3 for number, item in numbered}
     for number, item in numbered:
         while not done[number] or done[number] < num_layers[number]:
             count = min(parts.randint(1, 2), num_layers[number] - done[number])
