@@ -72,6 +72,14 @@ def test_a_model_with_small_states_keeps_an_eighth_of_the_bytes_of_keys_and_valu
     assert kept_bytes / (num_blocks * model.bytes_per_block) > 0.1
 
 
+def test_large_states_get_half_of_the_bytes_that_rows_leave() -> None:
+    """States of 147 MiB, keys and values of 1 MiB for 16 tokens, 48 GiB, and 8 requests of 32,768 tokens."""
+    model = spec(MIB, 147 * MIB)
+    num_blocks, num_states = model.split_bytes(48 * 1024 * MIB, 8, 2048)
+    assert 0.45 < num_states * model.bytes_per_state / (48 * 1024 * MIB) < 0.55
+    assert model.num_useful_states(num_blocks, 8) >= num_blocks // 147
+
+
 def test_a_model_without_states_has_keys_and_values_alone() -> None:
     model = spec(100, 0)
     assert model.split_bytes(1050, 256, 4) == (10, 0)
