@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,11 @@ from speech_model import (
     speech_prompt,
 )
 
+from llmstack_llm.admission.sampling import GivenSampling
+from llmstack_llm.async_llm import AsyncLLM
+from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.offline.llm import LLM
+from llmstack_llm.requests import GenerationRequest
 from llmstack_types import InvalidRequestError, SamplingParams, SchedulerOutput
 
 NUM_TOKENS = 20
@@ -36,6 +42,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "default": {},
     "chunks": {"max_num_batched_tokens": 8, "block_size": 8, "max_num_seqs": 4},
     "one item at a time": {"encoder_cache_tokens": 100, "enable_prefix_caching": False},
+    "two ranks": {"tensor_parallel_size": 2},
+    "two stages": {"pipeline_parallel_size": 2},
     "preempted": {"num_kv_blocks": 14, "block_size": 4, "max_model_len": 52},
 }
 
@@ -81,12 +89,47 @@ def prompts() -> list[dict[str, Any]]:
     return [speech_prompt(sound(seed), token_ids) for seed, token_ids in CASES]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name.startswith("two") else ()) for name in ENGINES]
+)
 def test_answers_are_those_of_transformers(folder: Path, answers: Any, name: str) -> None:
     with engine(folder, **ENGINES[name]) as one:
         assert tokens(one.generate(prompts(), GREEDY, use_tqdm=False)) == answers
         assert tokens(one.generate(prompts()[:2], GREEDY, use_tqdm=False)) == answers[:2]
         assert name != "preempted" or counter(one, "vllm:num_preemptions")
+
+
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.full)])
+async def test_windows_of_a_server_survive_its_engine_core(folder: Path, answers: Any, is_killed: bool) -> None:
+    args = EngineArgs(str(folder), dtype="float32", skip_tokenizer_init=True, max_engine_restarts=1)
+    engine = AsyncLLM.from_engine_args(args, multiprocess=is_killed)
+    try:
+        await engine.wait_until_ready()
+        speech = engine.speech
+        assert speech is not None
+        windows = [await speech.open(sound(seed)) for seed in range(3)]
+        asked = [speech.prompt(windows[0], language="de", task="translate"),
+                 speech.prompt(windows[1], language="en", timestamps=False)]  # fmt: skip
+        streams = [
+            await engine.submit(
+                GenerationRequest(f"{index}", prompt, GivenSampling({"temperature": 0, "max_tokens": 20}))
+            )
+            for index, prompt in enumerate(asked)
+        ]
+        found: list[list[int]] = []
+        for stream in streams:
+            async with stream:
+                async for output in stream:
+                    if is_killed and not found and len(output.outputs[0].token_ids) > 3:
+                        os.kill(engine._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                        is_killed = False
+                found.append(list(output.outputs[0].token_ids))
+        assert found == [answers[3], answers[6]]
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.submit(GenerationRequest("text", [1, 2], GivenSampling({})))
+        assert caught.value.code == "audio_required"
+    finally:
+        await engine.shutdown()
 
 
 def test_a_window_is_encoded_once_for_all_that_is_asked_of_it(folder: Path, answers: Any) -> None:
