@@ -15,6 +15,7 @@ from speech_model import (
     ENGLISH,
     GERMAN,
     NO_TIMESTAMPS,
+    NUM_STATES,
     PREVIOUS,
     START,
     TRANSCRIBE,
@@ -31,7 +32,7 @@ from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.offline.llm import LLM
 from llmstack_llm.requests import GenerationRequest
-from llmstack_types import InvalidRequestError, SamplingParams, SchedulerOutput
+from llmstack_types import InvalidRequestError, PoolingParams, PoolingTask, SamplingParams, SchedulerOutput
 
 NUM_TOKENS = 20
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
@@ -165,6 +166,14 @@ def test_one_step_tells_languages_and_silence(llm: LLM, reference: SpeechReferen
     assert found.no_speech_prob == pytest.approx(float(expected[speech.tokens.no_speech]), rel=1e-4)
     total = float(expected[ENGLISH] + expected[GERMAN])
     assert found.languages["en"] == pytest.approx(float(expected[ENGLISH]) / total, rel=1e-4)
+
+
+def test_tokens_are_aligned_as_those_of_transformers(llm: LLM, reference: SpeechReference) -> None:
+    params = PoolingParams(task=PoolingTask.ALIGNMENT)
+    for token_ids in ([*TIMED, 20, 40, 7], LONG):
+        (output,) = llm.encode(speech_prompt(sound(1), token_ids), params, use_tqdm=False)
+        found = np.array(output.outputs.tolist()).reshape(len(token_ids), 2, NUM_STATES)
+        assert np.abs(found - reference.alignment(sound(1), token_ids)).max() < 1e-5
 
 
 def test_the_forms_of_a_prompt_and_of_sound_are_alike(llm: LLM, answers: Any) -> None:

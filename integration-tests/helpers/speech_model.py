@@ -20,7 +20,7 @@ END, START, ENGLISH, GERMAN, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIME
 SECONDS, NUM_STATES = 2, 100
 VOCAB_SIZE = NO_TIMESTAMPS + 1 + NUM_STATES + 1
 WINDOW = SECONDS * 16_000
-GENERATION = {
+GENERATION: dict[str, Any] = {
     "eos_token_id": END, "pad_token_id": END, "bos_token_id": END, "decoder_start_token_id": START,
     "no_timestamps_token_id": NO_TIMESTAMPS, "prev_sot_token_id": PREVIOUS, "is_multilingual": True,
     "lang_to_id": {"<|en|>": ENGLISH, "<|de|>": GERMAN},
@@ -83,6 +83,16 @@ class SpeechReference:
         features = self._extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
         found: torch.Tensor = self._model(features, decoder_input_ids=torch.tensor([[*token_ids]])).logits[0]
         return found
+
+    @torch.no_grad()
+    def alignment(self, samples: Any, token_ids: Sequence[int]) -> Any:  # [num_tokens, num_heads, num_states]
+        """Weights of the heads that follow the sound."""
+        features = self._extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
+        self._model.set_attn_implementation("eager")
+        given = {"decoder_input_ids": torch.tensor([[*token_ids]]), "output_attentions": True}
+        found = self._model(features, **given).cross_attentions
+        self._model.set_attn_implementation("sdpa")
+        return torch.stack([found[layer][0, head] for layer, head in GENERATION["alignment_heads"]], dim=1).numpy()
 
     @torch.no_grad()
     def answer(self, samples: Any, token_ids: Sequence[int], num_tokens: int) -> list[int]:

@@ -97,7 +97,13 @@ def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams, ready: En
         raise InvalidRequestError("The model's vectors have fewer dimensions.", param="dimensions")
     if pooling.second_text_start is not None and pooling.second_text_start > num_tokens:
         raise InvalidRequestError("The second text begins after the prompt.", param="second_text_start")
-    if task.is_per_token and num_tokens * max(ready.embedding_size, ready.num_labels) > MAX_POOLED_NUMBERS:
+    alignment_size = 0 if ready.media is None else ready.media.alignment_size
+    if task is PoolingTask.ALIGNMENT and not alignment_size:
+        raise InvalidRequestError("The model aligns no tokens.", param="model")
+    if (
+        task.is_per_token
+        and num_tokens * max(ready.embedding_size, ready.num_labels, alignment_size) > MAX_POOLED_NUMBERS
+    ):
         raise InvalidRequestError(f"A request returns at most {MAX_POOLED_NUMBERS} numbers.", param="prompt")
 
 

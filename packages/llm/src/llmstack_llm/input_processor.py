@@ -24,7 +24,6 @@ from llmstack_llm.admission.sampling import (
 )
 from llmstack_llm.admission.seeds import draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
-from llmstack_llm.chat.media_chat import placed_media
 from llmstack_llm.fan_out import fan_out
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
@@ -237,9 +236,10 @@ class InputProcessor:
             )  # fmt: skip
         if encoded.second_text_start is not None and limits.num_token_types > 1:
             pooling_params = dataclasses.replace(pooling_params, second_text_start=encoded.second_text_start)
+        placed = self.media.placed(prompt, param, is_cut=max_tokens is not None)
         return admit_pooling(
             text, encoded.token_ids, pooling_params, limits, self._pooling_config,
-            param=param, param_names=param_names, placed=placed_media(prompt, is_cut=max_tokens is not None),
+            param=param, param_names=param_names, placed=placed,
         )  # fmt: skip
 
     async def admit_pooling_async(
@@ -329,8 +329,7 @@ class InputProcessor:
         rules.check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
-        placed = placed_media(prompt, is_cut=values.get("truncate_prompt_tokens") is not None)
-        self.media.check_sound(param, placed)
+        placed = self.media.placed(prompt, param, is_cut=values.get("truncate_prompt_tokens") is not None)
         if embeds is None and not placed:
             rules.check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmstack_llm import request_errors
-from llmstack_llm.chat.media_chat import render_with_media
+from llmstack_llm.chat.media_chat import placed_media, render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
@@ -76,14 +76,16 @@ class MediaDoor:
         ids = tokenizer.special_tokens
         return {ids[token]: token for token in tokens if token in ids}
 
-    def check_sound(self, param: str, placed: Sequence[PlacedMedia]) -> None:
-        """Refuses a prompt without sound, for a model that transcribes.
+    def placed(self, prompt: object, param: str, *, is_cut: bool) -> tuple[PlacedMedia, ...]:
+        """The media of a prompt, which a model that transcribes needs.
 
         Raises:
-            InvalidRequestError: It has none.
+            InvalidRequestError: They are to be cut, or there is no sound.
         """
-        if self.speech is not None and not placed:
+        found = placed_media(prompt, is_cut=is_cut)
+        if self.speech is not None and not found:
             raise request_errors.audio_required(param)
+        return found
 
     async def render(self, renderers: ChatRenderers, chat: ChatPrompt, gate: TextGate) -> RenderedPrompt:
         """The conversation as text and token ids, its media counted and not decoded; see `render_with_media`."""

@@ -103,6 +103,7 @@ class MediaSpec:
         max_num_tokens: The largest item of each kind, in tokens.
         has_cross_attention: Every token of a prompt attends to its one item, until the request ends. The item has the
             first token as its place, which is embedded as all others, and one vector for each of its units.
+        alignment_size: Numbers of each token under the pooling task `alignment`; 0 where that is not possible.
         slice_units: Units of a slice: a layer over more of them is computed in several, which count as layers each. 0
             is for layers that are computed whole.
         step_units: Units that pass the whole encoder in about the time of a step with few rows; 0 if that is unknown.
@@ -113,6 +114,7 @@ class MediaSpec:
     is_atomic: bool = False
     max_num_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
     has_cross_attention: bool = False
+    alignment_size: int = 0
     slice_units: int = 0
     step_units: int = 0
 

@@ -20,10 +20,18 @@ class PoolingTask(StrEnum):
     TOKEN_CLASSIFY = "token_classify"  # noqa: S105 (no password)
     """For each token what `CLASSIFY` gives for the prompt."""
 
+    ALIGNMENT = "alignment"
+    """For each token how much it attends to each part of the prompt's sound, by the heads that follow it."""
+
     @property
     def is_per_token(self) -> bool:
         """Whether each token has numbers of its own."""
-        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY)
+        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY, PoolingTask.ALIGNMENT)
+
+    @property
+    def gives_vectors(self) -> bool:
+        """Whether the numbers are those of vectors, which may be cut and normalized."""
+        return self in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
 
     @property
     def gives_labels(self) -> bool:

@@ -35,6 +35,7 @@ class AdmissionLimits:
         is_generative: False for a model that only pools.
         is_causal: False for an encoder.
         num_labels: Labels of a classifier; 0 for any other model.
+        alignment_size: Numbers of each token under the task `alignment`; 0 where there is no such task.
         num_token_types: 2 for a model that distinguishes the two texts of a pair.
         max_logprobs: Most likely tokens that may be requested at each position.
         prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
@@ -52,6 +53,7 @@ class AdmissionLimits:
     is_generative: bool = True
     is_causal: bool = True
     num_labels: int = 0
+    alignment_size: int = 0
     num_token_types: int = 1
     max_logprobs: int = MAX_LOGPROBS
     prompt_embeds_size: int = 0
@@ -87,6 +89,7 @@ def limits_with(limits: AdmissionLimits, ready: EngineReady) -> AdmissionLimits:
         is_generative=ready.is_generative,
         is_causal=ready.is_causal,
         num_labels=ready.num_labels,
+        alignment_size=0 if ready.media is None else ready.media.alignment_size,
         prompt_embeds_size=0 if media is None else media.vector_size,
         max_item_vectors=1 if media is None else media.max_num_tokens["embeds"],
         dtype=ready.dtype,

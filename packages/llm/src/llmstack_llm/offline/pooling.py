@@ -52,7 +52,8 @@ class OfflinePooling(ABC):
         """The raw numbers of each prompt, in the prompts' order.
 
         `lora_request`: A `LoRARequest` for all, or one or None for each.
-        `pooling_task`: `embed`, `classify`, `score`, `token_embed` or `token_classify`; None does what the model does.
+        `pooling_task`: `embed`, `classify`, `score`, `token_embed`, `token_classify` or `alignment`; None does what the
+          model does.
         """
         all_prompts = prompt_list(prompts)
         params = _one_each(pooling_params, len(all_prompts), truncate_prompt_tokens, pooling_task)

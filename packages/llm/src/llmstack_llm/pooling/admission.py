@@ -69,7 +69,7 @@ def admit_pooling_params(
         value = getattr(params, field_name)
         if value is not None and type(value) is not bool:
             raise request_errors.invalid_type(name(field_name), "a boolean", value)
-    if task.gives_labels:
+    if not task.gives_vectors:
         _refuse_vector_fields(params, name)
         normalize = None
     else:
@@ -113,7 +113,7 @@ def admit_pooling(
     if len(prompt_token_ids) > limits.max_request_tokens:
         raise request_errors.context_length_exceeded(param, limits.max_request_tokens, len(prompt_token_ids))
     if resolved.task is not None and resolved.task.is_per_token:
-        max_tokens = MAX_NUMBERS_PER_PROMPT // max(limits.embedding_size, limits.num_labels)
+        max_tokens = MAX_NUMBERS_PER_PROMPT // max(limits.embedding_size, limits.num_labels, limits.alignment_size)
         if len(prompt_token_ids) > max_tokens:
             reason = f"with numbers for each token, prompts of this model have at most {max_tokens} tokens"
             raise request_errors.invalid_value(param, reason)
@@ -131,6 +131,8 @@ def _task(asked: PoolingTask | None, limits: AdmissionLimits, name: str) -> Pool
         raise request_errors.invalid_value(name, f"expected one of {', '.join(PoolingTask)}") from None
     if task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY) and not limits.num_labels:
         raise request_errors.pooling_not_supported("Classification", "it has no labels")
+    if task is PoolingTask.ALIGNMENT and not limits.alignment_size:
+        raise request_errors.pooling_not_supported("Alignment", "it has no heads that follow sound")
     if task is PoolingTask.SCORE and limits.num_labels != 1:
         raise request_errors.pooling_not_supported(
             "Score", f"a cross encoder has 1 label, and it has {limits.num_labels}"

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from llmstack_media.audio.alignment import token_starts
 from llmstack_media.audio.log_mel import LogMel, Samples
 from llmstack_media.budgets import FairBudget
 from llmstack_media.errors import audio_too_long, invalid_audio
@@ -88,6 +89,18 @@ class WindowFront:
         digest = await asyncio.to_thread(self._digest, copied)
         self._num_bytes += copied.nbytes
         return OpenedWindow(self, (tenant, digest), copied)
+
+    def token_starts(self, weights: memoryview, num_tokens: int, num_samples: int) -> list[float]:
+        """When each of some tokens begins, in seconds of the window.
+
+        `weights`: How much they attend to its states, float32 [num_tokens, num_heads, num_states].
+        `num_samples`: Of the sound, without the silence behind it.
+        """
+        stride = _CONVOLUTION_STRIDE * self.log_mel.hop
+        numbers = np.frombuffer(weights, dtype=np.float32)
+        shaped = numbers.reshape(num_tokens, -1, self.log_mel.num_samples // stride)
+        starts = token_starts(shaped, num_samples // stride)
+        return [start * stride / self.log_mel.sample_rate for start in starts]
 
     def close(self) -> None:
         """Frees all memory. Nothing may be held any more."""

@@ -25,6 +25,7 @@ class CrossRows(NamedTuple):
     Attributes:
         caches: Keys and values of the encoder's output, of each layer of this stage.
         seq_lens: The vectors of the item; int32.
+        queries: Receives the queries of each layer of this stage, where they are of use after the step.
     """
 
     caches: Sequence[LayerCache]
@@ -33,6 +34,7 @@ class CrossRows(NamedTuple):
     block_tables: torch.Tensor  # [num_tokens, num_blocks of an item] int32
     query_start_loc_list: list[int]
     seq_lens_list: list[int]
+    queries: list[torch.Tensor] | None = None
 
     def of_queries(self, queries: torch.Tensor) -> CrossRows:
         """The rows of some tokens, where others have no use for their output."""

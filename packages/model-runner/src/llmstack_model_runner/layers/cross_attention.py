@@ -93,9 +93,12 @@ class CrossAttention:
     def __call__(self, hidden: torch.Tensor, cache: LayerCache, rows: CrossRows) -> torch.Tensor:
         """[num_tokens, size] to the same, the residual added. `cache`: Keys and values of this layer."""
         keys, values = cache
+        queries = self.queries(hidden)
+        if rows.queries is not None:
+            rows.queries.append(queries)
         attended = paged_attention(
             AttentionInputs(
-                self.queries(hidden), keys, values, rows.query_start_loc, rows.seq_lens, rows.block_tables, self._scale,
+                queries, keys, values, rows.query_start_loc, rows.seq_lens, rows.block_tables, self._scale,
                 query_start_loc_list=rows.query_start_loc_list, seq_lens_list=rows.seq_lens_list, max_query_len=1,
                 decodes_as_prefills=self._is_batch_invariant,
             )

@@ -94,6 +94,7 @@ def _media_spec(model: Model, step_units: int, *, takes_vectors: bool) -> MediaS
         return MediaSpec(
             model.cross_kv.vector_size, encoder.num_layers, False, encoder.max_num_tokens,
             slice_units=encoder.slice_units, step_units=step_units, has_cross_attention=True,
+            alignment_size=model.alignment_size,
         )  # fmt: skip
     if encoder is None and not takes_vectors:
         return None

@@ -66,6 +66,15 @@ class Model(ABC):
         """Rules of its own for what may be generated, before those of a user; most have none."""
         return ()
 
+    @property
+    def alignment_size(self) -> int:
+        """Numbers of each token that `align` gives; 0 for a model that does not."""
+        return 0
+
+    def align(self, metadata: AttentionMetadata, tokens: slice) -> torch.Tensor:  # [num_tokens, alignment_size] float32
+        """How much tokens of one row attended to each vector of their item, once `forward` has run."""
+        raise ValueError("this model aligns no tokens")
+
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Slots of tensors that only some checkpoints have."""
         return {}

@@ -46,10 +46,11 @@ class Whisper(LayerNormDecoder):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
-        self._speech_tokens = _read_speech_tokens(config, self.kv_spec.vocab_size)
+        self._speech_tokens = _read_speech_tokens(config, self._settings)
         with adapted(None):  # adapters change the decoder alone
             self._encoder = _make_encoder(config, dtype, device)
         own = self.kv_spec.layers[0].tensors[0]
+        self.cross_scale = own.width**-0.5
         num_layers = len(self.kv_spec.model_layers or self.kv_spec.layers)
         self.cross_kv = CrossKVSpec(
             self.kv_spec.num_layers, own.num_heads, own.width, self._encoder.num_states,
@@ -107,6 +108,24 @@ class Whisper(LayerNormDecoder):
             if layer.cross is not None:
                 yield layer.cross.keys_and_values(encoded)
 
+    @property
+    def alignment_size(self) -> int:
+        """Of the heads that follow the sound, one after the other; only where one process has all heads."""
+        return len(self._speech_tokens.alignment_heads) * self._encoder.num_states if self._sharding.is_whole else 0
+
+    def align(self, metadata: AttentionMetadata, tokens: slice) -> torch.Tensor:
+        """The weights of these heads, [num_tokens, num_heads * num_states]."""
+        rows = metadata.cross
+        if rows is None or rows.queries is None or not self.alignment_size:
+            raise ValueError("the queries of this step were not kept, or no heads follow the sound")
+        blocks = rows.block_tables[tokens.start].long()
+        weights = []
+        for layer, head in self._speech_tokens.alignment_heads:
+            queries = rows.queries[layer][tokens, head].float()
+            keys = rows.caches[layer][0][blocks, head].flatten(0, 1)[: self._encoder.num_states].float()
+            weights.append((queries @ keys.t() * self.cross_scale).softmax(-1))
+        return torch.cat(weights, dim=1)
+
     def _caches(self, kv_caches: KVCaches, metadata: AttentionMetadata) -> Iterable[LayerCache]:
         if metadata.cross is None:
             raise ValueError("a step of a model with cross attention has no rows of it")
@@ -126,10 +145,13 @@ def _make_encoder(config: Mapping[str, Any], dtype: torch.dtype, device: torch.d
     return WhisperEncoder(sizes, layer, dtype, device)
 
 
-def _read_speech_tokens(config: Mapping[str, Any], vocab_size: int) -> SpeechTokens:
+def _read_speech_tokens(config: Mapping[str, Any], settings: DecoderSettings) -> SpeechTokens:
+    vocab_size, num_layers, num_heads = settings.vocab_size, settings.num_layers, settings.block.num_heads
     tokens = parse_speech_tokens(config[GENERATION_FILE])
     named = (*tokens.languages.values(), *tokens.tasks.values(), *tokens.suppressed, *tokens.begin_suppressed)
     largest = max(tokens.first_timestamp, tokens.start, tokens.end, tokens.previous or 0, *named)
+    if any(layer >= num_layers or head >= num_heads for layer, head in tokens.alignment_heads):
+        raise ValueError("generation_config.json names an alignment head that the model does not have.")
     if largest >= vocab_size:
         raise ValueError(f"generation_config.json names the token {largest}, which the vocabulary does not have.")
     return tokens

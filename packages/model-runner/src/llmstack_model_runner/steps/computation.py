@@ -59,7 +59,8 @@ def compute(
     compute_logits = partial(_logits_of, model, hidden, select_rows)
     if batch.num_prompt_logprobs and isinstance(model, CausalLM):
         prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, compute_logits))
-    pooled = pool(batch, step, inputs, hidden, label_head) if batch.pooling.row_to_params else ()
+    align = partial(model.align, inputs.attention_metadata)
+    pooled = pool(batch, step, inputs, hidden, label_head, align) if batch.pooling.row_to_params else ()
     logits = compute_logits(inputs.logits_indices) if len(inputs.logits_indices) else None
     return Computed(logits, prompt_logprobs, pooled)
 

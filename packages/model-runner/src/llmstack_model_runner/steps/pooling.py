@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from llmstack_model_runner.steps.pooling_rows import PoolingRows
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs
 from llmstack_types import PoolingParams, PoolingTask, PoolingType
 
+Align = Callable[[slice], torch.Tensor]
+"""From tokens of a row to the numbers of each."""
 BAD_VECTOR = "the model gave no usable embedding"
 _SMALLEST_LENGTH = 1e-12
 """Minimum length that a vector is divided by, as in PyTorch's `normalize`."""
@@ -66,11 +68,17 @@ class _Complete:
 
 
 def pool(
-    batch: InputBatch, step: StepRows, inputs: ModelInputs, hidden: torch.Tensor, head: LabelHead | None = None
+    batch: InputBatch,
+    step: StepRows,
+    inputs: ModelInputs,
+    hidden: torch.Tensor,
+    head: LabelHead | None = None,
+    align: Align | None = None,
 ) -> list[PooledRows]:
     """Adds a step's hidden states to the rows that pool, and returns the values of complete rows.
 
-    `hidden` has the states of all tokens of the step: [num_tokens, hidden_size].
+    `hidden` has the states of all tokens of the step: [num_tokens, hidden_size]. `align` gives the numbers of tokens
+    under `ALIGNMENT`.
 
     Raises:
         ValueError: A row that needs the whole prompt did not start at its first token, or a row needs labels of a model
@@ -82,7 +90,10 @@ def pool(
         if params is None:
             continue
         first, end = inputs.query_start_loc[index : index + 2].tolist()
-        chunk = _Chunk(hidden[first:end], int(step.num_computed_tokens[index]), int(batch.num_prompt_tokens[row]))
+        tokens = slice(first, end)
+        is_aligned = params.task is PoolingTask.ALIGNMENT
+        numbers = align(tokens) if align is not None and is_aligned else hidden[tokens]
+        chunk = _Chunk(numbers, int(step.num_computed_tokens[index]), int(batch.num_prompt_tokens[row]))
         states = _take(batch.pooling, row, params, chunk)
         if states is not None:
             complete.append(_Complete(step.request_ids[index], params, states))
@@ -159,7 +170,7 @@ def _gather(params: PoolingParams, chunk: _Chunk, before: torch.Tensor | None) -
 
 
 def _finish(numbers: npt.NDArray[np.float32], params: PoolingParams) -> npt.NDArray[np.float32]:
-    if params.task is not None and params.task.gives_labels:
+    if params.task is not None and not params.task.gives_vectors:
         return numbers
     vectors = numbers[..., : params.dimensions]
     if params.normalize:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from llmstack_types import PoolingParams
+from llmstack_types import PoolingParams, PoolingTask
 
 _NOWHERE = np.iinfo(np.int64).max
 
@@ -48,6 +48,11 @@ class PoolingRows:
         if params.second_text_start is not None:
             self.second_text_start[row] = _NOWHERE
             self.num_pairs -= 1
+
+    @property
+    def has_alignments(self) -> bool:
+        """Whether a row asks how its tokens attend to sound; O(rows that pool)."""
+        return any(params.task is PoolingTask.ALIGNMENT for params in self.row_to_params.values())
 
     def params(self, row: int) -> PoolingParams | None:
         """The parameters of a row; None if it does not pool."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from llmstack_kernels.state_rows import StateRows
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, CrossRows, GroupTables
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
@@ -117,7 +117,7 @@ def prepare_inputs(
         max_seq_len=int(layout.seq_lens.max()),
         states=None if step.states is None else _state_rows(step, query_start_loc, device),
         vectors=vectors,
-        cross=None if cross is None or step.places is None else cross.rows(_of_tokens(step, step.places)),
+        cross=None if cross is None or step.places is None else _cross_rows(batch, step, cross, step.places),
     )
     return ModelInputs(
         token_ids=_to_device(layout.token_ids, device),
@@ -138,9 +138,10 @@ def _state_rows(step: StepRows, query_start_loc: torch.Tensor, device: torch.dev
     return StateRows(query_start_loc, sources, targets, num_known_tokens)
 
 
-def _of_tokens(step: StepRows, of_rows: IntArray) -> IntArray:
-    """What a row has, for each of its tokens in the step."""
-    return np.repeat(of_rows, step.num_scheduled_tokens)
+def _cross_rows(batch: InputBatch, step: StepRows, cross: CrossStore, places: IntArray) -> CrossRows:
+    """What each token attends to across: what its row does. Queries are kept for rows that are aligned."""
+    rows = cross.rows(np.repeat(places, step.num_scheduled_tokens))
+    return rows._replace(queries=[]) if batch.pooling.has_alignments else rows
 
 
 def _token_types(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> IntArray:
