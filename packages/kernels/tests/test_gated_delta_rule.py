@@ -51,7 +51,8 @@ def recurrence(inputs: DeltaRuleInputs, state: torch.Tensor) -> tuple[torch.Tens
     for token in range(len(inputs.mixed)):
         mixed = inputs.mixed[token].double()
         for head in range(num_heads):
-            place = head // (num_heads // inputs.num_key_heads) * key_dim
+            key_head = head % inputs.num_key_heads if inputs.is_tiled else head // (num_heads // inputs.num_key_heads)
+            place = key_head * key_dim
             q, k = mixed[place : place + key_dim], mixed[num_keys + place : num_keys + place + key_dim]
             q, k = (x / (x.square().sum() + 1e-6).sqrt() for x in (q, k))
             v = mixed[2 * num_keys + head * value_dim : 2 * num_keys + (head + 1) * value_dim]
@@ -73,9 +74,13 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return native
 
 
+@pytest.mark.parametrize("is_tiled", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_all_backends_follow_the_recurrence(backend: ModuleType, shape: tuple[int, int, int, int]) -> None:
+def test_all_backends_follow_the_recurrence(
+    backend: ModuleType, shape: tuple[int, int, int, int], is_tiled: bool
+) -> None:
     matrices, inputs = make_matrices(3, shape), make_inputs(37, shape, torch.float32)
+    inputs = replace(inputs, is_tiled=is_tiled)
     expected, state = recurrence(inputs, matrices[1].clone())
     out = backend.gated_delta_rule(inputs, matrices, make_rows([37]))
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)

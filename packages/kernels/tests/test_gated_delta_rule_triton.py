@@ -31,11 +31,13 @@ def make_matrices(num_blocks: int, shape: tuple[int, int, int, int], device: str
     return torch.randn(num_blocks, *shape[1:], device=device)
 
 
+@pytest.mark.parametrize("is_tiled", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_and_drafts_agree_with_the_reference(
-    shape: tuple[int, int, int, int], triton_dtype: torch.dtype, triton_device: str
+    shape: tuple[int, int, int, int], triton_dtype: torch.dtype, triton_device: str, is_tiled: bool
 ) -> None:
     inputs, matrices = make_inputs(9, shape, triton_dtype, triton_device), make_matrices(7, shape, triton_device)
+    inputs = replace(inputs, is_tiled=is_tiled)
     rows, expected_matrices = make_rows([5, 1, 3], [5, 0, 2], device=triton_device), matrices.clone()
     expected = reference.gated_delta_rule(inputs, expected_matrices, rows)
     out = kernels.gated_delta_rule(inputs, matrices, rows)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmstack_gguf.header import GGUFError, Header
-from llmstack_gguf.variants import Values
+from llmstack_gguf.variants import Values, share_of
 
 FORMS: Mapping[str, str] = {
     "ssm_a": "log of negative",
     "ssm_d": "flat",
     "ssm_norm.weight": "flat",
     "ssm_conv1d.weight": "taps",
+    "ffn_gate_inp_shexp.weight": "row",
     "shortconv.conv.weight": "taps",
 }
 """Tensors of a layer that repositories have in another form (`Target.form`)."""
@@ -70,6 +71,24 @@ NEMOTRON: Mapping[str, str] = {
     "ffn_down_exps": "mixer.experts.{}.down_proj",
     "ffn_up_shexp": "mixer.shared_experts.up_proj",
     "ffn_down_shexp": "mixer.shared_experts.down_proj",
+}
+
+
+QWEN_35: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
 }
 
 
@@ -214,6 +233,36 @@ def nemotron_fields(header: Header, values: Values) -> dict[str, Any]:
     return fields
 
 
+def qwen_35_fields(header: Header, values: Values) -> dict[str, Any]:
+    """The fields of Qwen 3.5 and 3.6, dense or with experts; layers behind the last one predict several tokens."""
+    fields, head_dim = _with_attention(values), values.integer("attention.key_length")
+    num_layers = fields["num_hidden_layers"] - values.integer("nextn_predict_layers", 0)
+    num_heads, inner_size = values.integer("ssm.time_step_rank"), values.integer("ssm.inner_size")
+    if not num_heads or inner_size % num_heads:
+        raise GGUFError(f"{num_heads} heads cannot share {inner_size} features of values.")
+    kinds = ["linear" if _is_in(header, number, "ssm_out") else "full" for number in range(num_layers)]
+    fields |= {
+        "num_hidden_layers": num_layers,
+        "head_dim": head_dim,
+        "layer_types": [f"{kind}_attention" for kind in kinds],
+        "linear_num_key_heads": values.integer("ssm.group_count"),
+        "linear_num_value_heads": num_heads,
+        "linear_key_head_dim": values.integer("ssm.state_size"),
+        "linear_value_head_dim": inner_size // num_heads,
+        "linear_conv_kernel_dim": values.integer("ssm.conv_kernel"),
+        "rope_theta": values.number("rope.freq_base", 10_000_000.0),
+        "partial_rotary_factor": share_of(values.integer("rope.dimension_count"), head_dim),
+    }
+    if header.architecture != "qwen35moe":
+        return fields | {"intermediate_size": values.integer("feed_forward_length")}
+    return fields | {
+        "num_experts": values.integer("expert_count"),
+        "num_experts_per_tok": values.integer("expert_used_count"),
+        "moe_intermediate_size": _num_rows(header, "ffn_up_exps", 1),
+        "shared_expert_intermediate_size": _num_rows(header, "ffn_up_shexp"),
+    }
+
+
 def mamba2_fields(header: Header, values: Values) -> dict[str, Any]:
     """The fields of Mamba-2 alone."""
     fields, space = _common(values), _with_state_space(values)
@@ -235,5 +284,7 @@ HYBRID_FIELDS: Mapping[str, Callable[[Header, Values], dict[str, Any]]] = {
     "mamba2": mamba2_fields,
     "nemotron_h": nemotron_fields,
     "nemotron_h_moe": nemotron_fields,
+    "qwen35": qwen_35_fields,
+    "qwen35moe": qwen_35_fields,
 }
 """Architectures with states to what reads their fields."""

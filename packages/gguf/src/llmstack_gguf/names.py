@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from llmstack_gguf.header import GGUFError, Header
-from llmstack_gguf.hybrids import FALCON_H1, FORMS, GRANITE, LFM2, NEMOTRON
+from llmstack_gguf.hybrids import FALCON_H1, FORMS, GRANITE, LFM2, NEMOTRON, QWEN_35
 
 _ENDS: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -110,6 +110,13 @@ _LFM2 = replace(
     layer=LFM2,
     ends={**_ENDS, "token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"},
     interleaves_heads=False,
+)
+_QWEN_35 = replace(
+    _QWEN_3,
+    class_name="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    layer={**_QWEN_3.layer, **QWEN_35},
+    has_offset_norms=True,
 )
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
@@ -234,6 +241,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mamba2": replace(_NEMOTRON, class_name="Mamba2ForCausalLM", model_type="mamba2"),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
+    "qwen35": _QWEN_35,
+    "qwen35moe": replace(_QWEN_35, class_name="Qwen3_5MoeForCausalLM", model_type="qwen3_5_moe_text"),
 }
 _FALCON_OF_TWO_NORMS = replace(_FALCON, layer={**_FALCON.layer, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
 _MIXTRAL = replace(
@@ -268,7 +277,8 @@ class Target(NamedTuple):
         is_stack: Repositories have all experts in one tensor too.
         partner: Tensor of the file whose rows follow those of this one in turns.
         form: How repositories have it, where it is otherwise in the file: `flat` is one row of numbers, `log of
-            negative` the logarithms of their negatives too, and `taps` those of a convolution, [channels, 1, length].
+            negative` the logarithms of their negatives too, `taps` those of a convolution, [channels, 1, length], and
+            `row` a matrix of one row.
     """
 
     names: tuple[str, ...]

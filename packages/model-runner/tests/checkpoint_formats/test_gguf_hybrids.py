@@ -61,6 +61,20 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "state_size": 16,
         "n_groups": 2, "chunk_size": 16, "initializer_range": 0.2}),
 }  # fmt: skip
+QWEN = {name: value for name, value in SIZES.items() if name != "initializer_range"} | {
+    "initializer_range": 0.1, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+FAMILIES |= {
+    "qwen 3.5": ("qwen35", "Qwen3_5Text", {name: value for name, value in QWEN.items() if "expert" not in name}),
+    "qwen 3.5 with experts": (
+        "qwen35moe",
+        "Qwen3_5MoeText",
+        {name: QWEN[name] for name in QWEN if "interm" not in name[:6]},
+    ),
+}
 # Parts of names, longest first where one has another.
 NAMES = {
     "backbone.embeddings": "token_embd", "model.embed_tokens": "token_embd", "model.embedding_norm": "token_embd_norm",
@@ -78,9 +92,18 @@ NAMES = {
     "mixer.fc2_latent_proj": "ffn_latent_up", "mixer.shared_experts.up_proj": "ffn_up_shexp",
     "mixer.shared_experts.down_proj": "ffn_down_shexp", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k",
     "mixer.v_proj": "attn_v", "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.": "mixer.", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate.": "ffn_gate_inp.", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mamba.": "mixer.", "mixer.in_proj": "ssm_in", "mixer.out_proj": "ssm_out", "mixer.conv1d": "ssm_conv1d",
     "mixer.norm": "ssm_norm", "mixer.dt_bias": "ssm_dt.bias", "mixer.A_log": "ssm_a", "mixer.D": "ssm_d",
 }  # fmt: skip
+
+
+EXPERTS_OF = {"w1": "gate", "w3": "up", "w2": "down"} | {f"{own}_proj": own for own in ("gate", "up", "down")}
 
 
 def tensors_of(model: Any, folder: Path) -> dict[str, torch.Tensor]:
@@ -93,9 +116,16 @@ def tensors_of(model: Any, folder: Path) -> dict[str, torch.Tensor]:
     experts: dict[str, list[torch.Tensor]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         place, _, part = name.partition(".experts.")
+        if part in ("gate_up_proj", "down_proj"):
+            stem = f"blk.{place.split('.')[2]}.ffn_"
+            owns = ("gate", "up") if part == "gate_up_proj" else ("down",)
+            found |= {
+                f"{stem}{own}_exps.weight": one for own, one in zip(owns, tensor.chunk(len(owns), 1), strict=True)
+            }
+            continue
         if part:
             number, _, part = part.partition(".")
-            own = {"w1": "gate", "w3": "up", "w2": "down", "up_proj": "up", "down_proj": "down"}[part.partition(".")[0]]
+            own = EXPERTS_OF[part.partition(".")[0]]
             experts.setdefault(f"blk.{place.split('.')[2]}.ffn_{own}_exps.weight", []).append((int(number), tensor))
             continue
         if config.model_type == "falcon_h1":
@@ -103,20 +133,42 @@ def tensors_of(model: Any, folder: Path) -> dict[str, torch.Tensor]:
         if "shared_mlp" in name or "linear.weight" in name:
             found |= parts_of_granite(name, tensor, bool(config.num_local_experts))
             continue
+        if config.model_type.startswith("qwen3_5"):
+            tensor = of_qwen(name, tensor, config)
+            name = name.replace("post_attention_layernorm", "post_attention_norm")
         for old, new in NAMES.items():
             name = name.replace(old, new)
         name = re.sub(r"(blk\.\d+\.)norm\.", r"\1attn_norm.", name)
-        if name.endswith("ssm_norm.weight"):
+        if name.endswith("ssm_norm.weight") and "qwen" not in config.model_type:
             tensor = tensor.view(2, -1)
         elif name.endswith(("conv1d.weight", "shortconv.conv.weight")):
             tensor = tensor.squeeze(1)
         elif name.endswith(".ssm_a"):
-            tensor = -tensor.exp()[:, None]
+            tensor = -tensor.exp() if "qwen" in config.model_type else -tensor.exp()[:, None]
         elif name.endswith(".ssm_d"):
             tensor = tensor[:, None]
         found[name] = tensor
     return found | {name: torch.stack([one for _, one in sorted(all_of, key=lambda each: each[0])])
                     for name, all_of in experts.items()}  # fmt: skip
+
+
+def of_qwen(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """Norms with 1 added, value heads in turns, and the gate of the shared expert as a row."""
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        return tensor + 1
+    if name.endswith("shared_expert_gate.weight"):
+        return tensor.flatten()
+    num_keys, group, size = config.linear_num_key_heads, 3, config.linear_value_head_dim
+    turns = torch.arange(num_keys * group).view(num_keys, group).t().flatten()
+    values = (turns[:, None] * size + torch.arange(size)).flatten()
+    first = 2 * num_keys * config.linear_key_head_dim
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return torch.cat((tensor[:first], tensor[first:][values]))
+    if "in_proj_z" in name:
+        return tensor[values]
+    if "linear_attn.out_proj" in name:
+        return tensor[:, values].contiguous()
+    return tensor[turns] if name.endswith(("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")) else tensor
 
 
 def parts_of_granite(name: str, tensor: torch.Tensor, has_experts: bool) -> dict[str, torch.Tensor]:
@@ -161,12 +213,19 @@ def write_file(path: Path, architecture: str, config: Any, tensors: dict[str, to
         has_attention = [one in ("full_attention", "hybrid") for one in kinds]
         writer.add_head_count(4)
         writer.add_head_count_kv(2 if all(has_attention) else [2 * has for has in has_attention])
-        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_feed_forward_length(getattr(config, "intermediate_size", 0))
         writer.add_key_length(16)
         rope = getattr(config, "rope_parameters", None) or {}
         writer.add_rope_freq_base(rope.get("rope_theta", 1e4))
     if architecture.startswith("lfm2"):
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif architecture.startswith("qwen35"):
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_rope_dimension_count(4)
     else:
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
@@ -227,7 +286,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_computes_what_its_repository_does(family: str, tmp_path: Path) -> None:
     architecture, name, values = FAMILIES[family]
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**values)).eval()
+    model_class = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
+    model = model_class(getattr(transformers, f"{name}Config")(**values)).eval()
     with torch.no_grad():
         for own, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if own.endswith(("bias", "norm.weight")):

@@ -17,7 +17,8 @@ from llmstack_kernels.state_rows import StateRows
 class DeltaRuleInputs:
     """What the matrices of all heads learn from the tokens of a step.
 
-    Value head h has the queries and keys of head h // (num_value_heads / num_key_heads).
+    Value head h has the queries and keys of head h // (num_value_heads / num_key_heads), or with `is_tiled` those of
+    head h % num_key_heads.
 
     Attributes:
         mixed: Of each token all queries, then all keys, then all values.
@@ -32,6 +33,7 @@ class DeltaRuleInputs:
     log_decay: torch.Tensor  # [num_value_heads] float32
     decay_bias: torch.Tensor  # [num_value_heads] float32
     num_key_heads: int
+    is_tiled: bool = False
 
 
 def gated_delta_rule(

@@ -38,9 +38,11 @@ template <class T>
 struct Heads {
   const T* mixed;
   int64_t stride, num_key_heads, num_heads, key_dim, value_dim;
+  bool is_tiled;
 
   const T* query(int64_t token, int64_t head) const {
-    return mixed + token * stride + head / (num_heads / num_key_heads) * key_dim;
+    const int64_t own = is_tiled ? head % num_key_heads : head / (num_heads / num_key_heads);
+    return mixed + token * stride + own * key_dim;
   }
   const T* key(int64_t token, int64_t head) const { return query(token, head) + num_key_heads * key_dim; }
   const T* value(int64_t token, int64_t head) const {
@@ -98,11 +100,11 @@ void run_strip(const Heads<T>& heads, const float* factors, const float* source,
       const llmstack::T* rates, int64_t rates_stride, const float* log_decay, const float* decay_bias,               \
       float* factors, float* matrices, int64_t matrices_stride, const int32_t* starts, const int64_t* sources,       \
       const int64_t* targets, const int64_t* known, llmstack::T* out, int64_t num_rows, int64_t num_tokens,          \
-      int64_t num_key_heads, int64_t num_heads, int64_t key_dim, int64_t value_dim) {                                \
+      int64_t num_key_heads, int64_t num_heads, int64_t key_dim, int64_t value_dim, int64_t is_tiled) {                                \
     using namespace llmstack;                                                                                        \
     compute_factors(decays, decays_stride, rates, rates_stride, log_decay, decay_bias, factors, num_tokens,          \
                     num_heads);                                                                                      \
-    const Heads<T> heads{mixed, mixed_stride, num_key_heads, num_heads, key_dim, value_dim};                         \
+    const Heads<T> heads{mixed, mixed_stride, num_key_heads, num_heads, key_dim, value_dim, is_tiled != 0};                         \
     const int64_t strips = (value_dim + kStrip - 1) / kStrip, size = key_dim * value_dim;                            \
     for_each_chunk(num_rows * num_heads * strips, [=](int64_t item) {                                                \
       const int64_t strip = item % strips, head = item / strips % num_heads, row = item / strips / num_heads;        \

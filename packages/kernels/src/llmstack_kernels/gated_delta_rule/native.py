@@ -9,7 +9,7 @@ from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, library, requ
 from llmstack_kernels.state_rows import StateRows
 
 MAX_KEY_DIM = 256
-_ARGUMENTS = (Pointer, Int, *(Pointer, Int) * 2, *(Pointer,) * 4, Int, *(Pointer,) * 5, *(Int,) * 6)
+_ARGUMENTS = (Pointer, Int, *(Pointer, Int) * 2, *(Pointer,) * 4, Int, *(Pointer,) * 5, *(Int,) * 7)
 
 
 def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: StateRows) -> torch.Tensor:
@@ -25,7 +25,7 @@ def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: Stat
     states = (rows.query_start_loc, rows.sources, rows.targets, rows.num_known_tokens)
     blocks = (inputs.log_decay, inputs.decay_bias, factors, matrices)
     strided = (part for x in (mixed, decays, rates) for part in (x.data_ptr(), x.stride(0)))
-    sizes = (len(rows), len(mixed), inputs.num_key_heads, num_heads, key_dim, value_dim)
+    sizes = (len(rows), len(mixed), inputs.num_key_heads, num_heads, key_dim, value_dim, inputs.is_tiled)
     function(
         *strided, *(tensor.data_ptr() for tensor in blocks), matrices.stride(0),
         *(tensor.data_ptr() for tensor in (*states, out)), *sizes,

@@ -36,7 +36,9 @@ def _learn(inputs: DeltaRuleInputs, token: int, state: torch.Tensor) -> tuple[to
     num_key_heads, group = inputs.num_key_heads, num_heads // inputs.num_key_heads
     sizes = [num_key_heads * key_dim, num_key_heads * key_dim, num_heads * value_dim]
     query, key, value = inputs.mixed[token].float().split(sizes)
-    query, key = (_normalised(x.view(num_key_heads, key_dim)).repeat_interleave(group, 0) for x in (query, key))
+    heads = torch.arange(num_heads, device=query.device)
+    heads = heads % num_key_heads if inputs.is_tiled else heads // group
+    query, key = (_normalised(x.view(num_key_heads, key_dim))[heads] for x in (query, key))
     softplus = F.softplus(inputs.decays[token].float() + inputs.decay_bias)
     state = state * torch.exp(-torch.exp(inputs.log_decay) * softplus)[:, None, None]
     predicted = (state * key[:, :, None]).sum(1)

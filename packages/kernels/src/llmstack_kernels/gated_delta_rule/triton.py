@@ -45,6 +45,7 @@ def _gated_delta_rule_kernel(
     scale,
     NUM_ROWS: tl.constexpr,
     NUM_COLUMNS: tl.constexpr,
+    IS_TILED: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     key = tl.arange(0, NUM_ROWS)
@@ -57,7 +58,8 @@ def _gated_delta_rule_kernel(
     start, end, known = tl.load(starts + row), tl.load(starts + row + 1), tl.load(num_known + row)
     speed, bias = tl.exp(tl.load(log_decay + head)), tl.load(decay_bias + head)
     num_keys = num_key_heads * key_dim
-    query_place = head // (num_heads // num_key_heads) * key_dim + key
+    key_head = head % num_key_heads if IS_TILED else head // (num_heads // num_key_heads)
+    query_place = key_head * key_dim + key
     if known == 0:
         tl.store(target, state, mask=is_inside)
     token = start
@@ -96,6 +98,6 @@ def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: Stat
         rows.query_start_loc, rows.sources, rows.targets, rows.num_known_tokens, out,
         mixed.stride(0), decays.stride(0), rates.stride(0), matrices.stride(0),
         inputs.num_key_heads, num_heads, key_dim, value_dim, key_dim**-0.5,
-        NUM_ROWS=triton.next_power_of_2(key_dim), NUM_COLUMNS=_COLUMNS,
+        NUM_ROWS=triton.next_power_of_2(key_dim), NUM_COLUMNS=_COLUMNS, IS_TILED=inputs.is_tiled,
     )  # fmt: skip
     return out

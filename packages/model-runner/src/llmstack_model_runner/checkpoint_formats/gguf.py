@@ -151,6 +151,8 @@ def _in_form(tensor: torch.Tensor | AnyStoredWeight, name: str, form: str) -> to
         raise ValueError(f"{name[:128]} is quantized, and only supported in full precision.")
     if form == "taps":
         return tensor.unsqueeze(1)
+    if form == "row":
+        return tensor.view(1, -1)
     flat = tensor.float().flatten()
     return (-flat).log() if form == "log of negative" else flat
 

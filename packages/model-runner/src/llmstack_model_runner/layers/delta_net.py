@@ -6,7 +6,7 @@ Its state is a matrix per head, and the last few inputs of a convolution.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,7 @@ class DeltaNetSettings:
         num_heads: Value heads, each of which has a matrix.
         length: Inputs that the convolution takes, the token's own included; at least 2.
         is_interleaved: The checkpoint joins all projections of a key head, as that of Qwen3-Next does.
+        is_tiled: Value heads go through the key heads in turns, as in GGUF files.
     """
 
     num_key_heads: int
@@ -39,11 +40,23 @@ class DeltaNetSettings:
     value_dim: int
     length: int
     is_interleaved: bool = False
+    is_tiled: bool = False
 
     def of_rank(self) -> DeltaNetSettings:
         """The heads that this context's rank has; ValueError if they cannot be shared out."""
-        heads, key_heads = sharding().heads(self.num_heads, self.num_key_heads)
-        return DeltaNetSettings(len(key_heads), len(heads), self.key_dim, self.value_dim, self.length)
+        heads, key_heads = self.heads()
+        return replace(self, num_key_heads=len(key_heads), num_heads=len(heads), is_interleaved=False)
+
+    def heads(self) -> tuple[range, range]:
+        """Value heads and key heads of this context's rank; ValueError if they cannot be shared out."""
+        if not self.is_tiled:
+            return sharding().heads(self.num_heads, self.num_key_heads)
+        size = sharding().size
+        if self.num_heads % (size * self.num_key_heads):
+            raise ValueError(
+                f"tensor_parallel_size is {size}, and a rank would not have all {self.num_key_heads} key heads"
+            )
+        return sharding().share(self.num_heads), range(self.num_key_heads)
 
     def states(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
         """The inputs before the next token and the matrices, of this rank's heads."""
@@ -81,7 +94,7 @@ class DeltaNet(Mixer):
     ) -> None:
         """`prefix` is that of the layer's tensors, such as `model.layers.0.linear_attn.`."""
         self._prefix, self._settings, self._own = prefix, settings, settings.of_rank()
-        self._heads, key_heads = sharding().heads(settings.num_heads, settings.num_key_heads)
+        self._heads, key_heads = settings.heads()
         keys, self._values = spread(key_heads, settings.key_dim), spread(self._heads, settings.value_dim)
         num_keys = settings.num_key_heads * settings.key_dim
         self._channels = _runs((0, keys), (num_keys, keys), (2 * num_keys, self._values))
@@ -139,7 +152,9 @@ class DeltaNet(Mixer):
         num_values, heads = own.num_heads * own.value_dim, (len(x), own.num_heads, own.value_dim)
         mixed, gate, rates, decays = self._in(x).split([own.num_channels, num_values, own.num_heads, own.num_heads], -1)
         mixed = causal_convolution(mixed, self._taps, None, tails, rows, "silu")
-        inputs = DeltaRuleInputs(mixed, decays, rates, self._log_decay, self._decay_bias, own.num_key_heads)
+        inputs = DeltaRuleInputs(
+            mixed, decays, rates, self._log_decay, self._decay_bias, own.num_key_heads, own.is_tiled
+        )
         answers = gated_delta_rule(inputs, matrices, rows)
         normed = gated_rms_norm(answers.view(heads), gate.view(heads), self._norm.weight, self._norm.eps)
         return self._out(normed.view(len(x), num_values))

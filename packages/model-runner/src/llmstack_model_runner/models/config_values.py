@@ -73,3 +73,9 @@ def refuse_variant(config: Mapping[str, Any], name: str) -> None:
     """Raises UnsupportedVariantError if the field, which other code may support, is true."""
     if read_bool(config, name, False):
         raise UnsupportedVariantError(f"config.json: {name} is not supported.")
+
+
+def is_of_gguf(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration is that of a GGUF file, which has some tensors in another order or number."""
+    quantization = config.get("quantization_config")
+    return isinstance(quantization, Mapping) and quantization.get("quant_method") == "gguf"

@@ -11,7 +11,7 @@ import torch
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.weight_slot import AnyWeight
 from llmstack_model_runner.models.bamba import read_state_space
-from llmstack_model_runner.models.config_values import read_bool, read_float, read_int
+from llmstack_model_runner.models.config_values import is_of_gguf, read_bool, read_float, read_int
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights, read_expert_numbers
 from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
@@ -40,7 +40,7 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
             {**config, "intermediate_size": read_int(config, "shared_intermediate_size", 1024)},
             has_qkv_bias=has_bias,
             has_attention_out_bias=has_bias,
-            has_joined_gate=not _is_of_gguf(config),
+            has_joined_gate=not is_of_gguf(config),
             scale=read_float(config, "attention_multiplier", 1.0),
             residual_scale=read_float(config, "residual_multiplier", 1.0),
             experts=_read_experts(config) if _has_experts(config) else None,
@@ -74,12 +74,6 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
 def _expert_name(name: str) -> str:
     layer, part, rest = name.partition(".block_sparse_moe.")
     return f"{layer}{part[:-1]}{_EXPERT_NAMES.get(f'.{rest}', f'.{rest}')}" if part else name
-
-
-def _is_of_gguf(config: Mapping[str, Any]) -> bool:
-    """Whether gates and ups are tensors of their own, as in GGUF files."""
-    quantization = config.get("quantization_config")
-    return isinstance(quantization, Mapping) and quantization.get("quant_method") == "gguf"
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_model_runner.layers.delta_net import DeltaNetSettings
 from llmstack_model_runner.layers.experts import ExpertSettings
-from llmstack_model_runner.models.config_values import read_bool, read_int, refuse
+from llmstack_model_runner.models.config_values import is_of_gguf, read_bool, read_int, refuse
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights, read_dense_layers, read_expert_numbers
 from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
@@ -75,6 +75,7 @@ def _read_settings(config: Mapping[str, Any], *, is_interleaved: bool) -> Settin
         value_dim=read_int(config, "linear_value_head_dim", 128),
         length=read_int(config, "linear_conv_kernel_dim", 4),
         is_interleaved=is_interleaved,
+        is_tiled=is_of_gguf(config),
     )
     if delta_net.num_heads % delta_net.num_key_heads:
         raise ValueError(
