@@ -225,8 +225,8 @@ class UseOptions(OptionGroup):
         flag="--limit-mm-per-prompt",
         read=read_media_limits,
         metavar="JSON",
-        help="maximum items of each kind in one prompt; zeros alone are --language-model-only (default: 64 images)",
-        example='{"image": 4}',
+        help="maximum items of each kind in one prompt; zeros alone are --language-model-only (default: 64 of each)",
+        example='{"image": 4, "video": 1}',
     )
     device: Device = option("auto", flag="--device", help="'auto' is a GPU where there is one, else the CPU")
 
