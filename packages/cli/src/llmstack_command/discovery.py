@@ -34,6 +34,7 @@ OF_PACKAGES = {
     "run-batch": "llmstack_server.commands:RunBatchCommand",
     "serve": "llmstack_server.commands:ServeCommand",
     "simulate": "llmstack_insight.commands.simulate:SimulateCommand",
+    "transcribe": "llmstack_server.commands:TranscribeCommand",
     "tune": "llmstack_insight.commands.tune:TuneCommand",
     "verify": "llmstack_server.commands:VerifyCommand",
 }

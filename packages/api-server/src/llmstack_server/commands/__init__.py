@@ -1,6 +1,6 @@
 """Subcommands of `llmstack`; light, since `llmstack --help` imports them."""
 
 from llmstack_server.commands.receipt_commands import ReceiptKeyCommand, VerifyCommand
-from llmstack_server.commands.subcommands import RunBatchCommand, ServeCommand
+from llmstack_server.commands.subcommands import RunBatchCommand, ServeCommand, TranscribeCommand
 
-__all__ = ["ReceiptKeyCommand", "RunBatchCommand", "ServeCommand", "VerifyCommand"]
+__all__ = ["ReceiptKeyCommand", "RunBatchCommand", "ServeCommand", "TranscribeCommand", "VerifyCommand"]

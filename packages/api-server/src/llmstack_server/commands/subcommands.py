@@ -1,4 +1,4 @@
-"""The subcommands `llmstack serve` and `llmstack run-batch`."""
+"""The subcommands `llmstack serve`, `run-batch` and `transcribe`."""
 
 from __future__ import annotations
 
@@ -105,6 +105,42 @@ class RunBatchCommand:
             return run_batch(options, config)
         except (BatchError, ServeError) as error:
             _write("run-batch", "error", str(error).splitlines())
+            return error.exit_code
+
+
+class TranscribeCommand:
+    """The subcommand `llmstack transcribe FILE…`."""
+
+    name = "transcribe"
+    help = "write what is said in sound files, with a model of its own or a running server"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from llmstack_server.commands.transcribe.flags import add_transcribe_arguments
+
+        add_transcribe_arguments(parser)
+
+    def problems(self, namespace: argparse.Namespace) -> list[str]:
+        """A sentence for each option at fault."""
+        from llmstack_server.commands.transcribe.flags import read_transcribe_options
+
+        try:
+            setattr(namespace, _CHECKED, read_transcribe_options(namespace, os.environ))
+        except BatchError as error:
+            return str(error).splitlines()
+        return []
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """Writes the transcripts; returns 0 once every file has one, else 1."""
+        from llmstack_server.commands.transcribe.flags import read_transcribe_options
+
+        try:
+            asked = getattr(namespace, _CHECKED, None) or read_transcribe_options(namespace, os.environ)
+            # Everything below is heavy, and not needed for `--help` or a wrong flag.
+            from llmstack_server.commands.transcribe.run import run_transcribe
+
+            return run_transcribe(*asked)
+        except (BatchError, ServeError) as error:
+            _write("transcribe", "error", str(error).splitlines())
             return error.exit_code
 
 

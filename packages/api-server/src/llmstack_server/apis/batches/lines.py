@@ -32,12 +32,14 @@ class BatchRequest:
         line: The line number in the file, from 1.
         url: The path of the route, such as `/v1/chat/completions`.
         content: The body, as JSON: decoded, a line may take many times its length in memory.
+        media_type: Of the body.
     """
 
     line: int
     custom_id: str
     url: str
     content: bytes
+    media_type: str = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class BatchAnswer:
     """The answer of a server.
 
     Attributes:
-        body: The decoded JSON body.
+        body: The decoded JSON body, or the text of one that is plain.
     """
 
     status: int

@@ -46,7 +46,7 @@ class AppTransport:
 
     async def send(self, request: BatchRequest) -> BatchAnswer:
         """The application's answer; raises BatchError once the engine core has ended."""
-        exchange = _Exchange(request.content)
+        exchange = _Exchange(request.content, request.media_type)
         scope = exchange.scope(request.url)
         if self._client is not None:
             scope["state"] = {"client": self._client}
@@ -59,27 +59,31 @@ class AppTransport:
                 raise BatchError(
                     f"the engine core has ended: {error}; run the same command again to continue"
                 ) from error
-        return BatchAnswer(exchange.status, exchange.headers.get("x-request-id", ""), decoded(exchange.body))
+        return BatchAnswer(exchange.status, exchange.headers.get("x-request-id", ""), exchange.answer())
 
 
 class _Exchange:
     """One request and its answer in the form of ASGI."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, media_type: str) -> None:
         self._content: bytes | None = content
+        self._media_type = media_type
         self._size = len(content)
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = bytearray()
 
     def scope(self, path: str) -> dict[str, Any]:
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(self._size).encode())]
+        headers = [(b"content-type", self._media_type.encode()), (b"content-length", str(self._size).encode())]
         path, _, query = path.partition("?")
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
             "client": ("batch", 0), "server": ("batch", 0), "headers": headers,
         }  # fmt: skip
+
+    def answer(self) -> Any:
+        return decoded(self.body, self.headers.get("content-type", ""))
 
     async def receive(self) -> Message:
         if self._content is None:
@@ -95,7 +99,10 @@ class _Exchange:
             self.body += message.get("body", b"")
 
 
-def decoded(body: bytes | bytearray) -> Any:
+def decoded(body: bytes | bytearray, media_type: str = "") -> Any:
+    """The value of a body as JSON, or its text; of a body that should be JSON and is not, the beginning."""
+    if media_type.startswith("text/plain"):
+        return bytes(body).decode("utf-8", "replace")
     try:
         return json.loads(body)
     except ValueError:

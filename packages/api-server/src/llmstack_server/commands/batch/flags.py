@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from llmstack_llm.options.command_line import add_foreign_flags, add_key_flags, add_options, given_in, positional_dest
 from llmstack_llm.options.option import Option, OptionGroup, option, option_group, options_of
 from llmstack_llm.options.problem import Problem
-from llmstack_llm.options.resolve import COMMAND_LINE, resolve
+from llmstack_llm.options.resolve import COMMAND_LINE, Settings, resolve
 from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, settings_from
 from llmstack_server.options.config import ServeConfig, config_from
@@ -86,21 +86,43 @@ def read_options(
         BatchError: Options are at fault; the text has a line for each.
     """
     own = resolve(options_of(BatchOptions), namespace, environment)
-    model = settings_from(namespace, environment, MODEL_OPTIONS)
-    batch, config, problems = own.build(BatchOptions), None, own.problems
-    if own["url"] is not None:
-        given = [setting.option for setting in model.all() if setting.source == COMMAND_LINE]
-        problems += [f"{_as_given(option, namespace)}: the server at --url has a model of its own" for option in given]
-    else:
-        try:
-            config = config_from(model.with_defaults(SERVE_OPTIONS).replaced(log_level=own["log_level"]))
-        except ServeError as error:
-            problems += str(error).splitlines()
+    batch, problems = own.build(BatchOptions), own.problems
+    config = read_model(namespace, environment, own, problems)
     if problems or batch is None:
         raise BatchError("\n".join(problems), exit_code=2)
     return batch, config
 
 
+def read_model(
+    namespace: argparse.Namespace,
+    environment: Mapping[str, str],
+    own: Settings,
+    problems: list[str],
+    options: Sequence[Option] = MODEL_OPTIONS,
+    **replaced: object,
+) -> ServeConfig | None:
+    """The configuration of a command's model; None where the server at its `url` has it, or options are at fault.
+
+    Args:
+        namespace: The parsed line.
+        environment: Variables that set options.
+        own: The command's other options, with `url` and `log_level`.
+        problems: A sentence for each option at fault is added to it.
+        options: Those of the model.
+        replaced: Values of further options of a server.
+    """
+    model = settings_from(namespace, environment, options)
+    if own["url"] is not None:
+        given = [setting.option for setting in model.all() if setting.source == COMMAND_LINE]
+        problems += [f"{_as_given(option, namespace)}: the server at --url has a model of its own" for option in given]
+        return None
+    try:
+        return config_from(model.with_defaults(SERVE_OPTIONS).replaced(log_level=own["log_level"], **replaced))
+    except ServeError as error:
+        problems += str(error).splitlines()
+        return None
+
+
 def _as_given(option: Option, namespace: argparse.Namespace) -> str:
-    is_positional = bool(given_in(namespace, positional_dest(option)))
+    is_positional = bool(option.declared.positional and given_in(namespace, positional_dest(option)))
     return option.declared.positional if is_positional else option.declared.flag

@@ -62,14 +62,14 @@ async def _run(
 ) -> Counts:
     num_lines, needs_model = _survey(file, output.answered)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(_stopping_signals(stopped_by))
+        stack.enter_context(stopping_signals(stopped_by))
         transport = await stack.enter_async_context(_transport(options, config) if needs_model else _no_transport())
         bar = stack.enter_context(tqdm(total=num_lines, unit=" requests", disable=None, dynamic_ncols=True))
         return await BatchRunner(transport, output, bar.update).run(read_lines(file), options.max_concurrency)
 
 
 @contextlib.contextmanager
-def _stopping_signals(stopped_by: list[int]) -> Iterator[None]:
+def stopping_signals(stopped_by: list[int]) -> Iterator[None]:
     """Lets SIGINT and SIGTERM cancel the calling task, so that the engine is shut down properly."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -89,7 +89,7 @@ def _stopping_signals(stopped_by: list[int]) -> Iterator[None]:
 
 
 def _transport(options: BatchOptions, config: ServeConfig | None) -> contextlib.AbstractAsyncContextManager[Transport]:
-    return _other_server(options) if config is None else _own_engine(config)
+    return _other_server(options) if config is None else own_engine(config)
 
 
 @contextlib.asynccontextmanager
@@ -109,7 +109,7 @@ async def _other_server(options: BatchOptions) -> AsyncIterator[Transport]:
 
 
 @contextlib.asynccontextmanager
-async def _own_engine(config: ServeConfig) -> AsyncIterator[Transport]:
+async def own_engine(config: ServeConfig) -> AsyncIterator[Transport]:
     """The application of a server over its own engine, without a socket."""
     set_up_logging(config.http)
     metrics = ServerMetrics(config.served_model_names[0], has_aliases=False)

@@ -31,7 +31,7 @@ class HttpTransport:
             self._is_https, self._host, self._port = _parse(url)
         except ValueError:
             raise BatchError(f"--url: '{url[:80]}' is not a URL such as http://localhost:8000", exit_code=2) from None
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="run-batch")
@@ -58,9 +58,10 @@ class HttpTransport:
             if connection.sock is None:
                 connection.connect()
                 connection.sock.settimeout(READ_TIMEOUT_S)  # type: ignore[attr-defined]  # `connect` has set it
-            connection.request("POST", request.url, request.content, self._headers)
+            headers = {**self._headers, "Content-Type": request.media_type}
+            connection.request("POST", request.url, request.content, headers)
             response = connection.getresponse()
-            body = decoded(response.read())
+            body = decoded(response.read(), response.headers.get("content-type", ""))
         except (http.client.HTTPException, OSError) as error:
             connection.close()
             reason = str(error) or type(error).__name__

@@ -1,0 +1,173 @@
+"""Transcriptions through a whole server: the official client, batches of a file, `llmstack transcribe`, real speech."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from openai import OpenAI
+from speech_model import SECONDS, save_speech_model, sound
+
+from llmstack_llm.testing import byte_tokenizer
+
+KENNEDY = "and so my fellow americans ask not what your country can do for you ask what you can do for your country"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("speech") / "model"
+    save_speech_model(path)
+    byte_tokenizer(()).save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three windows of sound, and pauses between them."""
+    path = tmp_path_factory.mktemp("sound") / "sound.wav"
+    pause = np.zeros(16_000, np.float32)
+    write_wav(path, np.concatenate([part for seed in range(3) for part in (sound(seed), pause)]))
+    return path
+
+
+def write_wav(path: Path, samples: Any) -> None:
+    with wave.open(str(path), "wb") as written:
+        written.setparams((1, 2, 16_000, 0, "NONE", ""))
+        written.writeframes((np.clip(samples, -1, 1) * 32_767).astype("<i2").tobytes())
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
+    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m") as one:
+        yield one
+
+
+def client_of(server: Any) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_the_official_client_has_the_same_text_in_every_format(server: Any, file: Path) -> None:
+    create = client_of(server).audio.transcriptions.create
+    options: dict[str, Any] = {"model": "m", "language": "en", "temperature": 0}
+    with file.open("rb") as opened:
+        verbose = create(file=opened, response_format="verbose_json", **options)
+    assert verbose.duration == pytest.approx(3 * SECONDS + 3)
+    assert verbose.segments
+    for one in verbose.segments:
+        assert 0 <= one.start <= one.end <= verbose.duration
+    with file.open("rb") as opened:
+        assert create(file=opened, **options).text == verbose.text
+    with file.open("rb") as opened:
+        events = list(create(file=opened, stream=True, **options))
+    assert "".join(one.delta for one in events[:-1]) == events[-1].text == verbose.text
+    with file.open("rb") as opened:
+        subtitles = create(file=opened, response_format="srt", **options)
+    assert subtitles.count("-->") == len(verbose.segments)
+
+
+def test_a_file_of_requests_has_transcripts(server: Any, file: Path, tmp_path: Path) -> None:
+    url = "data:audio/wav;base64," + base64.b64encode(file.read_bytes()).decode()
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": f"/v1/audio/{path}",
+            "body": {"model": "m", "file_url": url, **body},
+        }
+        for name, path, body in (
+            ("json", "transcriptions", {"language": "en", "temperature": 0}),
+            ("srt", "transcriptions", {"language": "en", "temperature": 0, "response_format": "srt"}),
+            ("english", "translations", {"language": "de", "temperature": 0}),
+            ("wrong", "transcriptions", {"file_url": "file:///etc/passwd"}),
+        )
+    ]
+    (tmp_path / "in").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run("run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", server.url)
+    answers = {
+        one["custom_id"]: one["response"] for one in map(json.loads, (tmp_path / "out").read_text().splitlines())
+    }
+    assert {name: one["status_code"] for name, one in answers.items()} == {
+        "json": 200, "srt": 200, "english": 200, "wrong": 400
+    }  # fmt: skip
+    with file.open("rb") as opened:
+        text = client_of(server).audio.transcriptions.create(file=opened, model="m", language="en", temperature=0).text
+    assert answers["json"]["body"]["text"] == text
+    assert "-->" in answers["srt"]["body"]
+    assert answers["wrong"]["body"]["error"]["code"] == "media_url_not_allowed"
+
+
+def run(*words: str) -> str:
+    command = [sys.executable, "-m", "llmstack_command", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_writes_subtitles_by_a_server(server: Any, file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "subtitles"
+    run("transcribe", str(file), "--url", server.url, "--language", "en", "--format", "vtt", "-o", str(out))
+    assert (out / "sound.vtt").read_text().startswith("WEBVTT\n\n00:00:0")
+
+
+# With trained weights. Folders: whisper-tiny.en, and speech with jfk.wav, jfk.mp3 and two_cities.wav.
+REAL = os.environ.get("LLMSTACK_SPEECH_MODELS", "")
+
+
+@pytest.fixture(scope="module")
+def english(serve: Callable[..., Any]) -> Iterator[Any]:
+    with serve(f"{REAL}/whisper-tiny.en", "--dtype", "float32", "--served-model-name", "m") as one:
+        yield one
+
+
+def words_of(text: str) -> list[str]:
+    return re.sub(r"[^a-z' ]", " ", text.lower()).split()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH_MODELS")
+def test_the_official_client_prints_the_sentence_of_kennedy(english: Any) -> None:
+    with open(f"{REAL}/speech/jfk.wav", "rb") as opened:
+        answer = client_of(english).audio.transcriptions.create(model="m", file=opened)
+    assert words_of(answer.text) == KENNEDY.split()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH_MODELS")
+@pytest.mark.timeout(900)
+def test_five_minutes_of_speech_lose_no_word(english: Any, tmp_path: Path) -> None:
+    parts = []
+    for name in ("jfk", "two_cities"):
+        with open(f"{REAL}/speech/{name}.wav", "rb") as opened:
+            parts.append(client_of(english).audio.transcriptions.create(model="m", file=opened).text)
+    joined = tmp_path / "joined.wav"
+    write_wav(joined, np.concatenate([samples_of(name) for name in ("jfk", "two_cities")] * 6))
+    with joined.open("rb") as opened:
+        found = client_of(english).audio.transcriptions.create(model="m", file=opened, response_format="verbose_json")
+    assert found.duration > 300
+    expected = words_of(" ".join(parts)) * 6
+    matcher = difflib.SequenceMatcher(None, expected, words_of(found.text), autojunk=False)
+    changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
+    # A word may be understood otherwise beside another speaker; none is left out, and none is added.
+    assert {kind for kind, *_ in changes} <= {"replace"}
+    assert sum(end - start for _, start, end, *_ in changes) <= 0.02 * len(expected)
+    starts = [one.start for one in found.segments or []]
+    assert starts == sorted(starts)
+
+
+def samples_of(name: str) -> Any:
+    from llmstack_media.audio.sound import sound_samples
+
+    with open(f"{REAL}/speech/{name}.wav", "rb") as opened:
+        samples = np.concatenate(list(sound_samples(opened, 16_000, 3600.0)))
+    return 0.7 * samples / np.abs(samples).max()

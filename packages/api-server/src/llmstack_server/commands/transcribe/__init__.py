@@ -1,0 +1,1 @@
+"""The subcommand `llmstack transcribe`."""
