@@ -72,7 +72,7 @@ def test_a_prefix_of_a_model_with_states_comes_with_the_state_after_it() -> None
     assert other_state_id not in (0, state_id)
     assert scheduler.cached_prefix([*range(20), 99]) == (block_ids[:1], other_state_id)
     assert scheduler.import_prefix([*range(16), 99]) == ([], 0)
-    assert cache.num_free_state_blocks == cache.num_state_blocks
+    assert cache.stats().num_free_state_blocks == cache.stats().num_state_blocks
     cache.check_integrity()
 
 

@@ -263,7 +263,7 @@ class StateMachine(RuleBasedStateMachine):
             for request_id in self.tokens:
                 self.manager.free(request_id)
             assert self.manager.num_free_blocks == self.manager.num_blocks
-            assert self.manager.num_free_state_blocks == self.manager.num_state_blocks
+            assert self.manager.stats().num_free_state_blocks == self.manager.stats().num_state_blocks
             assert self.manager.prefix_tokens_without_state == self.num_without_state
             assert self.manager.prefix_cache_hits == self.num_hits
 

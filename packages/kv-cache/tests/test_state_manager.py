@@ -45,7 +45,7 @@ def test_each_step_reads_what_the_last_one_wrote_and_writes_another_block():
     assert third[0] == second[1]
     assert len({first[1], second[1], third[1]}) >= 2
     assert third[1] != third[0]
-    assert manager.num_state_blocks - manager.num_free_state_blocks == 2
+    assert manager.stats().num_state_blocks - manager.stats().num_free_state_blocks == 2
 
 
 def test_a_state_is_found_from_the_step_after_the_one_that_writes_it():
@@ -132,7 +132,7 @@ def test_a_state_outlives_its_request_and_is_shared_without_a_copy():
     manager = make()
     (_, written), *_ = compute(manager, "a", TOKENS, [8, 9])
     manager.free("a")
-    assert manager.num_free_state_blocks == manager.num_state_blocks
+    assert manager.stats().num_free_state_blocks == manager.stats().num_state_blocks
     assert compute(manager, "b", TOKENS[:10], [10])[0][0] == written
     assert compute(manager, "c", TOKENS[:11], [11])[0][0] == written
 
@@ -174,7 +174,7 @@ def test_a_swapped_request_goes_on_from_its_state():
     manager = make(num_host_blocks=40)
     states = compute(manager, "a", TOKENS, [4, 7])
     manager.swap_out("a")
-    assert manager.num_state_blocks - manager.num_free_state_blocks == 1
+    assert manager.stats().num_state_blocks - manager.stats().num_free_state_blocks == 1
     manager.swap_in("a")
     assert manager.advance_state("a", 8)[0] == states[-1][1]
 

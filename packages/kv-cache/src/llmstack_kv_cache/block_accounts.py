@@ -110,30 +110,12 @@ class BlockAccounts:
         """Blocks of the host pool that no swapped-out request holds."""
         return self._host_pool.num_free_blocks
 
-    @property
-    def num_state_blocks(self) -> int:
-        """State blocks that requests can use; 0 without states."""
-        return 0 if self._states is None else self._states.pool.num_blocks
-
-    @property
-    def num_free_state_blocks(self) -> int:
-        """State blocks that no request holds; findable ones count."""
-        return 0 if self._states is None else self._states.pool.num_free_blocks
-
     def block_table(self, request_id: str) -> list[int]:
-        """A copy of the request's block ids, interleaved; the null block where a window has passed.
-
-        Raises:
-            UnknownRequestError: The request holds no blocks.
-        """
+        """A copy of the request's block ids, interleaved; the null block where a window has passed."""
         return interleave(self.block_tables(request_id))
 
     def block_tables(self, request_id: str) -> list[list[int]]:
-        """The request's block ids by group: token i lies in the one at index i // block_size.
-
-        Raises:
-            UnknownRequestError: The request holds no blocks.
-        """
+        """The request's block ids by group: token i lies in the one at index i // block_size."""
         tables = self._by_group(self._table(request_id))
         return [[NULL_BLOCK_ID] * table.num_passed_blocks + table.block_ids for table in tables]
 
@@ -160,11 +142,7 @@ class BlockAccounts:
         return sum(len(one.block_ids) for one in tables) - num_shared
 
     def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:
-        """Whether a fork can go on from the request's first `num_tokens` tokens: states and windows are kept there.
-
-        Raises:
-            UnknownRequestError: The request holds no blocks.
-        """
+        """Whether a fork can go on from the request's first `num_tokens` tokens: states and windows are kept there."""
         table = self._table(request_id)
         if self._states is not None and self._states.after(request_id, num_tokens) is None:
             return False
@@ -248,11 +226,12 @@ class BlockAccounts:
 
     def stats(self) -> KVCacheStats:
         """The cache at this moment."""
-        pool, host = self._pool, self._host_pool
+        pool, host, states = self._pool, self._host_pool, None if self._states is None else self._states.pool
         return KVCacheStats(
             pool.num_blocks, pool.num_free_blocks, self._prefix_index.num_findable, len(self._tables),
             self.prefix_cache_queries, self.prefix_cache_hits, pool.num_evictions,
             host.num_blocks, host.num_free_blocks, host.num_swap_outs, host.num_swap_ins, self._num_forks,
+            states.num_blocks if states else 0, states.num_free_blocks if states else 0,
         )  # fmt: skip
 
     def check_integrity(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup
 from llmstack_kv_cache.prefix_index import PrefixIndex
+from llmstack_kv_cache.states import EMPTY_STATE, RequestStates, State
 
 
 class CommonPrefix:
@@ -14,6 +15,7 @@ class CommonPrefix:
     def __init__(
         self, index: PrefixIndex, groups: Sequence[KVCacheGroup], leader: int, leading: list[int], block_size: int
     ) -> None:
+        self._leading = leading
         self._identities = index.identities(leading)
         self._index, self._groups, self._block_size = index, groups, block_size
         self._known = [leading if number == leader else [NULL_BLOCK_ID] * len(leading) for number in range(len(groups))]
@@ -31,6 +33,18 @@ class CommonPrefix:
             number = number + 1 if known <= first else 0
             num_blocks = num_blocks if known <= first else known - 1
         return num_blocks
+
+    def longest_with_state(self, states: RequestStates | None) -> tuple[int, int, State]:
+        """The most blocks with which every group has what it needs; the most that end with a state too; that state."""
+        num_known = num_hits = self.longest(len(self._identities))
+        if states is None:
+            return num_known, num_hits, EMPTY_STATE
+        while True:
+            state = states.find(self._leading, num_hits)
+            num_with_state = state.num_tokens // self._block_size
+            if num_with_state == num_hits:
+                return num_known, num_hits, state
+            num_hits = self.longest(num_with_state)
 
     def block_ids(self, num_blocks: int) -> list[list[int]]:
         """The first `num_blocks` blocks of each group, null blocks where it needs none to go on."""

@@ -11,7 +11,7 @@ from llmstack_kv_cache.errors import DuplicateRequestError, shown
 from llmstack_kv_cache.groups import NEVER, NULL_BLOCK_ID, interleave
 from llmstack_kv_cache.prefix_index import ROOT, Prefix
 from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
-from llmstack_kv_cache.states import EMPTY_STATE, State
+from llmstack_kv_cache.states import EMPTY_STATE
 
 
 class KVCacheManager(BlockAccounts):
@@ -19,7 +19,8 @@ class KVCacheManager(BlockAccounts):
 
     Knows block ids and token ids only; the tensors belong to the caller. Having no room is an answer (None), never an
     exception, and changes nothing. Equal calls give equal answers: no clock, no randomness, no order of a set. The
-    arguments are those of `BlockAccounts`.
+    arguments are those of `BlockAccounts`. Methods but `free` and `num_held_blocks` raise `UnknownRequestError` for a
+    request that holds no blocks, or is not in the host pool.
 
     A request has a block table in each group of layers, over one pool. Lists of block ids are interleaved: token i lies
     in the block at index i // block_size * num_groups + group. Prefixes are known by the blocks of the leader, the
@@ -45,13 +46,18 @@ class KVCacheManager(BlockAccounts):
         block_ids, prefix = self._prefix_index.find(token_ids, max_blocks, salt)
         num_tokens, state = len(block_ids) * self.block_size, EMPTY_STATE
         ends: tuple[int, ...] = ()
-        if not self._is_plain:
-            ends = len(block_ids), max_blocks
-            block_ids, num_tokens, prefix, state = self._find_common(block_ids)
-        elif self._states is not None:
-            self.num_known_tokens = num_tokens
-            state = self._states.find(block_ids, len(block_ids))
+        if self._is_plain and self._states is not None:
+            self.num_known_tokens, state = num_tokens, self._states.find(block_ids, len(block_ids))
             num_tokens = state.num_tokens
+        elif not self._is_plain:
+            ends = len(block_ids), max_blocks
+            common = CommonPrefix(self._prefix_index, self._groups, self._leader, block_ids, self.block_size)
+            num_known, num_hits, state = common.longest_with_state(self._states)
+            self.num_known_tokens, num_tokens = num_known * self.block_size, num_hits * self.block_size
+            # Further on than its state, a request might hold more of a window than `num_blocks_needed` says.
+            num_shared = num_hits if self.has_windows else num_known
+            prefix = self._prefix_index.prefix(block_ids[num_shared - 1]) if num_shared else ROOT
+            block_ids = interleave(common.block_ids(num_shared))
         self._lookup = request_id, len(token_ids), block_ids.copy(), prefix, state, ends
         return block_ids, num_tokens
 
@@ -91,7 +97,6 @@ class KVCacheManager(BlockAccounts):
         them. A state at a boundary becomes findable once it is written. O(tokens that became findable).
 
         Raises:
-            UnknownRequestError: The request holds no blocks.
             ValueError: `num_computed_tokens` is negative, or more than the tokens or slots; a token id is over 32 bits.
         """
         table = self._table(request_id)
@@ -112,7 +117,6 @@ class KVCacheManager(BlockAccounts):
         Returns the number of computed tokens from which on another block can be freed.
 
         Raises:
-            UnknownRequestError: The request holds no blocks.
             ValueError: `num_computed_tokens` is not within the request's slots.
         """
         table = self._table(request_id)
@@ -138,7 +142,6 @@ class KVCacheManager(BlockAccounts):
             replaces_last: The last state that was kept so is then no longer found, unless a lookup has found it.
 
         Raises:
-            UnknownRequestError: The request holds no blocks.
             ValueError: `num_tokens` is not more than before.
         """
         if self._states is None:
@@ -153,7 +156,6 @@ class KVCacheManager(BlockAccounts):
         two. The copy is the caller's to perform before either request writes again.
 
         Raises:
-            UnknownRequestError: The parent holds no blocks.
             DuplicateRequestError: The child holds blocks already, here or in the host pool.
             ValueError: `num_tokens` is not within the parent's slots; it has no state there, or a window has passed it.
         """
@@ -189,9 +191,6 @@ class KVCacheManager(BlockAccounts):
 
         The blocks are free at once, so the copies come before anything else is written. The request keeps one state
         block; None too where all of them would be kept so.
-
-        Raises:
-            UnknownRequestError: The request holds no blocks.
         """
         tables = self._by_group(self._table(request_id))
         if not self._has_room_for_states():
@@ -211,9 +210,6 @@ class KVCacheManager(BlockAccounts):
         """Swaps a request in; copies (host block, block) in the order of its new tables, None if there is no room.
 
         The host blocks are free at once: in a step, all copies to the host come before those from it.
-
-        Raises:
-            UnknownRequestError: The request is not in the host pool.
         """
         host_block_ids = self._host_pool.block_ids(request_id)
         if not self._admits(len(host_block_ids)):
@@ -277,22 +273,6 @@ class KVCacheManager(BlockAccounts):
             return True
         held = computed if self._is_plain else [block_id for block_id in computed if block_id != NULL_BLOCK_ID]
         return self._admits(num_new_blocks + self._pool.count_free(held))
-
-    def _find_common(self, leading: list[int]) -> tuple[list[int], int, Prefix, State]:
-        """Of a prefix that the leader knows what all groups can serve: block ids, tokens, the prefix and the state."""
-        size, state = self.block_size, EMPTY_STATE
-        common = CommonPrefix(self._prefix_index, self._groups, self._leader, leading, size)
-        num_blocks = num_shared = common.longest(len(leading))
-        if self._states is not None:
-            self.num_known_tokens = num_blocks * size
-            state = self._states.find(leading, num_blocks)
-            while state.num_tokens < num_blocks * size:
-                num_blocks = common.longest(state.num_tokens // size)
-                state = self._states.find(leading, num_blocks)
-            if self.has_windows:  # with what follows, a request might hold more of a window than `num_blocks_needed`
-                num_shared = num_blocks
-        prefix = self._prefix_index.prefix(leading[num_shared - 1]) if num_shared else ROOT
-        return interleave(common.block_ids(num_shared)), num_blocks * size, prefix, state
 
     def _new_tables(self, salt: str, computed: list[int], prefix: Prefix, ends: Sequence[int]) -> list[BlockTable]:
         """Tables that begin with what a lookup has found.

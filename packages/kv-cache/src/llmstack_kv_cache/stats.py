@@ -21,6 +21,8 @@ class KVCacheStats:
         num_swap_outs: Counter of requests moved to the host pool.
         num_swap_ins: Counter of requests swapped in.
         num_forks: Counter of requests that began as another's child.
+        num_state_blocks: Blocks of states that requests can use.
+        num_free_state_blocks: State blocks that no request holds; findable ones count.
     """
 
     num_blocks: int
@@ -35,6 +37,8 @@ class KVCacheStats:
     num_swap_outs: int
     num_swap_ins: int
     num_forks: int
+    num_state_blocks: int = 0
+    num_free_state_blocks: int = 0
 
     @property
     def usage(self) -> float:
