@@ -198,7 +198,7 @@ def linear(name: str, shape: tuple[int, int], num_calls: int, rows: int, setting
     in_features, out_features = shape
     batch, dtype = settings.batch, settings.dtype
     weight_bytes = in_features * out_features * (dtype.itemsize if settings.quantization is None else 1)
-    if settings.quantization == "int4":
+    if settings.quantization in ("int4", "int4_dynamic"):
         weight_bytes //= 2
     num_copies = copies(weight_bytes, batch)
     weight = torch.randn(out_features, in_features).to(dtype)
@@ -328,12 +328,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256, help="of each row of a decode step")
     parser.add_argument("--prompt", nargs="*", type=int, default=[512], help="lengths of prompts")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--quantization", choices=("int8", "int4", "int8_dynamic"))
+    parser.add_argument("--quantization", choices=("int8", "int4", "int8_dynamic", "int4_dynamic"))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     variant = require_library().variant
-    kind = "int8" if options.quantization == "int8_dynamic" else options.dtype
+    kind = "int8" if str(options.quantization).endswith("_dynamic") else options.dtype
     batches = [Batch(num_rows, 1, options.context) for num_rows in options.rows]
     batches += [Batch(1, length, length) for length in options.prompt]
     for name in options.model:

@@ -6,7 +6,8 @@
 namespace llmstack {
 namespace {
 
-// With AVX-512 a tile has all columns of a panel; wider or taller tiles have no registers for their sums (measured).
+// With AVX-512 a tile has all columns of a panel; wider or taller tiles have no registers for their sums (measured). A single
+// row takes all columns with AVX2, too, so that it reads the panel in order.
 constexpr int kSegmentRows = 4, kSegmentVectors = 4;
 
 template <class Format>
@@ -17,14 +18,13 @@ void add_rows(const uint8_t* panel, const SegmentLayout& layout, const RoundedRo
     segment_tile<Format, count, vectors>(panel, layout, rows.from(row, Format::kSegment), vector, sums + row * kVectors, ahead);
   };
   if (num_rows == 1 && streams_weights.load(std::memory_order_relaxed)) {
-    const auto ahead = place.template own<kVectors / kSegmentVectors, kStreamLevel>(rows.segments);
-    for (int vector = 0; vector < kVectors; vector += kSegmentVectors) {
-      tile(std::integral_constant<int, 1>(), std::integral_constant<int, kSegmentVectors>(), 0, vector, ahead);
+    const auto ahead = place.template own<kVectors / kWideVectors, kStreamLevel>(rows.segments);
+    for (int vector = 0; vector < kVectors; vector += kWideVectors) {
+      tile(std::integral_constant<int, 1>(), std::integral_constant<int, kWideVectors>(), 0, vector, ahead);
     }
     return;
   }
-  for_each_pass<kSegmentRows, PassWidths<kSegmentVectors, kSegmentVectors>, kVectors, true>(place, rows.segments, 0, num_rows,
-                                                                                            tile);
+  for_each_pass<kSegmentRows, PassWidths<kWideVectors, kSegmentVectors>, kVectors, true>(place, rows.segments, 0, num_rows, tile);
 }
 
 template <class... Formats>
