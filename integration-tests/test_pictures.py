@@ -105,6 +105,7 @@ def test_the_second_request_with_a_picture_costs_a_hash(server: Any) -> None:
         ([{"type": "image_url", "image_url": None, "uuid": "unknown"}], "content[0]", "media_not_found"),
         ([{"type": "input_audio", "input_audio": {"data": "AAAA"}}], "content[0].type", "unsupported_parameter"),
         (parts((0,) * 65), "content[64]", "too_many_images"),
+        ([{"type": "image_embeds", "image_embeds": "AAAA"}], "content[0].type", "unsupported_parameter"),
     ],
 )  # fmt: skip
 def test_what_is_no_picture_is_refused_by_name(server: Any, content: Any, param: str, code: str) -> None:

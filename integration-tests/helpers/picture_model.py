@@ -89,6 +89,18 @@ def reference_vector(folder: Path, seeds: Sequence[int], text: str = QUESTION) -
     return found
 
 
+def reference_features(folder: Path, image: Image.Image) -> torch.Tensor:
+    """The vectors that transformers puts in place of a picture which is not split, [vectors, width]."""
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = processor.image_processor([[image]], do_image_splitting=False, return_tensors="pt")
+    with torch.no_grad():
+        found = model.model.get_image_features(
+            **{name: inputs[name] for name in ("pixel_values", "pixel_attention_mask")}
+        )
+    return torch.cat([one.reshape(-1, one.shape[-1]) for one in found.pooler_output])
+
+
 def _reference(folder: Path, seeds: Sequence[int], text: str, *, has_answer: bool) -> tuple[Any, Any]:
     processor = transformers.AutoProcessor.from_pretrained(folder)
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.limits import AdmissionLimits, limits_with
 from llmstack_llm.chat.media_chat import placed_media, render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
 from llmstack_llm.media.options import MediaOptions
@@ -62,7 +63,9 @@ class MediaDoor:
         if ready.media is not None and ready.media.has_cross_attention and self.speech is None:
             self.speech = make_speech(self._folder, ready.max_model_len, self._options)
         if takes_images and self.processor is None and any(self._options.max_items.get(kind) != 0 for kind in KINDS):
-            self.processor = make_served_media(self._folder, self._options)
+            limits = limits_with(AdmissionLimits(ready.max_model_len, ready.vocab_size), ready)
+            is_atomic = ready.media is not None and ready.media.is_atomic
+            self.processor = make_served_media(self._folder, self._options, limits, is_atomic=is_atomic)
         elif not takes_images and self._options.whole:
             logger.warning(
                 "%s: only its text is served; --language-model-only says that this is meant", self._options.whole

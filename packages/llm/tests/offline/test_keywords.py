@@ -70,7 +70,7 @@ def test_the_first_served_name_is_taken_out(names: Any, rest: dict[str, Any], fi
     [
         ({"max_modl_len": 1}, r"unknown options: max_modl_len \(did you mean max_model_len\?\)"),
         ({"pooler_config": {}, "override_pooler_config": {"normalize": True}}, "another name of pooler_config"),
-        ({"enable_mm_embeds": True}, "enable_mm_embeds: this use of images, audio and video is not"),
+        ({"ec_transfer_config": {}}, "ec_transfer_config: this use of images, audio and video is not"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb: weights are not offloaded"),
         ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by the repository's tokenizer"),
         ({"attention_config": {"use_non_causal": True}}, "attention_config: use_non_causal would change"),

@@ -134,5 +134,5 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     )  # fmt: skip
     groups = groups if config.enable_hybrid_kv_cache else join_groups(groups)
     shape = (model, model_config, dtype, config.block_size, device, kv_dtype, groups)
-    spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds, weight_bytes)
+    spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds or config.enable_mm_embeds, weight_bytes)
     return LoadedModel(model, label_head, spec, make_store(model, layers, config, dtype, device), report)

@@ -78,6 +78,7 @@ class ModelRunnerConfig:
             sizes, times and headers, which takes no time.
         pack_cache: Packed weights are kept in files of the user's cache folder, and found there by later starts.
         enable_prompt_embeds: Prompts may be vectors in place of tokens.
+        enable_mm_embeds: Prompts may have vectors in place of pictures.
         language_model_only: A model that takes pictures or sound is loaded without the parts for them.
         encoder_cache_tokens: Vectors that are kept of what was encoded; 0 is as `MediaSpec.num_cache_tokens` says.
         enable_lora: Requests may name LoRA adapters.
@@ -119,6 +120,7 @@ class ModelRunnerConfig:
     digest_weight_content: bool = False
     pack_cache: bool = False
     enable_prompt_embeds: bool = False
+    enable_mm_embeds: bool = False
     language_model_only: bool = False
     encoder_cache_tokens: int = 0
     enable_lora: bool = False

@@ -84,6 +84,26 @@ def read_prompt_embeds(prompt: object, sampling: CheckedSampling, limits: Admiss
     return PromptEmbeds(text, token_ids, tuple(_items(runs, tensor, limits)))
 
 
+def read_vectors(value: object, limits: AdmissionLimits, param: str) -> tuple[int, bytes, bytes]:
+    """The number, the digest and the bytes of vectors that stand in place of a picture.
+
+    `value`: A tensor as for `read_prompt_embeds`.
+
+    Raises:
+        InvalidRequestError: They cannot be used; `param` names them.
+    """
+    try:
+        num_vectors, tensor = _checked(_tensor_of(value), limits)
+        if num_vectors > limits.max_item_vectors:
+            raise _invalid(f"there are more than {limits.max_item_vectors} vectors, the most that one item has")
+        if not _is_finite(tensor.data, _DTYPE_TO_NAME[limits.dtype]):
+            raise _invalid("the tensor has values that are not finite")
+    except InvalidRequestError as error:
+        message = error.message.replace(f"'{PARAM}'", f"'{param}'")
+        raise InvalidRequestError(message, param=param, code=error.code) from error
+    return num_vectors, digest_of("image", limits.dtype, limits.prompt_embeds_size, tensor.data), tensor.data
+
+
 def digest_of(kind: str, dtype: str, width: int, data: bytes | memoryview) -> bytes:
     """What names given vectors: each part with its length before it, so that no two lists of parts read the same."""
     digest = hashlib.sha256()

@@ -46,6 +46,11 @@ class MediaInputOptions(OptionGroup):
         "frames of a video are taken, in all and of a second; -1 is as many as are allowed",
         example='{"video": {"num_frames": 16}}',
     )
+    enable_mm_embeds: bool = option(
+        False,
+        flag="--enable-mm-embeds",
+        help="vectors in place of a picture, as parts of the type image_embeds: safetensors files in base64",
+    )
     mm_processor_cache_gb: float = option(
         4.0,
         flag="--mm-processor-cache-gb",
@@ -108,6 +113,7 @@ class MediaInputOptions(OptionGroup):
             max_items=max_items,
             cache_bytes=int(self.mm_processor_cache_gb * (1 << 30)),
             max_audio_s=self.max_audio_seconds,
+            takes_vectors=self.enable_mm_embeds,
             max_image_pixels=self.max_image_pixels,
             allowed_domains=self.allowed_media_domains,
             allowed_networks=self.allowed_media_networks,

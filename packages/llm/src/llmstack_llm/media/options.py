@@ -20,6 +20,7 @@ class MediaOptions:
         cache_bytes: Of decoded items that are kept for later requests.
         source_bytes: Of items as they came, which requests hold until they are decoded. One request has an eighth.
         max_audio_s: Seconds of a sound file at most.
+        takes_vectors: Whether a request may give vectors in place of a picture.
         max_image_pixels: Width × height of a picture at most.
         allowed_domains: Hosts whose URLs are fetched; `*` is every public one.
         allowed_networks: Networks of private addresses that may be dialled.
@@ -35,6 +36,7 @@ class MediaOptions:
     cache_bytes: int = 4 << 30
     source_bytes: int = 1 << 30
     max_audio_s: float = 7200.0
+    takes_vectors: bool = False
     max_image_pixels: int = 50_000_000
     allowed_domains: tuple[str, ...] = ()
     allowed_networks: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from llmstack_llm import request_errors
@@ -15,6 +15,7 @@ from llmstack_types.vocabulary import ImageDetail, MediaKind, words_of
 _TYPES: Final[Mapping[str, tuple[MediaKind, str]]] = {
     "image_url": ("image", "image_url"), "input_image": ("image", "image_url"), "image": ("image", "image"),
     "video_url": ("video", "video_url"), "video": ("video", "video"),
+    "image_embeds": ("image", "image_embeds"),
     "audio_url": ("audio", "audio_url"), "audio": ("audio", "audio"), "input_audio": ("audio", "input_audio"),
 }  # fmt: skip
 MEDIA_TYPES: Final = (*_TYPES, "file")
@@ -33,6 +34,7 @@ class MediaPart:
         param: The field of the request, for errors.
         file_id: A file that a server keeps for the client; the server puts its path in.
         path: A file that is read in place of a URL. It comes from the server alone, never from a request.
+        vectors: Vectors in place of a picture, as `admission.prompt_embeds` reads them; None for a picture.
     """
 
     kind: MediaKind
@@ -42,6 +44,7 @@ class MediaPart:
     param: str = "messages"
     file_id: str = ""
     path: str = ""
+    vectors: Any = field(default=None, repr=False)
 
 
 class MediaMark(NamedTuple):
@@ -120,6 +123,8 @@ def read_part(param: str, part: Mapping[str, Any] | MediaPart, kinds: Collection
     if isinstance(part, MediaPart):
         return part
     kind, key = _TYPES[name]
+    if key == "image_embeds":
+        return _vectors(param, part)
     content: Any = part.get(key)
     detail = part.get("detail")
     if isinstance(content, Mapping):
@@ -138,3 +143,13 @@ def read_part(param: str, part: Mapping[str, Any] | MediaPart, kinds: Collection
     if detail is not None and detail not in DETAILS:
         raise request_errors.invalid_value(f"{param}.detail", f"expected one of {', '.join(DETAILS)}")
     return MediaPart(kind, content or "", uuid or "", detail or "auto", param)
+
+
+def _vectors(param: str, part: Mapping[str, Any]) -> MediaPart:
+    name, content = f"{param}.image_embeds", part.get("image_embeds")
+    if content is None:
+        message = f"Missing required parameter: '{name}'."
+        raise InvalidRequestError(message, param=name, code="missing_required_parameter")
+    if not isinstance(content, str):
+        raise request_errors.invalid_type(name, "a safetensors file in base64", content)
+    return MediaPart("image", "", param=param, vectors=content)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from llmstack_llm import request_errors
+from llmstack_llm.admission.limits import AdmissionLimits
+from llmstack_llm.admission.prompt_embeds import read_vectors
+from llmstack_llm.media.given_vectors import GivenVectors
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import MediaPart
 from llmstack_llm.media.processor import MediaStats, MediaSymbols, OpenedMedia
@@ -21,13 +26,18 @@ if TYPE_CHECKING:
 DEFAULT_MAX_ITEMS = 64
 KINDS: Final[tuple[MediaKind, ...]] = ("image", "video")
 """Those that are prepared out of files."""
+_SMALL: Final = (64, 64)
+"""Width and height of a picture that no processor cuts."""
 
 
 class ServedMedia:
     """A `MediaProcessor` over the children that decode pictures and videos."""
 
-    def __init__(self, front: MediaFront, options: MediaOptions) -> None:
+    def __init__(self, front: MediaFront, options: MediaOptions, limits: AdmissionLimits, *, is_atomic: bool) -> None:
+        """`limits`, `is_atomic`: Those of the model, for vectors in place of pictures."""
         self._front = front
+        self._limits = limits
+        self._is_atomic = is_atomic
         self._options = options
         self.symbols: dict[MediaKind, MediaSymbols] = {}
         self.max_items: dict[MediaKind, int] = {}
@@ -50,7 +60,27 @@ class ServedMedia:
         self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
     ) -> Sequence[OpenedMedia]:
         """Fetches the items of one request and counts them; see `MediaProcessor.open_all`."""
-        return await self._front.open_all(parts, tenant, {**self._options.processor_options, **(options or {})})
+        given = {index: await self._vectors(part) for index, part in enumerate(parts) if part.vectors is not None}
+        rest = [part for part in parts if part.vectors is None]
+        opened = iter(await self._front.open_all(rest, tenant, {**self._options.processor_options, **(options or {})}))
+        return [given[index] if index in given else next(opened) for index in range(len(parts))]
+
+    async def _vectors(self, part: MediaPart) -> GivenVectors:
+        if not self._options.takes_vectors:
+            raise request_errors.unsupported_parameter(f"{part.param}.type", "'image_embeds' needs --enable-mm-embeds")
+        name = f"{part.param}.image_embeds"
+        # In a thread: there are megabytes of base64.
+        num_vectors, digest, data = await asyncio.to_thread(read_vectors, part.vectors, self._limits, name)
+        return GivenVectors(self._pieces(num_vectors, f"{part.param}.type"), digest, data)
+
+    def _pieces(self, num_vectors: int, param: str) -> list[tuple[str, int]]:
+        """What stands in the prompt for so many vectors: what stands for a picture in one run."""
+        processor = self._front.processors.image.for_detail("low")
+        pieces = processor.placeholders(processor.layout(*_SMALL))
+        has_one_run = sum(bool(piece.num_vectors) for piece in pieces) == 1
+        if self._is_atomic or processor.has_grid_positions or not has_one_run:
+            raise request_errors.unsupported_parameter(param, "this model needs more of a picture than its vectors")
+        return [(piece.text, num_vectors if piece.num_vectors else 0) for piece in pieces]
 
     async def start(self) -> None:
         """Starts what decodes; see `MediaProcessor.start`."""
@@ -75,8 +105,8 @@ def make_fetcher(options: MediaOptions) -> Fetcher:
     return Fetcher(policy)
 
 
-def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
-    """The media of the model in a folder.
+def make_served_media(folder: Path, options: MediaOptions, limits: AdmissionLimits, *, is_atomic: bool) -> ServedMedia:
+    """The media of the model in a folder; the last arguments are those of `ServedMedia`.
 
     Raises:
         EngineStartError: The checkpoint's processor is not supported.
@@ -90,16 +120,16 @@ def make_served_media(folder: Path, options: MediaOptions) -> ServedMedia:
              "video_preprocessor": "video_preprocessor_config"}  # fmt: skip
     files = {key: read_json(folder, f"{name}.json", required=False) for key, name in names.items()}
     files["model"] = read_json(folder, "config.json")  # whole, with the parts that are not for text
-    limits = MediaLimits(
+    bounds = MediaLimits(
         max_image_pixels=options.max_image_pixels, max_source_bytes=options.source_bytes,
         max_request_bytes=options.source_bytes // 8,
     )  # fmt: skip
     try:
         made = MediaFront(
-            files, make_fetcher(options), limits=limits,
+            files, make_fetcher(options), limits=bounds,
             cache_bytes=options.cache_bytes, background=options.background, video_options=options.video,
         )  # fmt: skip
         made.check_options(options.processor_options)
     except ProcessorConfigError as error:
         raise EngineStartError(f"the model takes pictures, but {error} (--language-model-only)") from error
-    return ServedMedia(made, options)
+    return ServedMedia(made, options, limits, is_atomic=is_atomic)

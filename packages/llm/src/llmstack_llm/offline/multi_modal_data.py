@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -40,8 +41,15 @@ def read_multi_modal_data(param: str, data: object, max_items: Mapping[MediaKind
             message = f"A prompt has at most {max_items[kind]} items of the kind {kind}."
             raise InvalidRequestError(message, param=param, code="too_many_images")
         names = [f"{param}.{kind}[{index}]" if is_list else f"{param}.{kind}" for index in range(len(items))]
-        parts += [MediaPart(kind, _url(name, kind, item), param=name) for name, item in zip(names, items, strict=True)]
+        parts += [_part(name, kind, item) for name, item in zip(names, items, strict=True)]
     return parts
+
+
+def _part(param: str, kind: MediaKind, item: Any) -> MediaPart:
+    torch = sys.modules.get("torch")  # a tensor of PyTorch comes from who has imported it
+    if kind == "image" and torch is not None and isinstance(item, torch.Tensor):
+        return MediaPart(kind, "", param=param, vectors=item)
+    return MediaPart(kind, _url(param, kind, item), param=param)
 
 
 def _is_video(given: Sequence[Any]) -> bool:

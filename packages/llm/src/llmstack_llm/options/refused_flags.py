@@ -76,7 +76,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--enable-mamba-cache-stochastic-rounding": _STATE_SPACE,
     "--enable-mfu-metrics": _STATISTICS,
     "--enable-mixed-moe-lora-format": _ADAPTERS,
-    "--enable-mm-embeds": _MEDIA,
     "--enable-moe-shared-loras": _ADAPTERS,
     "--enable-nccl-comm-suspend": _SLEEP,
     "--enable-prompt-tokens-details": ForeignFlag("cached tokens are always reported", _ALWAYS, is_switch=True),

@@ -39,6 +39,8 @@ class PixelProcessor(ABC, Generic[LayoutT]):
 
     name: ClassVar[str]
     """Of the reference's class, without an ending."""
+    has_grid_positions: ClassVar[bool] = False
+    """Whether the positions of tokens in the model follow from the grid of a picture."""
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that a request may set."""
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}

@@ -42,6 +42,7 @@ class Qwen2VLImageProcessor(ImageProcessor):
     """
 
     name: ClassVar[str] = "Qwen2VLImageProcessor"
+    has_grid_positions: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ("min_pixels", "max_pixels")
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 
