@@ -135,6 +135,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         **_LLAMA,
         "vocab_size": 131_072,
         "intermediate_size": 21_504,
+        "num_hidden_layers": 4,
         "num_key_value_heads": 8,
         "max_position_embeddings": 4096,
     },
