@@ -133,6 +133,8 @@ def test_times_of_qwen_2_5_are_the_bits_of_a_number() -> None:
     with pytest.raises(InvalidRequestError, match="too slowly"):
         made.layout(Clip(4, 1000.0, 64, 64))
     assert len(made.largest().grid) == 4
+    with pytest.raises(InvalidRequestError, match="lasts longer than 99999 seconds"):
+        ours("qwen3_vl", {"size": SIZE}).layout(Clip(4, 2e5, 64, 64))
 
 
 def refused(work: Any) -> str:

@@ -13,6 +13,8 @@ pytest.importorskip("transformers")
 
 from model_runner_helpers.picture_families import FAMILIES
 
+from llmstack_media import Clip, Piece
+from llmstack_model_runner.encoders.image_encoder import num_places
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models.choice import make_model
 from llmstack_model_runner.weights import read_served_config
@@ -61,3 +63,16 @@ def test_sections_are_in_turns_until_one_ends(tmp_path: Path) -> None:
     assert model._axes.tolist() == 2 * [0, 1, 2, 0, 1, 0, 0, 1]
     model = make(tmp_path, "qwen 2 vl", {}, {"rope_scaling": {"mrope_section": [1, 1, 2], "type": "mrope"}})
     assert model._axes.tolist() == 2 * [0, 1, 2, 2]
+
+
+def test_a_time_counts_as_text() -> None:
+    pieces = (Piece("<383.5 seconds><|vision_start|>"), Piece("<|video_pad|>", 4), Piece("<|vision_end|>"))
+    assert num_places(pieces) == len("<383.5 seconds>") + 1 + 4 + 1
+
+
+def test_the_largest_item_has_room_for_every_time() -> None:
+    ours = FAMILIES["qwen 3 vl"].ours_of_videos()
+    most = num_places(ours.placeholders(ours.largest()))
+    for num_frames in (2, 7, 40, 60):
+        layout = ours.layout(Clip(num_frames, 4.0 * num_frames, 56, 56))
+        assert num_places(ours.placeholders(layout)) <= most

@@ -29,6 +29,8 @@ from llmstack_media.processors.processor import BICUBIC, CLIP_MEAN, CLIP_STD, HA
 from llmstack_media.processors.qwen2_vl import BEGIN, END, cut_patches, fit_sides
 from llmstack_media.processors.video import DEFAULT_FRAMES, VideoProcessor
 
+_MAX_SECONDS = 99_999
+"""More than a day. It bounds the length of the times that stand in a prompt."""
 _TOKENS_PER_SECOND = 4
 """Of Qwen2.5-VL, where the configuration does not say it."""
 
@@ -136,6 +138,8 @@ class QwenVideoProcessor(VideoProcessor):
         sides = self._sides(len(frames), (clip.height, clip.width))
         rows, columns = (side // self.patch_size for side in sides)
         found = self._layout(frames, (rows, columns), rate, len(frames) / clip.num_frames * rate)
+        if found.seconds[-1] > _MAX_SECONDS:
+            raise image_too_large(f"lasts longer than {_MAX_SECONDS} seconds")
         if found.num_vectors > self.max_vectors:
             raise image_too_large(
                 f"becomes {found.num_vectors} tokens, and may become {self.max_vectors}: fewer frames (num_frames, "
@@ -147,7 +151,7 @@ class QwenVideoProcessor(VideoProcessor):
         num_patches = min(math.ceil(self.max_frames / self.temporal_patch_size), self.max_vectors)
         frames = range(num_patches * self.temporal_patch_size)
         sides = (self.merge_size, self.merge_size * math.ceil(self.max_vectors / num_patches))
-        return self._layout(frames, sides, 1.0, math.inf)
+        return self._layout(frames, sides, len(frames) / _MAX_SECONDS, math.inf)
 
     def prepare(self, frames: Iterable[Pixels], layout: VideoLayout) -> NDArray[np.uint8]:
         _, rows, columns = layout.grid[:3]

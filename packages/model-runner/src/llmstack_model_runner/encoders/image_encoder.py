@@ -16,7 +16,7 @@ from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_types import MediaItem
 from llmstack_types.vocabulary import MediaKind
 
-_SPECIAL_TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
+_SPECIAL_TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _HIDDEN_COPIES = 6
 """Tensors of the width of a hidden state that a layer holds at once, queries, keys and values among them."""
 
