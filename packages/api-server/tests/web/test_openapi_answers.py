@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from server_helpers.speech import SpeechEngine, wav
+from server_helpers.speech import AlignedEngine, wav
 
 from llmstack_llm import EngineArgs
 from llmstack_llm.outputs.stats import IterationStats
@@ -201,8 +201,10 @@ async def ask_of_audio(checked: Checked) -> None:
     for name in ("transcriptions", "translations"):
         for response_format in ("json", "verbose_json"):
             body = {"model": "fake", "file_url": url, "response_format": response_format}
-            includes = {"include": ["logprobs"]} if name == "transcriptions" else {}
-            await checked.ask("POST", f"/v1/audio/{name}", {**body, **includes})
+            more: dict[str, Any] = {"include": ["logprobs"]} if name == "transcriptions" else {}
+            if more and response_format == "verbose_json":
+                more["timestamp_granularities"] = ["word", "segment"]
+            await checked.ask("POST", f"/v1/audio/{name}", {**body, **more})
 
 
 async def test_every_answer_has_the_form_of_the_document(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ async def test_every_answer_has_the_form_of_the_document(tmp_path: Path) -> None
         await ask_of_files(checked)
         await ask_of_streams(checked)
         tried |= checked.tried
-    speaks = SpeechEngine(" And so,", " my fellow Americans")
+    speaks = AlignedEngine(" And so,", " my fellow Americans")
     async with server(tmp_path / "speaks", engine=speaks) as checked:
         await ask_of_audio(checked)
         tried |= checked.tried

@@ -97,9 +97,11 @@ class MediaDoor:
         return await render_with_media(renderers, chat, self.processor, gate)
 
     async def start(self) -> None:
-        """Starts the process that decodes, if the model takes pictures."""
+        """Starts the process that decodes, if the model takes pictures or sound."""
         if self.processor is not None:
             await self.processor.start()
+        if self.speech is not None:
+            await self.speech.start()
 
     async def shutdown(self) -> None:
         """Ends the children that decode. Idempotent."""

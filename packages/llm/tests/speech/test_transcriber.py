@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -66,12 +67,19 @@ class Windows:
         assert samples[1] - samples[0] <= WINDOW
         return samples
 
+    def token_starts(self, weights: memoryview, num_tokens: int, num_samples: int) -> list[float]:
+        assert len(weights) == 4 * num_tokens
+        return [0.1 * index for index in range(num_tokens)]
+
     def close(self) -> None: ...
 
 
 class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(f" w{token}" for token in token_ids)
+
+    def bytes_of(self, token: int) -> bytes:
+        return f" w{token}".encode()
 
 
 class FakeStream:
@@ -94,6 +102,7 @@ class FakeEngine:
     def __init__(self, sound: FakeSound, max_words: int = 99, *, is_open: bool = False) -> None:
         self.sound, self.max_words, self.is_open = sound, max_words, is_open
         self.requests: list[GenerationRequest] = []
+        self.pooled: list[Any] = []
         self.logprob, self.no_speech, self.num_refused = -0.1, 0.01, 0
 
     async def get_tokenizer(self, param: str = "prompt") -> Tokenizer:
@@ -115,6 +124,11 @@ class FakeEngine:
         token_ids = self.said(start, stop)
         logprobs = [{token: Logprob(self.logprob, decoded_token=f" w{token}")} for token in token_ids]
         return FakeStream(CompletionOutput(0, "", token_ids, self.logprob * len(token_ids), logprobs))
+
+    async def encode(self, prompt: Any, pooling_params: Any, request_id: str, **options: Any) -> AsyncIterator[Any]:
+        self.pooled.append((request_id, options))
+        numbers = array("f", [0.0] * len(prompt.token_ids))
+        yield SimpleNamespace(prompt_token_ids=prompt.token_ids, outputs=SimpleNamespace(data=numbers))
 
     def said(self, start: int, stop: int) -> list[int]:
         whole = [said for said in self.sound.words if said.start >= start and said.stop <= stop]
@@ -229,6 +243,19 @@ async def test_chained_windows_follow_the_text_before_them() -> None:
     prompts: list[Any] = [request.prompt for request in engine.requests]
     assert prompts[0].token_ids == [9002, 77, 9001]
     assert prompts[-1].token_ids == [9002, 77, 0, 1, 2, 9001]
+
+
+async def test_words_have_times_of_the_file_and_belong_to_their_segments() -> None:
+    engine = FakeEngine(file_of([(50, 100)] * 20))
+    segments = await run(engine, has_words=True, options={"tenant": "a", "priority": 2, "param": "file"})
+    assert [tuple(word.text for word in one.words) for one in segments] == [(f" w{number}",) for number in range(20)]
+    assert len(engine.pooled) == len(engine.requests) > 1
+    request_id, options = engine.pooled[0]
+    assert options == {"tenant": "a", "priority": 2}
+    assert request_id not in {request.request_id for request in engine.requests}
+    for one in segments:  # the n-th word of a window is its token 3n + 2, a tenth of a second each
+        place = [other for other in segments if other.seek_s == one.seek_s].index(one)
+        assert one.words[0].start_s == pytest.approx(one.seek_s + 0.1 * (3 * place + 2))
 
 
 async def test_a_file_that_has_begun_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,14 @@ class TranscriptSegment(TypedDict):
     no_speech_prob: float | None
 
 
+class TranscriptWord(TypedDict):
+    """A word of a transcript, with times in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class Transcript(TypedDict):
     """The answer to `POST /v1/audio/transcriptions` and `translations`; all is there with `verbose_json`."""
 
@@ -45,3 +53,4 @@ class Transcript(TypedDict):
     language: NotRequired[str]
     duration: NotRequired[float]
     segments: NotRequired[list[TranscriptSegment]]
+    words: NotRequired[list[TranscriptWord]]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from server_helpers.speech import ENGLISH, SpeechEngine, wav
+from server_helpers.speech import ENGLISH, AlignedEngine, SpeechEngine, wav
 
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
@@ -90,6 +90,22 @@ async def test_verbose_json_has_segments_and_the_detected_language(engine: Speec
         "id": 0, "seek": 0, "start": 0.0, "end": 0.5, "text": " And so,", "tokens": [], "temperature": 0.0,
         "avg_logprob": -0.25, "compression_ratio": 1, "no_speech_prob": pytest.approx(0.05),
     }  # fmt: skip
+
+
+async def test_words_have_times_of_their_own() -> None:
+    engine = AlignedEngine(*TEXTS)
+    fields = [("response_format", "verbose_json"), ("language", "en")]
+    words = [("timestamp_granularities[]", "word")]
+    answer = (await ask(engine, *fields, *words)).json()
+    assert "segments" not in answer
+    assert answer["words"] == [
+        {"word": "And", "start": 0.01, "end": 0.05}, {"word": "so,", "start": 0.05, "end": 0.08},
+        {"word": "my", "start": 0.11, "end": 0.14}, {"word": "fellow", "start": 0.14, "end": 0.21},
+        {"word": "Americans", "start": 0.21, "end": 0.31},
+    ]  # fmt: skip
+    both = (await ask(engine, *fields, *words, ("timestamp_granularities[]", "segment"))).json()
+    assert (len(both["segments"]), both["words"]) == (2, answer["words"])
+    await engine.speech.shutdown()
 
 
 async def test_a_stream_has_deltas_and_ends_with_text_and_usage(engine: SpeechEngine) -> None:

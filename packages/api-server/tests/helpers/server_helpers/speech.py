@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from array import array
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from llmstack_media.audio.files import SoundFiles
 from llmstack_media.audio.log_mel import LogMel
 from llmstack_media.audio.windows import WindowFront
 from llmstack_model_files import SpeechTokens
-from llmstack_server.testing import FakeEngineClient
+from llmstack_server.testing import ByteTokenizer, FakeEngineClient
 
 END = 300
 TOKENS = SpeechTokens(
@@ -69,6 +72,31 @@ class SpeechEngine(FakeEngineClient):
         token_ids.append(END)
         logprobs = [{token: Logprob(-0.25, decoded_token=chr(token % 256))} for token in token_ids]
         return _Stream(CompletionOutput(0, "", token_ids, -0.25 * len(token_ids), logprobs))
+
+
+class AlignedEngine(SpeechEngine):
+    """The same with times of words: each token begins a hundredth of a second after the one before."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*texts)
+        self.limits = dataclasses.replace(self.limits, alignment_size=1)
+        self.speech = Speech(self.tokens, _Aligner(LogMel(80)), 16_000, 480_000, 448, self.files)
+
+    async def get_tokenizer(self, param: str = "prompt") -> Any:
+        """One with the bytes of each token."""
+        tokenizer: Any = ByteTokenizer()
+        tokenizer.bytes_of = lambda token_id: bytes([token_id])
+        return tokenizer
+
+    async def encode(self, prompt: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        """A number for each token."""
+        numbers = array("f", [0.0] * len(prompt.token_ids))
+        yield SimpleNamespace(prompt_token_ids=prompt.token_ids, outputs=SimpleNamespace(data=numbers))
+
+
+class _Aligner(WindowFront):
+    def token_starts(self, weights: memoryview, num_tokens: int, num_samples: int) -> list[float]:
+        return [0.01 * index for index in range(num_tokens)]
 
 
 def wav(seconds: float = 1.0, amplitude: float = 0.3) -> bytes:

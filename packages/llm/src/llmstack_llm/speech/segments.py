@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from llmstack_llm.speech.words import Word
 from llmstack_model_files import SpeechTokens
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word with its times in seconds."""
-
-    word: str
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +24,7 @@ class Segment:
         avg_logprob: Mean log-probability of the tokens of its window.
         compression_ratio: Bytes of the window's text divided by those that it compresses to.
         no_speech_prob: Probability that nothing is said in the window; None where it was not asked for.
+        words: Its words, with times in seconds from the beginning of the file; empty where they were not asked for.
     """
 
     start_s: float
@@ -45,6 +38,21 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float | None = None
     words: tuple[Word, ...] = ()
+
+
+def with_words(segments: Sequence[Segment], words: Sequence[Word]) -> list[Segment]:
+    """The segments of a window with its words, whose times are those of the window. Both are in order."""
+    found, rest, num_tokens = list[Segment](), list(reversed(words)), 0
+    place = 0  # of the next word's first token, among all tokens of text
+    for segment in segments:
+        num_tokens += len(segment.token_ids)
+        own: list[Word] = []
+        while rest and place < num_tokens:
+            word = rest.pop()
+            place += len(word.token_ids)
+            own.append(word._replace(start_s=word.start_s + segment.seek_s, end_s=word.end_s + segment.seek_s))
+        found.append(replace(segment, words=tuple(own)))
+    return found
 
 
 class Passage(NamedTuple):

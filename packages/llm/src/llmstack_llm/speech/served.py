@@ -89,6 +89,10 @@ class SoundOpener(Protocol):
         """The same of what a URL names; it must be allowed."""
         ...
 
+    async def start(self) -> None:
+        """Starts the process that decodes, for which the first file would wait."""
+        ...
+
     async def shutdown(self) -> None:
         """Ends the children that decode. Idempotent."""
         ...
@@ -255,6 +259,11 @@ class Speech:
         ordered = sorted(languages, key=lambda code: (-languages[code], code))
         no_speech = math.exp(by_id[self.tokens.no_speech].logprob)
         return Detection(no_speech, {code: languages[code] / total for code in ordered})
+
+    async def start(self) -> None:
+        """Starts the process that decodes files, if there is one."""
+        if self.files is not None:
+            await self.files.start()
 
     async def shutdown(self) -> None:
         """Frees the spectrograms that are kept, and ends the children that decode. Idempotent."""

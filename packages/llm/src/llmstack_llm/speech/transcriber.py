@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.media.processor import OpenedMedia
 from llmstack_llm.outputs.request_output import CompletionOutput
+from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.requests import GenerationRequest, OnAdmitted, RenderedPrompt
 from llmstack_llm.speech.levels import LEVELS_PER_S, Stretch, loud_level, num_voiced, stretches
-from llmstack_llm.speech.segments import Passage, Segment, read_passages
+from llmstack_llm.speech.segments import Passage, Segment, read_passages, with_words
 from llmstack_llm.speech.served import DEFAULT_TASK, Speech
 from llmstack_llm.speech.sound import Sound
+from llmstack_llm.speech.words import Word
 from llmstack_model_files import SECONDS_PER_TIMESTAMP
 from llmstack_types import RequestOutputKind, ServerOverloadedError
 
+ResultT = TypeVar("ResultT")
 LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_COMPRESSION_RATIO: Final = 2.4
 _MIN_LOGPROB: Final = -1.0
@@ -30,6 +33,8 @@ _MIN_ADVANCE_S: Final = 1.0
 _MIN_VOICED: Final = int(0.6 * LEVELS_PER_S)
 """Levels above a pause's that are worth another window behind the end of an answer."""
 _RETRY_S: Final = 0.25
+_POOLED: Final = ("priority", "cache_salt", "tenant")
+"""Options that a request which pools has too."""
 
 
 class Engine(Protocol):
@@ -37,6 +42,10 @@ class Engine(Protocol):
 
     async def submit(self, *requests: GenerationRequest) -> Any: ...
     async def get_tokenizer(self, param: str = ...) -> Any: ...
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, *, priority: int = ..., cache_salt: str = ...,
+        tenant: str = ...,
+    ) -> AsyncIterator[Any]: ...  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,7 @@ class Asked:
         temperature: Of every window; None tries each of `LADDER` in turn until an answer is plausible.
         sampling: Further sampling fields.
         has_no_speech_prob: Whether the segments have it.
+        has_words: Whether they have words with their times, for which each window has another request.
         options: Further fields of every `GenerationRequest`, such as tenant and priority.
         on_admitted: That of the first one.
     """
@@ -64,6 +74,7 @@ class Asked:
     temperature: float | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     has_no_speech_prob: bool = False
+    has_words: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     on_admitted: OnAdmitted | None = None
 
@@ -161,9 +172,12 @@ class Transcriber:
             covered = self._covered(passages, seek, stop, end)
             if covered < stop and passages and passages[-1].end is None:
                 passages = passages[:-1]  # it is in the next window as a whole
-            if answer is not None:
+            if answer is not None and passages:
                 made = [self._segment(one, answer, seek, stop) for one in passages]
-                found += [replace(one, no_speech_prob=no_speech_prob) for one in made if one.text.strip()]
+                made = [replace(one, no_speech_prob=no_speech_prob) for one in made]
+                if self._asked.has_words:
+                    made = with_words(made, await self._words(window, answer, stop - seek))
+                found += [one for one in made if one.text.strip()]
                 if self._asked.is_chained:
                     self._previous += [token for one in passages for token in one.token_ids]
             self.repeated_s += (stop - covered) / self._sound.rate
@@ -232,30 +246,48 @@ class Transcriber:
         avg_logprob = (output.cumulative_logprob or 0.0) / max(1, len(output.token_ids))
         return _Answer(output, passages, text, temperature, avg_logprob, ratio)
 
+    async def _words(self, window: OpenedMedia, answer: _Answer, num_samples: int) -> list[Word]:
+        """The words of a window's answer, by a request that follows it through the sound."""
+        speech, language = self._speech, self.language if self._speech.tokens.is_multilingual else None
+        prompt = speech.aligned(window, answer.output.token_ids, language=language, task=self._asked.task)
+        aligned = await self._with_room(lambda request_id: self._pooled(prompt, request_id))
+        self.num_prompt_tokens += len(prompt.token_ids)
+        return await asyncio.to_thread(speech.words, aligned, num_samples, self._tokenizer.bytes_of, language)
+
+    async def _pooled(self, prompt: RenderedPrompt, request_id: str) -> PoolingRequestOutput:
+        options = {name: self._asked.options[name] for name in _POOLED if name in self._asked.options}
+        outputs = self._engine.encode(prompt, self._speech.alignment_params, request_id, **options)
+        found: list[PoolingRequestOutput] = [output async for output in outputs]
+        return found[-1]
+
     async def _run(self, prompt: RenderedPrompt, sampling: Mapping[str, Any]) -> CompletionOutput:
         """The output of one request. Once the file has begun, it waits for room."""
-        stream = await self._submitted(prompt, GivenSampling({**sampling, "output_kind": RequestOutputKind.FINAL_ONLY}))
+        given = GivenSampling({**sampling, "output_kind": RequestOutputKind.FINAL_ONLY})
+        stream = await self._with_room(lambda request_id: self._submitted(prompt, given, request_id))
         self.num_prompt_tokens += len(prompt.token_ids)
         async with stream:
             whole: CompletionOutput = [output async for output in stream][-1].outputs[0]
         self.num_output_tokens += len(whole.token_ids)
         return whole
 
-    async def _submitted(self, prompt: RenderedPrompt, given: GivenSampling) -> Any:
+    async def _submitted(self, prompt: RenderedPrompt, given: GivenSampling, request_id: str) -> Any:
+        on_admitted = self._asked.on_admitted if self._num_requests == 1 else None
+        request = GenerationRequest(request_id, prompt, given, on_admitted=on_admitted, **self._asked.options)
+        return await self._engine.submit(request)
+
+    async def _with_room(self, begin: Callable[[str], Awaitable[ResultT]]) -> ResultT:
+        """The result of a request with an id of its own; see `_run`."""
         while True:
             self._num_requests += 1
-            on_admitted = self._asked.on_admitted if self._num_requests == 1 else None
-            request_id = f"{self._asked.request_id}-{self._num_requests}"
-            request = GenerationRequest(request_id, prompt, given, on_admitted=on_admitted, **self._asked.options)
             try:
-                stream = await self._engine.submit(request)
+                result = await begin(f"{self._asked.request_id}-{self._num_requests}")
             except ServerOverloadedError:
                 if not self._has_begun:
                     raise
                 await asyncio.sleep(_RETRY_S)
             else:
                 self._has_begun = True
-                return stream
+                return result
 
     @property
     def _tenant(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from array import array
@@ -156,6 +157,11 @@ class SoundFiles:
                 await asyncio.to_thread(_write, file, data)
                 del data
                 return await self.open(file, tenant, param)
+
+    async def start(self) -> None:
+        """Starts the process that decodes, for which the first file would wait; if it cannot, that file says so."""
+        with contextlib.suppress(ServerOverloadedError):
+            await self._pool.start()
 
     async def shutdown(self) -> None:
         """Ends the children. Idempotent, and final."""

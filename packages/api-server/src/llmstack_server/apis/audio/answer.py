@@ -27,10 +27,15 @@ _TEXTS: Final[Mapping[str, Callable[[Sequence[Segment]], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an answer shows of a transcript."""
+    """What an answer shows of a transcript.
+
+    Attributes:
+        granularities: What has times in `verbose_json`: `segment`, `word`; empty for segments alone.
+    """
 
     response_format: str
     task: str
+    granularities: tuple[str, ...]
     is_stream: bool
     has_logprobs: bool
 
@@ -62,8 +67,20 @@ class AudioAnswer(Answer):
             "language": self._transcriber.language or "en",
             "duration": round(self._sound.duration_s, 3),
             **common,
-            "segments": [_as_object(index, segment) for index, segment in enumerate(segments)],
+            **self._timed(segments),
         }
+
+    def _timed(self, segments: Sequence[Segment]) -> dict[str, Any]:
+        granularities, timed_parts = self._shown.granularities or ("segment",), dict[str, Any]()
+        if "segment" in granularities:
+            timed_parts["segments"] = [_as_object(index, segment) for index, segment in enumerate(segments)]
+        if "word" in granularities:
+            timed_parts["words"] = [
+                {"word": word.text.strip(), "start": round(word.start_s, 3), "end": round(word.end_s, 3)}
+                for segment in segments
+                for word in segment.words
+            ]
+        return timed_parts
 
     async def events(self) -> AsyncIterator[bytes]:
         """A delta for each segment, then the whole text with what it has cost. All deltas together are the text."""

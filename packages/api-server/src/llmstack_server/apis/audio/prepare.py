@@ -88,6 +88,9 @@ async def _prepare(
     speech = await speech_of(state)
     if fields.model is None:
         raise missing_parameter("model")
+    if "word" in granularities and not state.engine.limits.alignment_size:
+        reason = "this model, or its ranks, give no times of words"
+        raise request_errors.unsupported_parameter("timestamp_granularities", reason)
     shown = _shown(fields, task, granularities, has_logprobs=has_logprobs)
     sampling = _sampling(fields)
     temperature = None if fields.temperature is None else float(fields.temperature)
@@ -99,7 +102,8 @@ async def _prepare(
     ids = await claim_ids(state, "transcribe", fields.request_id)
     asked = Asked(
         ids.engine, language, task, previous, bool(fields.condition_on_previous_text), temperature, sampling,
-        has_no_speech_prob=shown.response_format == "verbose_json", options=_options(state, fields),
+        has_no_speech_prob=shown.response_format == "verbose_json", has_words="word" in granularities,
+        options=_options(state, fields),
         on_admitted=functools.partial(check_first_token, state, f"{ids.engine}-1"),
     )  # fmt: skip
     sound = await _sound(speech, fields)
@@ -124,13 +128,10 @@ def _shown(fields: AudioRequest, task: str, granularities: tuple[str, ...], *, h
     if granularities and response_format != "verbose_json":
         reason = "it is only allowed together with 'response_format': 'verbose_json'"
         raise request_errors.invalid_value("timestamp_granularities", reason)
-    if "word" in granularities:
-        reason = "this model has no times of words"
-        raise request_errors.unsupported_parameter("timestamp_granularities", reason)
     if has_logprobs and response_format not in ("json", "verbose_json"):
         reason = "logprobs are only available with the formats json and verbose_json"
         raise request_errors.invalid_value("include", reason)
-    return Shown(response_format, task, is_stream=bool(fields.stream), has_logprobs=has_logprobs)
+    return Shown(response_format, task, granularities, is_stream=bool(fields.stream), has_logprobs=has_logprobs)
 
 
 def _sampling(fields: AudioRequest) -> dict[str, Any]:
