@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
+from llmstack_llm.speech.served import SpeechCounts
 from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_server.testing import READY
 from llmstack_types import BlockEviction, EncoderStats, SchedulerStats, StepPhases
@@ -22,6 +23,11 @@ MEDIA: Any = SimpleNamespace(
     num_queries=5, num_hits=2, num_bytes=700, decode_s=0.5, fetch_results={"ok": 4, "media_fetch_failed": 1},
     failures={"invalid_image": 3},
 )  # fmt: skip
+
+
+SPEECH: Any = SimpleNamespace(
+    counts=SpeechCounts(), files=SimpleNamespace(decoded_s=1.0, processor_s=0.1, failures={"invalid_audio": 1})
+)
 
 
 def values(metrics: ServerMetrics) -> dict[str, float]:
@@ -36,6 +42,7 @@ def test_the_page_on_observability_names_every_metric_and_no_other():
     named = {name.replace("…", "spec_decode_num") for name in named}
     metrics = ServerMetrics("m")
     metrics.follow_media(lambda: MEDIA)
+    metrics.follow_speech(lambda: SPEECH)
     rendered = metrics.render().decode()
     exposed = set(re.findall(r"^# TYPE llmstack:(\S+)", rendered, re.MULTILINE))
     of_options = {name for name in exposed if name.startswith(("kv_block_", "shadow_"))}

@@ -10,9 +10,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.outputs.stats import IterationStats
+from llmstack_llm.speech.served import Speech
 from llmstack_server.observability.engine_metrics import EngineFamilies, EngineMetrics
 from llmstack_server.observability.histograms import HistogramFamily
-from llmstack_server.observability.media_metrics import MediaMetrics
+from llmstack_server.observability.media_metrics import MediaMetrics, SpeechMetrics
 from llmstack_server.observability.metric_aliases import PREFIX, render
 from llmstack_server.observability.metrics_merge import Merged, Snapshot, snapshot_of
 from llmstack_server.observability.shadow_metrics import ShadowMetrics, WithoutShadow
@@ -196,6 +197,10 @@ class ServerMetrics:
     def follow_media(self, read: Callable[[], MediaStats | None]) -> None:
         """Adds the counts of media that `read` returns; see `MediaMetrics`."""
         self._registry.register(MediaMetrics(self._model_name, read))
+
+    def follow_speech(self, read: Callable[[], Speech | None]) -> None:
+        """Adds the counts of what `read` returns; see `SpeechMetrics`."""
+        self._registry.register(SpeechMetrics(self._model_name, read))
 
     def set_queue(self, predicted_wait_s: float | None, tokens_per_s: float | None) -> None:
         """Sets what is predicted of the queue; nothing before a rate was measured."""

@@ -161,6 +161,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.metrics.follow_media(lambda: None if self.opened_engine is None else self.opened_engine.media_stats)
+        self.metrics.follow_speech(lambda: None if self.opened_engine is None else self.opened_engine.speech)
 
     def weights_object(self) -> dict[str, Any]:
         """The weights that answer new requests: their name in the list of `--reload-models`, and what they are."""

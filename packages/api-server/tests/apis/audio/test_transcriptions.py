@@ -220,6 +220,19 @@ async def test_forms_without_a_part_are_refused_by_its_name(engine: SpeechEngine
     assert (await call(app, "POST", "/v1/audio/transcriptions", cut, BOUNDARY)).status == 400
 
 
+async def test_metrics_count_seconds_of_sound_and_refused_files(engine: SpeechEngine) -> None:
+    app = build_app(ready_state(engine))
+    for content in (wav(2.0), wav(0.05)):
+        await call(app, "POST", "/v1/audio/transcriptions", form([("model", "fake")], content), BOUNDARY)
+    lines = (await call(app, "GET", "/metrics")).body.decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("llmstack:audio_"))
+    counted = {name.partition("{")[0].removeprefix("llmstack:audio_"): float(value) for name, value in found.items()}
+    assert counted["seconds_total"] == counted["decoded_seconds_total"] == 2.0
+    assert counted["repeated_seconds_total"] == 1.0  # the model says what is in the first second alone
+    assert 'llmstack:audio_failures_total{code="audio_too_short",model_name="fake"}' in found
+    assert counted["transcription_seconds_total"] > 0
+
+
 async def test_a_model_of_text_refuses_before_it_reads_the_file() -> None:
     assert await refused(FakeEngineClient()) == ("unsupported_value", "model")
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
@@ -73,8 +74,38 @@ class WindowOpener(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class SpeechCounts:
+    """What was transcribed since the start, in seconds.
+
+    Attributes:
+        sound_s: Of files that have a transcript.
+        passed_s: That passed while these were transcribed.
+        repeated_s: Of sound that was in more than one window, since an answer did not reach the end of its own.
+    """
+
+    sound_s: float = 0.0
+    passed_s: float = 0.0
+    repeated_s: float = 0.0
+
+
 class SoundOpener(Protocol):
     """Sound files as one channel at the model's rate, as `llmstack_media` decodes them."""
+
+    @property
+    def decoded_s(self) -> float:
+        """Seconds of sound that were decoded."""
+        ...
+
+    @property
+    def processor_s(self) -> float:
+        """Processor time of what decodes."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Files that were refused, by the code of the error."""
+        ...
 
     async def open(self, source: BinaryIO, tenant: str = "", param: str = "file") -> Sound:
         """The sound of an open file, which stays the caller's.
@@ -125,6 +156,7 @@ class Speech:
         window_samples: Samples of a window at most.
         detection_sampling: Fields of the request whose prompt is `detection`.
         files: Opens sound files; None where windows alone are taken.
+        counts: For metrics.
         alignment_params: Of the request whose prompt is `aligned`.
     """
 
@@ -134,6 +166,7 @@ class Speech:
     ) -> None:  # fmt: skip
         self.tokens = tokens
         self.files = files
+        self.counts = SpeechCounts()
         self._max_previous = max_model_len // 2 - 1
         self.sample_rate = sample_rate
         self.window_samples = window_samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -135,18 +136,24 @@ class Transcriber:
         """
         self._tokenizer = await self._engine.get_tokenizer("file")
         max_levels = self._speech.window_samples // self._sound.level_samples
-        waiting = deque(stretches(self._sound.levels, max_levels))
-        if waiting and self.language is None and self._speech.tokens.is_multilingual:
-            self.language = await self._detected(waiting[0])
+        waiting = stretches(self._sound.levels, max_levels)  # found one by one: those of hours take half a second
+        following, began_s = next(waiting, None), time.monotonic()
+        if following is not None and self.language is None and self._speech.tokens.is_multilingual:
+            self.language = await self._detected(following)
         running: deque[asyncio.Task[list[Segment]]] = deque()
         max_running = 1 if self._asked.is_chained else _MAX_WINDOWS
         try:
-            while waiting or running:
-                while waiting and len(running) < max_running:
-                    running.append(asyncio.create_task(self._transcribed(waiting.popleft())))
+            while following is not None or running:
+                while following is not None and len(running) < max_running:
+                    running.append(asyncio.create_task(self._transcribed(following)))
+                    following = next(waiting, None)
                 for segment in await running[0]:
                     yield segment
                 running.popleft()
+            counts = self._speech.counts
+            counts.sound_s += self._sound.duration_s
+            counts.passed_s += time.monotonic() - began_s
+            counts.repeated_s += self.repeated_s
         finally:
             for task in running:
                 task.cancel()
