@@ -133,6 +133,79 @@ def test_a_request_in_both_pools_of_a_hybrid_cache_is_named():
         manager.check_integrity()
 
 
+def count_another_owner(pool):
+    pool._num_owners[next(iter(pool._num_owners))] += 1
+
+
+def lose_a_state_block(pool):
+    pool._unused.pop()
+
+
+def find_a_state_twice(pool):
+    pool._identity_to_block[10**6] = next(iter(pool._block_to_identity))
+
+
+def find_an_unused_state(pool):
+    pool._block_to_identity[pool._unused[0]] = 10**6
+    pool._identity_to_block[10**6] = pool._unused[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (count_another_owner, "the owners of state blocks are miscounted"),
+        (lose_a_state_block, "the state blocks are not each free or held"),
+        (find_a_state_twice, "the states and their blocks disagree on what is found where"),
+        (find_an_unused_state, "a state block is in the wrong order of eviction"),
+    ],
+)
+def test_a_disagreement_of_the_books_of_states_is_named(spoil, problem):
+    manager = KVCacheManager(30, 4, num_state_blocks=9)
+    manager.allocate_slots("a", 8)
+    manager.cache_blocks("a", TOKENS, 8)
+    manager.advance_state("a", 8)
+    manager.end_step()
+    manager.check_integrity()
+    spoil(manager._states.pool)
+    with pytest.raises(KVCacheIntegrityError, match=problem):
+        manager.check_integrity()
+
+
+def test_a_request_without_a_state_is_named():
+    manager = KVCacheManager(30, 4, num_state_blocks=9)
+    manager.allocate_slots("a", 8)
+    del manager._states.tables["a"]
+    with pytest.raises(KVCacheIntegrityError, match="keys and values without a state, or a state alone"):
+        manager.check_integrity()
+
+
+def test_a_table_that_lacks_a_block_is_named():
+    manager = used_manager()
+    manager._tables["a"].block_ids.pop()
+    with pytest.raises(KVCacheIntegrityError, match="a table without a window has passed blocks"):
+        manager.check_integrity()
+
+
+def test_blocks_that_the_only_window_has_passed_before_they_are_full_are_not_found():
+    manager = KVCacheManager(30, 4, groups=[KVCacheGroup("window", 6)], num_state_blocks=9)
+    manager.allocate_slots("a", 20)
+    manager.advance("a", 16)
+    manager.cache_blocks("a", TOKENS[:20], 20)
+    manager.check_integrity()
+    assert manager.get_computed_blocks("b", TOKENS[:21])[1] == 0
+
+
+def test_a_state_before_what_the_only_window_has_kept_is_not_found():
+    manager = KVCacheManager(30, 4, groups=[KVCacheGroup("window", 1)], num_state_blocks=9)
+    manager.allocate_slots("a", 16)
+    manager.cache_blocks("a", TOKENS, 16)
+    manager.advance("a", 16)
+    manager.advance_state("a", 8)
+    manager.end_step()
+    manager.check_integrity()
+    assert manager.get_computed_blocks("b", TOKENS[:9])[1] == 0
+
+
 def test_only_windows_make_blocks_pass():
     assert not KVCacheManager(4, 4).has_windows
     assert not KVCacheManager(4, 4, groups=[KVCacheGroup("full")]).has_windows

@@ -106,6 +106,8 @@ def test_a_snapshot_of_another_cache_is_refused():
     state = take_snapshot(plain())
     with pytest.raises(ValueError, match="has 40 blocks, the cache 41"):
         restore_snapshot(plain(41), state)
+    with pytest.raises(ValueError, match="has 11 state blocks, the cache 13"):
+        restore_snapshot(KVCacheManager(40, 4, num_state_blocks=14), take_snapshot(stateful()))
     del state["runs"]
     with pytest.raises(ValueError, match="no snapshot of a cache"):
         restore_snapshot(plain(), state)

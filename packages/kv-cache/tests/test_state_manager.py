@@ -128,6 +128,15 @@ def test_of_an_answer_the_last_boundary_is_found_unless_an_older_one_was_needed(
     assert found_tokens(manager, TOKENS[:14]) == 12
 
 
+def test_a_state_that_is_replaced_while_it_is_held_is_free_once_it_is_given_back():
+    manager = KVCacheManager(40, 1, num_state_blocks=20)
+    compute(manager, "a", TOKENS, range(1, 6), replaces_last=True)
+    assert [found_tokens(manager, TOKENS[:end]) for end in (4, 5)] == [0, 5]
+    manager.free("a")
+    manager.check_integrity()
+    assert manager.stats().num_free_state_blocks == 19
+
+
 def test_a_state_outlives_its_request_and_is_shared_without_a_copy():
     manager = make()
     (_, written), *_ = compute(manager, "a", TOKENS, [8, 9])

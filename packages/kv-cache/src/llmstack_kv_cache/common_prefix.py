@@ -54,7 +54,6 @@ class CommonPrefix:
         ]
 
     def _knows(self, number: int, i: int) -> bool:
-        known = self._known[number]
-        if not known[i]:
-            known[i] = self._index.find_companion(self._identities[i], number) or NULL_BLOCK_ID
-        return known[i] != NULL_BLOCK_ID
+        block_id = self._index.find_companion(self._identities[i], number)
+        self._known[number][i] = block_id or NULL_BLOCK_ID
+        return block_id is not None

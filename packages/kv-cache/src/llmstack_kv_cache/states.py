@@ -121,11 +121,9 @@ class RequestStates:
                 identity = blocks.prefix.identity
             elif place >= 0:
                 identity = self._index.identity(blocks.block_ids[place])
-            if identity is None:
-                continue  # the block was found, and has been forgotten since
-            if state.step < self._step:
+            if identity is not None and state.step < self._step:  # else the block was found, and forgotten since
                 self._publish(table, state, identity)
-            else:
+            elif identity is not None:
                 self._pending.append((table, state, identity))
 
     def end_step(self) -> None:

@@ -32,10 +32,6 @@ class HostBlockPool:
         """The requests that are swapped out, in their order."""
         return list(self._request_id_to_salt)
 
-    def holds(self, request_id: str) -> bool:
-        """Whether the request is swapped out."""
-        return request_id in self._request_id_to_salt
-
     def block_ids(self, request_id: str) -> list[int]:
         """The request's blocks in order.
 
