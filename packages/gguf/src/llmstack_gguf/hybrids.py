@@ -8,6 +8,8 @@ from typing import Any
 from llmstack_gguf.header import GGUFError, Header
 from llmstack_gguf.variants import Values, share_of
 
+_MAX_LAYERS = 4096
+"""So many are looked for, and have counts of their own."""
 FORMS: Mapping[str, str] = {
     "ssm_a": "log of negative",
     "ssm_d": "flat",
@@ -92,10 +94,17 @@ QWEN_35: Mapping[str, str] = {
 }
 
 
+def _num_layers(values: Values) -> int:
+    num_layers = values.integer("block_count")
+    if num_layers > _MAX_LAYERS:
+        raise GGUFError(f"its metadata says {num_layers} layers; {_MAX_LAYERS} are the most.")
+    return num_layers
+
+
 def _common(values: Values) -> dict[str, Any]:
     return {
         "hidden_size": values.integer("embedding_length"),
-        "num_hidden_layers": values.integer("block_count"),
+        "num_hidden_layers": _num_layers(values),
         "max_position_embeddings": values.integer("context_length"),
         "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
         "layer_norm_epsilon": values.number("attention.layer_norm_rms_epsilon"),
@@ -104,7 +113,7 @@ def _common(values: Values) -> dict[str, Any]:
 
 def _with_attention(values: Values) -> dict[str, Any]:
     """Layers without attention have 0 heads of keys and values."""
-    num_layers = values.integer("block_count")
+    num_layers = _num_layers(values)
     return _common(values) | {
         "num_attention_heads": max(values.integers("attention.head_count", num_layers), default=0),
         "num_key_value_heads": max(values.integers("attention.head_count_kv", num_layers), default=0),

@@ -85,4 +85,6 @@ def read_step_limits(config: Mapping[str, Any]) -> tuple[float, float]:
     if not isinstance(limits, list | tuple) or len(limits) != 2:
         raise ValueError(f"config.json: time_step_limit must be two numbers, got {str(limits)[:64]}.")
     least, largest = (read_float({"time_step_limit": limit}, "time_step_limit", 0.0) for limit in limits)
+    if least > largest:
+        raise ValueError(f"config.json: time_step_limit must be ascending, got {str(limits)[:64]}.")
     return least, largest

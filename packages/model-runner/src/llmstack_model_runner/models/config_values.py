@@ -31,6 +31,14 @@ def read_float(config: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
+def read_factor(config: Mapping[str, Any], name: str) -> float:
+    """A number that is not 0; 1 if the field is absent or null."""
+    factor = read_float(config, name, 1.0)
+    if factor == 0:
+        raise ValueError(f"config.json: {name} must not be 0.")
+    return factor
+
+
 def read_bool(config: Mapping[str, Any], name: str, default: bool) -> bool:
     value = config.get(name)
     if value is None:

@@ -16,7 +16,7 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, L
 from llmstack_model_runner.layers.scale import Scale
 from llmstack_model_runner.layers.state_space import StateSpaceSettings
 from llmstack_model_runner.models.bamba import Bamba, read_state_space
-from llmstack_model_runner.models.config_values import read_bool, read_float, read_int
+from llmstack_model_runner.models.config_values import read_bool, read_factor, read_float, read_int
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.llama_layer import DecoderLayer, LlamaLayer, LlamaLayerSettings
 from llmstack_model_runner.models.state_layer import StateLayerSettings, mix_layer
@@ -148,7 +148,7 @@ class FalconH1(Bamba):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         has_bias, has_mlp_bias = read_bool(config, "attention_bias", False), read_bool(config, "mlp_bias", False)
         key, attention_in, attention_out, ssm_in, ssm_out, embedding, head = (
-            _read_factor(config, f"{name}_multiplier")
+            read_factor(config, f"{name}_multiplier")
             for name in ("key", "attention_in", "attention_out", "ssm_in", "ssm_out", "embedding", "lm_head")
         )
         gate, down = _read_factors(config, "mlp_multipliers", 2)
@@ -193,11 +193,4 @@ def _read_factors(config: Mapping[str, Any], name: str, count: int) -> list[floa
         return [1.0] * count
     if not isinstance(factors, list | tuple) or len(factors) != count:
         raise ValueError(f"config.json: {name} must be {count} numbers, got {str(factors)[:64]}.")
-    return [_read_factor({name: factor}, name) for factor in factors]
-
-
-def _read_factor(config: Mapping[str, Any], name: str) -> float:
-    factor = read_float(config, name, 1.0)
-    if factor == 0:
-        raise ValueError(f"config.json: {name} must not be 0.")
-    return factor
+    return [read_factor({name: factor}, name) for factor in factors]

@@ -11,7 +11,7 @@ import torch
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.weight_slot import AnyWeight
 from llmstack_model_runner.models.bamba import read_state_space
-from llmstack_model_runner.models.config_values import is_of_gguf, read_bool, read_float, read_int
+from llmstack_model_runner.models.config_values import is_of_gguf, read_bool, read_factor, read_float, read_int
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights, read_expert_numbers
 from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
@@ -56,7 +56,7 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
             settings,
             layers=layers if all(have_attention) else mix_layers(layers, read_state_space(config), have_attention),
             embedding_scale=read_float(config, "embedding_multiplier", 1.0),
-            logit_scale=1 / read_float(config, "logits_scaling", 1.0),
+            logit_scale=1 / read_factor(config, "logits_scaling"),
         )
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
