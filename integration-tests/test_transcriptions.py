@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import wave
@@ -74,6 +75,16 @@ def test_the_official_client_has_the_same_text_in_every_format(server: Any, file
     with file.open("rb") as opened:
         subtitles = create(file=opened, response_format="srt", **options)
     assert subtitles.count("-->") == len(verbose.segments)
+
+
+def test_the_example_of_the_page_runs(server: Any, file: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "speech.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shutil.copy(file, tmp_path / "jfk.wav")
+    (tmp_path / "example.py").write_text(code.replace("http://localhost:8000", server.url))
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "-->" in done.stdout
 
 
 def test_a_file_of_requests_has_transcripts(server: Any, file: Path, tmp_path: Path) -> None:

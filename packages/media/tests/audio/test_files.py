@@ -86,11 +86,19 @@ async def test_a_request_that_ends_while_it_is_decoded_leaves_nothing(files: Sou
     (await opened(files, wav(pcm16(tone())))).close()
 
 
-def encoded(kind: str, samples: Samples, codec: str, rate: int = 48_000) -> bytes:
+def encoded(kind: str, samples: Samples, codec: str, rate: int = 48_000, *, with_video: bool = False) -> bytes:
     av: Any = pytest.importorskip("av", reason="PyAV is not installed")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=kind) as container:
-        stream = container.add_stream(codec, rate=rate, layout="mono")
+        video = container.add_stream("mpeg4", rate=10) if with_video else None
+        stream = container.add_stream(codec, rate=rate, layout="mono") if codec else None
+        if video is not None:
+            video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+            picture = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")
+            container.mux([*video.encode(picture), *video.encode(None)])
+        if stream is None:
+            container.close()
+            return buffer.getvalue()
         frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
         frame.sample_rate = rate
         resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=stream.frame_size)
@@ -120,6 +128,14 @@ async def test_compressed_formats_are_decoded_by_pyav(files: SoundFiles, kind: s
         with contextlib.closing(await opened(files, half)) as sound:
             assert 0.2 < sound.duration_s < 2.0
     assert await refused(files, data[:60]) in ("invalid_audio", "audio_too_short")
+
+
+async def test_a_video_has_its_first_sound_and_one_without_is_refused_in_words(files: SoundFiles) -> None:
+    data = encoded("mp4", tone(2.0, 48_000), "aac", with_video=True)
+    with contextlib.closing(await opened(files, data)) as sound:
+        assert sound.duration_s == pytest.approx(2.0, abs=0.1)
+    with pytest.raises(InvalidRequestError, match="has no sound in it"):
+        await opened(files, encoded("mp4", tone(0.0), "", with_video=True))
 
 
 async def test_a_small_file_of_long_silence_is_refused_by_its_seconds(files: SoundFiles) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 
@@ -72,6 +73,20 @@ def test_every_form_of_a_wav_file_has_its_samples(form: str) -> None:
 @pytest.mark.parametrize("code", LAWS)
 def test_g711_equals_the_tables_of_the_standard(code: int) -> None:
     assert (decoded(wav(bytes(range(256)) * 8, code=code, width=8))[:256:17] * 32768).tolist() == LAWS[code]
+
+
+@given(
+    place=st.integers(12, 50), value=st.integers(0, 255), other=st.integers(12, 50), second=st.integers(0, 255),
+    length=st.integers(0, 300),
+)  # fmt: skip
+def test_a_damaged_header_gives_sound_or_is_refused(
+    place: int, value: int, other: int, second: int, length: int
+) -> None:
+    data = bytearray(wav(PCM[:240]))
+    data[min(place, len(data) - 1)], data[min(other, len(data) - 1)] = value, second
+    with contextlib.suppress(InvalidRequestError):
+        samples = decoded(bytes(data[:length]))
+        assert np.isfinite(samples).all()
 
 
 def test_a_file_that_is_cut_gives_what_is_there() -> None:

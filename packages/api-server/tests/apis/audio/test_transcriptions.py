@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -235,6 +236,37 @@ async def test_metrics_count_seconds_of_sound_and_refused_files(engine: SpeechEn
 
 async def test_a_model_of_text_refuses_before_it_reads_the_file() -> None:
     assert await refused(FakeEngineClient()) == ("unsupported_value", "model")
+
+
+async def test_a_client_that_leaves_ends_its_windows_and_frees_its_file(
+    engine: SpeechEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, closed = asyncio.Event(), []
+
+    class Endless:
+        async def __aenter__(self) -> Endless:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            closed.append(True)
+
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            begun.set()
+            yield await asyncio.Event().wait()
+
+    async def submit(*requests: object) -> Endless:
+        return Endless()
+
+    monkeypatch.setattr(engine, "submit", submit)
+    for fields in ([("language", "en")], [("language", "en"), ("stream", "true")]):
+        begun.clear()
+        asking = asyncio.create_task(ask(engine, *fields))
+        await begun.wait()
+        assert engine.files._shares.held
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert closed.pop()
+        assert engine.files._shares.held == 0
 
 
 async def test_an_error_of_a_window_ends_the_request_and_frees_its_file(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llmstack_media.audio.wave_files import Block, check_shape
 from llmstack_media.errors import invalid_audio, sound_decoder_missing
+from llmstack_types import InvalidRequestError
 
 _FULL_SCALES: Final = {"u": 1 << 7, "i2": 1 << 15, "i4": 1 << 31, "i8": 1 << 63}
 _MAX_FAULTS: Final = 1000
@@ -42,6 +43,8 @@ def av_blocks(file: BinaryIO, demuxer: str) -> Iterator[tuple[int, Block]]:
             if not found.streams.audio:
                 raise invalid_audio("has no sound in it")
             yield from _frames(found, fault)
+    except InvalidRequestError:  # one of ours, which is a ValueError too
+        raise
     except (fault, ValueError, EOFError) as error:
         raise invalid_audio("is damaged, or not of the format that it begins as") from error
 
