@@ -252,3 +252,18 @@ def test_layers_of_kept_weights_compute_the_same_bits_part_by_part() -> None:
     with pytest.raises(ValueError, match="the order of inputs is no permutation"):
         linear_of_packed([damaged], None)
     assert packed_weights(concatenate_linears([first, PlainLinear(torch.zeros(1, 64), None)])) is None
+
+
+def test_parts_that_are_stored_differently_can_be_captured() -> None:
+    if not runs_native_kernels():
+        pytest.skip("the native kernels are not built")
+    parts = [make("int4", SHAPES[0]), make("int8", SHAPES[0])]
+    layer = concatenate_linears([pack_stored_linear(part, torch.bfloat16) for part in parts])
+    x, other = torch.randn(2, 3, 64).bfloat16()
+    expected = layer(other)
+    assert torch.equal(expected[:, 70:], pack_stored_linear(parts[1], torch.bfloat16)(other))
+    with capture() as captured:
+        out = layer(x)
+    x.copy_(other)
+    captured.replay()
+    assert torch.equal(out, expected)

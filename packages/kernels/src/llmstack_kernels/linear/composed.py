@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.reference import finish
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class ConcatenatedLinear:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """activation(x Wᵀ + b) + residual."""
-        out = torch.cat([part(x, out_dtype=out_dtype) for part in self._parts], -1)
+        outs = [part(x, out_dtype=out_dtype) for part in self._parts]
+        module = implementation("linear", x.device.type)
+        out = module.concatenate(outs) if hasattr(module, "concatenate") else torch.cat(outs, -1)
         return finish(out, activation, residual, out_dtype)
 
 

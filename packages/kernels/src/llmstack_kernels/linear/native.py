@@ -6,6 +6,8 @@ rows and twice at one, where oneDNN computes two; and bias, activation and resid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from llmstack_kernels.build_native import digest
@@ -40,6 +42,7 @@ __all__ = [
     "STORED_DTYPES",
     "NativeLinear",
     "blocks_are_finite",
+    "concatenate",
     "describe",
     "is_available",
     "linear_of_packed",
@@ -112,6 +115,22 @@ def pack_segment_linear(
     if isinstance(weight, BlockWeight):
         return pack_blocks(weight, dtype, bias, native)
     return pack_segments(weight, dtype, bias, native)
+
+
+def concatenate(outs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Contiguous outputs of several layers, one after another in each row; a call that can be captured."""
+    native, first = library(), outs[0]
+    if native is None:
+        return torch.cat([*outs], -1)
+    sizes = [one.shape[-1] * one.element_size() for one in outs]
+    out = first.new_empty((*first.shape[:-1], sum(one.shape[-1] for one in outs)))
+    start = out.data_ptr()
+    for one, size in zip(outs, sizes, strict=True):
+        native.function("copy_rows", Pointer, Int, Int, Pointer, Int)(
+            one.data_ptr(), one.numel() // one.shape[-1], size, start, sum(sizes)
+        )
+        start += size
+    return out
 
 
 def blocks_are_finite(weight: BlockWeight) -> bool:
