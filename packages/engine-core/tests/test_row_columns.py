@@ -48,11 +48,12 @@ def test_the_rows_of_kept_steps_are_not_made_on_their_way_to_a_page(monkeypatch:
 @pytest.mark.parametrize("indexes", [False, 0, [], "", {}, b"abc", b"\x01\0\0\0"])
 def test_only_bytes_are_indexes_of_request_ids(indexes: object) -> None:
     def received(indexes: object) -> object:
-        return _as_received([now_s, [names, [[*times, indexes, b"", b"", None, None]]], *others])
+        return _as_received([now_s, [names, [[*times, indexes, b"", b"", *[None] * 4]]], *others])
 
     recorder, rows = StepRecorder(), [ScheduledRequest("r", 3, 4, [5])]
     recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), rows), EngineCoreOutputs([]))
-    now_s, (names, ((*times, _, _, _, _, _),)), *others = RECENT_STEPS.pack(recorder.read(2.0), "recording")
+    now_s, (names, (step,)), *others = RECENT_STEPS.pack(recorder.read(2.0), "recording")
+    times = step[:3]
     assert not RECENT_STEPS.unpack(received(b""), "recording").steps[0].rows
     with pytest.raises(CodecError, match="request_ids"):
         RECENT_STEPS.unpack(received(indexes), "recording")

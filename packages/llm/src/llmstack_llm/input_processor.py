@@ -321,7 +321,7 @@ class InputProcessor:
             )
         embeds = read_prompt_embeds(prompt, sampling, self.limits) if isinstance(prompt, Mapping) else None
         text, token_ids = self._text_and_ids(prompt, param) if embeds is None else (embeds.text, embeds.token_ids)
-        if values.get("truncate_prompt_tokens") is not None:
+        if is_cut := values.get("truncate_prompt_tokens") is not None:
             text, token_ids = self._cut(text, token_ids, sampling, param, add_special_tokens)
         if token_ids is None:
             token_ids = self._encode(text or "", param, add_special_tokens)
@@ -329,8 +329,9 @@ class InputProcessor:
         rules.check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
-        placed = self.media.placed(prompt, param, is_cut=values.get("truncate_prompt_tokens") is not None)
-        if embeds is None and not placed:
+        has_media = self.media.speech is not None or (isinstance(prompt, RenderedPrompt) and prompt.media)
+        placed = self.media.placed(prompt, param, is_cut=is_cut) if has_media else ()
+        if self.limits.placeholders and embeds is None and not placed:
             rules.check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(
             sampling, len(token_ids), self.limits, param=param, default_max_tokens=default_max_tokens

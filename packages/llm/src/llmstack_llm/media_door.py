@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits, limits_with
-from llmstack_llm.chat.media_chat import placed_media, render_with_media
+from llmstack_llm.chat.media_chat import render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
@@ -85,7 +85,9 @@ class MediaDoor:
         Raises:
             InvalidRequestError: They are to be cut, or there is no sound.
         """
-        found = placed_media(prompt, is_cut=is_cut)
+        found = prompt.media if isinstance(prompt, RenderedPrompt) else ()
+        if found and is_cut:
+            raise request_errors.media_not_cut()
         if self.speech is not None and not found:
             raise request_errors.audio_required(param)
         return found

@@ -13,11 +13,15 @@ _SIZES = (
     "vocab_size",
     "hidden_size",
     "n_embd",
+    "d_model",
     "intermediate_size",
+    "decoder_ffn_dim",
     "num_hidden_layers",
     "n_layer",
+    "decoder_layers",
     "num_attention_heads",
     "n_head",
+    "decoder_attention_heads",
     "num_key_value_heads",
     "num_kv_heads",
     "head_dim",
@@ -61,17 +65,18 @@ def size_problems(model_config: Mapping[str, Any]) -> Iterator[str]:
 
 def least_parameters(model_config: Mapping[str, Any]) -> int:
     """A lower bound of a model's parameters: token embedding, attention, and one feed-forward block per layer.
+    Of a model with an encoder, the decoder alone.
 
     Experts count as one block. Sizes that the configuration leaves out count as nothing.
     """
     text = text_fields(model_config)
-    hidden_size = first_int(text, "hidden_size", "n_embd")
+    hidden_size = first_int(text, "hidden_size", "n_embd", "d_model")
     width = min(hidden_size, first_int(text, "word_embed_proj_dim") or hidden_size)
-    num_heads = first_int(text, "num_attention_heads", "n_head")
+    num_heads = first_int(text, "num_attention_heads", "n_head", "decoder_attention_heads")
     head_dim = first_int(text, "v_head_dim", "head_dim") or (hidden_size // num_heads if num_heads else 0)
-    inner_size = first_int(text, "intermediate_size", "ffn_dim", "n_inner")
+    inner_size = first_int(text, "intermediate_size", "ffn_dim", "n_inner", "decoder_ffn_dim")
     inner_size = min(inner_size, first_int(text, "moe_intermediate_size") or inner_size)
-    num_layers = first_int(text, "num_hidden_layers", "n_layer")
+    num_layers = first_int(text, "num_hidden_layers", "n_layer", "decoder_layers")
     # Queries and output of the attention; two matrices of the feed-forward block.
     per_layer = 2 * hidden_size * (num_heads * head_dim + inner_size)
     if first_int(text, "kv_lora_rank"):  # queries may be made of a smaller latent

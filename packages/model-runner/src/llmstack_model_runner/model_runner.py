@@ -260,7 +260,8 @@ class ModelRunner:
         if scheduled.freed_media or scheduled.encoder_work:
             with self.timing.forward:
                 media.follow(scheduled)
-        step = media.with_places(step)
+        if media.cross is not None:
+            step = media.with_places(step)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
             compute = steps.run if token_masks is None else PartMasks(step, token_masks).masked(steps.run)

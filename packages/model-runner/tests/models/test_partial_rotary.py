@@ -68,7 +68,9 @@ OWN_SIZES["BambaForCausalLM"] = SIZES | MAMBA | {"attn_layer_indices": [1]}
 OWN_SIZES["GraniteMoeHybridForCausalLM"] = SIZES | MAMBA | {
     "layer_types": ["mamba", "attention"], "position_embedding_type": "rope"
 }  # fmt: skip
-DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name)]
+DECODERS = [
+    name for name in ARCHITECTURES if hasattr(transformers, name) and name != "WhisperForConditionalGeneration"
+]  # Whisper's decoder reads sound, and rotates nothing
 PARTLY_ROTATED = ("GPTNeoXForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
 HALF = {"partial_rotary_factor": 0.5}

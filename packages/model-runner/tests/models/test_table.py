@@ -12,6 +12,7 @@ from llmstack_model_runner.architectures import ARCHITECTURES
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "models.md"
 PARITY = Path(__file__).with_name("test_parity.py")
+MAMBA_CASES = Path(__file__).parents[1] / "helpers" / "model_runner_helpers" / "mamba_cases.py"
 pytestmark = pytest.mark.skipif(not DOCUMENT.is_file(), reason="the documentation is not part of the distribution")
 
 
@@ -32,15 +33,20 @@ PROVED_ELSEWHERE = {"WhisperForConditionalGeneration"}  # integration-tests/test
 
 def parity_cases() -> dict[str, str]:
     """Test name to family, as the parity tests' source has them: reading it needs no transformers."""
-    for node in ast.walk(ast.parse(PARITY.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "CASES":
-            assert isinstance(node.value, ast.Dict)
+    return _cases(MAMBA_CASES, "MAMBA_CASES") | _cases(PARITY, "CASES")
+
+
+def _cases(file: Path, table: str) -> dict[str, str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == table:
+            own = node.value.right if isinstance(node.value, ast.BinOp) else node.value  # a table of others | its own
+            assert isinstance(own, ast.Dict)
             return {
                 ast.literal_eval(name).replace(" ", "-"): ast.literal_eval(value.elts[0])
-                for name, value in zip(node.value.keys, node.value.values, strict=True)
+                for name, value in zip(own.keys, own.values, strict=True)
                 if name is not None and isinstance(value, ast.Tuple)
             }
-    raise AssertionError("the parity tests have no table of cases")
+    raise AssertionError(f"{file} has no table {table}")
 
 
 def test_the_table_names_exactly_the_architectures_of_the_code() -> None:

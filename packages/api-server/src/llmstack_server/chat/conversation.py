@@ -23,6 +23,7 @@ class Conversation:
         media_options: Options of the model's processor of pictures and videos.
         reasoning_effort: For the template; `none` asks for no reasoning.
         include_reasoning: Whether the reasoning is part of the answer.
+        may_name_files: Whether messages may have media that are named by the ids of uploaded files.
         structured_outputs: This field of the request, whose options hold for the arguments of tools too.
     """
 
@@ -39,4 +40,5 @@ class Conversation:
     media_options: Mapping[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
+    may_name_files: bool = False
     structured_outputs: Mapping[str, Any] | None = None

@@ -111,8 +111,11 @@ async def _chat_prompt(state: ServerState, conversation: Conversation, tool_use:
         raise unsupported("chat_template")
     is_shown = tool_use.mode is not ToolMode.NONE or not options.excludes_unused_tools
     has_kwargs = options.template_kwargs or conversation.reasoning_effort or conversation.chat_template_kwargs
+    messages = conversation.messages
+    if conversation.may_name_files:
+        messages = await with_stored_media(state, messages)
     return ChatPrompt(
-        await with_stored_media(state, conversation.messages),
+        messages,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         tools=tool_use.tools if is_shown and tool_use.tools else None,

@@ -101,19 +101,17 @@ class GenerationResponse(Response):
         self._sender: Sender | None = None
         self._streamed: Answer | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, body: dict[str, Any] | None = None) -> None:
         """Answers one request; its errors before the first byte are raised.
+
+        `body`: Its fields, if they are read already.
 
         Raises:
             ClientDisconnected: The client has disconnected.
         """
-        limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
-        await self.respond(
-            await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding), scope, receive, send
-        )
-
-    async def respond(self, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a body that is read."""
+        if body is None:
+            limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
+            body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
         with self._state.in_flight.track() as cut:
             try:
                 # The end of the client of an answer that is kept needs no task that waits for a message.

@@ -14,7 +14,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, limit_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, first_token_too_late, server_is_overloaded
 from llmstack_server.web.first_token_check import with_jitter
-from llmstack_server.web.form_type import is_form
+from llmstack_server.web.form_type import MEDIA_TYPE
 from llmstack_server.web.load_report import LOAD_FORMAT_HEADER, with_load
 from llmstack_types import ServerOverloadedError
 
@@ -89,7 +89,8 @@ class QueueGateMiddleware:
         if LOAD_FORMAT_HEADER in headers:
             send = with_load(self._state, headers[LOAD_FORMAT_HEADER], send)
         deadline_s = read_deadline(headers[DEADLINE_HEADER]) if DEADLINE_HEADER in headers else None
-        num_bytes = None if is_form(headers) else content_length(headers)  # those of a file say nothing of tokens
+        is_upload = MEDIA_TYPE in headers.get("content-type", "").lower()  # bytes of a file say nothing of tokens
+        num_bytes = None if is_upload else content_length(headers)
         client = current_client.get()
         tenant, num_tokens = client.tenant, queue.estimate_tokens(num_bytes)
         received_s = scope["state"].get(RECEIVED_S, time.monotonic())

@@ -11,7 +11,7 @@ from llmstack_llm import request_errors
 from llmstack_llm.chat.renderer import ChatRenderer, LaidOutChat
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
 from llmstack_llm.media.parts import MediaPart, take_media
-from llmstack_llm.media.placeholders import PlacedMedia, expand_symbols, expand_tokens
+from llmstack_llm.media.placeholders import expand_symbols, expand_tokens
 from llmstack_llm.media.prepared import open_all
 from llmstack_llm.media.processor import MediaProcessor, OpenedMedia
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
@@ -82,15 +82,3 @@ def _closed_on_refusal(items: _Items) -> Iterator[None]:
         for _, one in items:
             one.close()
         raise
-
-
-def placed_media(prompt: object, *, is_cut: bool) -> tuple[PlacedMedia, ...]:
-    """The pictures and the like of a prompt; none where it was not rendered with any.
-
-    Raises:
-        InvalidRequestError: There are some, and the prompt is to be cut.
-    """
-    placed = prompt.media if isinstance(prompt, RenderedPrompt) else ()
-    if placed and is_cut:
-        raise request_errors.media_not_cut()
-    return placed

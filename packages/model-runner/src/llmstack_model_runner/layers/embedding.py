@@ -175,7 +175,7 @@ class OutputHead:
         soft_cap: float | None = None,
         scale: float = 1.0,
     ) -> None:
-        self._scale = Scale(scale, device)
+        self._scale = None if scale == 1 else Scale(scale, device)
         self._tied_to = tied_to
         self._name = name
         self._soft_cap = soft_cap
@@ -270,7 +270,8 @@ class OutputHead:
         logits = self._packed(hidden, out_dtype=torch.float32)
         if self._adapted is not None and self._adapted.changes(self._adapted.head):
             self._adapted.update_head(logits, hidden)
-        logits = self._scale(logits)
+        if self._scale is not None:
+            logits = self._scale(logits)
         if self._soft_cap is not None:
             soft_cap_(logits, self._soft_cap)
         return self._sharding.all_gather(logits, self._num_rows)

@@ -168,7 +168,7 @@ class LayerNormDecoder(CausalLM):
         hidden = self._enter(token_ids, positions, metadata.vectors)
         start = self.kv_spec.first_layer
         layers = self._layers[start : start + self.kv_spec.num_layers]
-        caches = self._caches(kv_caches, metadata)
+        caches = kv_caches if self.cross_kv is None else self._caches(kv_caches, metadata)
         for layer, kv_cache, (own_metadata, plans) in zip(layers, caches, planned, strict=True):
             hidden = layer(hidden, positions, kv_cache, own_metadata, plans)
         if not self._sharding.is_last_stage:

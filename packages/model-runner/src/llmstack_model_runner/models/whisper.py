@@ -60,7 +60,7 @@ class Whisper(LayerNormDecoder):
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
         refuse(config, "scale_embedding", False)
-        size, num_heads = read_int(config, "d_model", 256), read_int(config, "decoder_attention_heads", 4)
+        size, num_heads = read_int(config, "d_model", 384), read_int(config, "decoder_attention_heads", 6)
         return DecoderSettings(
             tokens=_PREFIX + "embed_tokens",
             positions=PositionTable(_PREFIX + "embed_positions"),
@@ -68,7 +68,7 @@ class Whisper(LayerNormDecoder):
             norm=_PREFIX + "layer_norm",
             vocab_size=read_int(config, "vocab_size", 51865),
             max_model_len=read_int(config, "max_target_positions", 448),
-            num_layers=read_int(config, "decoder_layers", 6),
+            num_layers=read_int(config, "decoder_layers", 4),
             is_tied=read_bool(config, "tie_word_embeddings", True),
             block=BlockSettings(
                 names=_NAMES,
@@ -133,14 +133,14 @@ class Whisper(LayerNormDecoder):
 
 
 def _make_encoder(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> WhisperEncoder:
-    size, num_heads = read_int(config, "d_model", 256), read_int(config, "encoder_attention_heads", 4)
+    size, num_heads = read_int(config, "d_model", 384), read_int(config, "encoder_attention_heads", 6)
     read_head_dim(size, num_heads)
     activation = str(config.get("activation_function") or "gelu")
     layer = LayerSettings(size, read_int(config, "encoder_ffn_dim", 1536), num_heads, _EPS, activation)
     sizes = SpeechSizes(
         read_int(config, "num_mel_bins", 80),
         read_int(config, "max_source_positions", 1500),
-        read_int(config, "encoder_layers", 6),
+        read_int(config, "encoder_layers", 4),
     )
     return WhisperEncoder(sizes, layer, dtype, device)
 

@@ -19,26 +19,27 @@ from llmstack_types import KVCacheSpec, MediaItem, ModelRunnerConfig, SchedulerO
 
 
 class StepMedia:
-    """Joins the items of a batch's rows with what was encoded of them."""
+    """Joins the items of a batch's rows with what was encoded of them.
+
+    Attributes:
+        cross: What layers with cross attention attend to; None for a model without.
+    """
 
     def __init__(self, batch: InputBatch, store: MediaStore) -> None:
         self._batch = batch
         self._store = store
-
-    @property
-    def cross(self) -> CrossStore | None:
-        """What layers with cross attention attend to; None for a model without."""
-        return self._store.cross
+        self.cross: CrossStore | None = store.cross
 
     def with_places(self, step: StepRows) -> StepRows:
         """The step with the place of what each row attends to; O(rows). Rows of a warm-up attend to whatever is there.
 
         Raises:
             MediaWorkError: An item is not encoded.
+            ValueError: The model has no cross attention.
         """
-        cross = self._store.cross
+        cross = self.cross
         if cross is None:
-            return step
+            raise ValueError("the model has no cross attention")
         places = np.zeros(len(step.rows), dtype=np.int64)
         for index, row in enumerate(step.rows.tolist()):
             for media_id, _ in self._batch.media.get(row, ()):

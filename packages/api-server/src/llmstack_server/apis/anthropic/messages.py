@@ -104,6 +104,7 @@ def _conversation(fields: PromptFields) -> Conversation:
         parallel_tool_calls=is_parallel,
         chat_template_kwargs={**template_kwargs(fields.thinking), **(fields.chat_template_kwargs or {})},
         reasoning_effort=effort,
+        may_name_files=True,
         structured_outputs=fields.structured_outputs if isinstance(fields, MessagesRequest) else None,
     )
 

@@ -32,14 +32,14 @@ class AudioResponse(GenerationResponse):
         super().__init__(state, prepare)
         self._state = state
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, body: dict[str, Any] | None = None) -> None:
         """Answers one request; its errors before the first byte are raised."""
         headers = Headers(scope=scope)
         if not is_form(headers):
             check_media_type(headers)
         await speech_of(self._state)  # before 25 MB are read for a model that takes none
         if not is_form(headers):
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send, body)
             return
         http = self._state.config.http
         max_bytes = http.max_upload_mb << 20
@@ -47,8 +47,8 @@ class AudioResponse(GenerationResponse):
         with await asyncio.to_thread(_new_file) as file:
             form = Form(boundary, file, max_bytes, max_parts=MAX_PARTS, max_field_bytes=_MAX_FIELD_BYTES)
             await receive_form(receive, form, _in_thread, http.receive_timeout_s)
-            body = form_body(form.values)
-            await self.respond({**body, "file": UploadedSound(file)}, scope, receive, send)
+            fields = form_body(form.values)
+            await super().__call__(scope, receive, send, {**fields, "file": UploadedSound(file)})
 
 
 def form_body(values: dict[str, list[str]]) -> dict[str, Any]:

@@ -186,6 +186,7 @@ async def _conversation(state: ServerState, fields: ResponseRequest, items: Sequ
         chat_template_kwargs=fields.chat_template_kwargs,
         reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
         include_reasoning=fields.include_reasoning is not False,
+        may_name_files=True,
         structured_outputs=fields.structured_outputs,
     )
 
