@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Import names of what llmstack-server installs, directly or not.
-INSTALLED = {"torch", "numpy", "starlette"}
+INSTALLED = {"torch", "numpy", "starlette", "PIL", "safetensors"}
 
 
 def undeclared(text: str) -> list[str]:
