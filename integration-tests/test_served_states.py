@@ -66,12 +66,14 @@ def test_an_answer_goes_on_to_the_same_tokens_after_a_killed_engine_core(server:
     }  # fmt: skip
     whole = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()["choices"][0]["token_ids"]
     streamed: list[int] = []
+    is_killed = False
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body | {"stream": True}, timeout=120) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 streamed += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"] or []
-                if len(streamed) == 60:
+                if len(streamed) >= 60 and not is_killed:  # a step of drafts adds several
                     os.kill(server.engine_pid(), signal.SIGKILL)
+                    is_killed = True
     assert streamed == whole
     assert len(whole) == 400
     assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == 1
