@@ -47,22 +47,18 @@ def read_picture(data: bytes) -> None:
     """The two jobs of a picture, as a child does them."""
     source = SealedMemory.of(data)
     try:
-        header = _done({"do": "header", "source": _named(source)})
+        header = _done({"do": "header", "source": source.place})
         if header is None:
             return
         layout = image_processor(**FILES).layout(header["width"], header["height"])
         target = SealedMemory(layout.num_bytes)
         try:
-            job = {"do": "prepare", "source": _named(source), "target": _named(target), "shape": list(layout.shape)}
-            _done({**job, "detail": "auto", "options": {}})
+            job = {"do": "prepare", "source": source.place, "target": target.place, "shape": list(layout.shape)}
+            _done({**job, "kind": "image", "detail": "auto", "options": {}})
         finally:
             target.close()
     finally:
         source.close()
-
-
-def _named(memory: SealedMemory) -> dict[str, Any]:
-    return {"path": memory.path, "number": memory.number}
 
 
 def _done(job: dict[str, Any]) -> dict[str, Any] | None:

@@ -54,26 +54,24 @@ def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
         yield one
 
 
-def client_of(server: Any) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def transcribed(server: Any, path: Path, **options: Any) -> Any:
+    """The answer of the official client, or the events of a stream."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client, path.open("rb") as file:
+        answer = client.audio.transcriptions.create(file=file, model="m", **options)
+        return list(answer) if options.get("stream") else answer
 
 
 def test_the_official_client_has_the_same_text_in_every_format(server: Any, file: Path) -> None:
-    create = client_of(server).audio.transcriptions.create
-    options: dict[str, Any] = {"model": "m", "language": "en", "temperature": 0}
-    with file.open("rb") as opened:
-        verbose = create(file=opened, response_format="verbose_json", **options)
+    options: dict[str, Any] = {"language": "en", "temperature": 0}
+    verbose = transcribed(server, file, response_format="verbose_json", **options)
     assert verbose.duration == pytest.approx(3 * SECONDS + 3)
     assert verbose.segments
     for one in verbose.segments:
         assert 0 <= one.start <= one.end <= verbose.duration
-    with file.open("rb") as opened:
-        assert create(file=opened, **options).text == verbose.text
-    with file.open("rb") as opened:
-        events = list(create(file=opened, stream=True, **options))
+    assert transcribed(server, file, **options).text == verbose.text
+    events = transcribed(server, file, stream=True, **options)
     assert "".join(one.delta for one in events[:-1]) == events[-1].text == verbose.text
-    with file.open("rb") as opened:
-        subtitles = create(file=opened, response_format="srt", **options)
+    subtitles = transcribed(server, file, response_format="srt", **options)
     assert subtitles.count("-->") == len(verbose.segments)
 
 
@@ -111,8 +109,7 @@ def test_a_file_of_requests_has_transcripts(server: Any, file: Path, tmp_path: P
     assert {name: one["status_code"] for name, one in answers.items()} == {
         "json": 200, "srt": 200, "english": 200, "wrong": 400
     }  # fmt: skip
-    with file.open("rb") as opened:
-        text = client_of(server).audio.transcriptions.create(file=opened, model="m", language="en", temperature=0).text
+    text = transcribed(server, file, language="en", temperature=0).text
     assert answers["json"]["body"]["text"] == text
     assert "-->" in answers["srt"]["body"]
     assert answers["wrong"]["body"]["error"]["code"] == "media_url_not_allowed"
@@ -148,8 +145,7 @@ def words_of(text: str) -> list[str]:
 @pytest.mark.full
 @pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH_MODELS")
 def test_the_official_client_prints_the_sentence_of_kennedy(english: Any) -> None:
-    with open(f"{REAL}/speech/jfk.wav", "rb") as opened:
-        answer = client_of(english).audio.transcriptions.create(model="m", file=opened)
+    answer = transcribed(english, Path(f"{REAL}/speech/jfk.wav"))
     assert words_of(answer.text) == KENNEDY.split()
 
 
@@ -157,14 +153,10 @@ def test_the_official_client_prints_the_sentence_of_kennedy(english: Any) -> Non
 @pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH_MODELS")
 @pytest.mark.timeout(900)
 def test_five_minutes_of_speech_lose_no_word(english: Any, tmp_path: Path) -> None:
-    parts = []
-    for name in ("jfk", "two_cities"):
-        with open(f"{REAL}/speech/{name}.wav", "rb") as opened:
-            parts.append(client_of(english).audio.transcriptions.create(model="m", file=opened).text)
+    parts = [transcribed(english, Path(f"{REAL}/speech/{name}.wav")).text for name in ("jfk", "two_cities")]
     joined = tmp_path / "joined.wav"
     write_wav(joined, np.concatenate([samples_of(name) for name in ("jfk", "two_cities")] * 6))
-    with joined.open("rb") as opened:
-        found = client_of(english).audio.transcriptions.create(model="m", file=opened, response_format="verbose_json")
+    found = transcribed(english, joined, response_format="verbose_json")
     assert found.duration > 300
     expected = words_of(" ".join(parts)) * 6
     matcher = difflib.SequenceMatcher(None, expected, words_of(found.text), autojunk=False)
