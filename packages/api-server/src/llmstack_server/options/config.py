@@ -126,6 +126,9 @@ def config_from(settings: Settings) -> ServeConfig:
     if settings["model"] is None:
         name, model_choice = chosen_model()
         settings = settings.replaced(model=name)  # for other processes of the server too
+    if settings["model"] == TALKING_MODEL_NAME and not settings.is_given("gguf_activations"):
+        # So small a model begins other answers where its inputs are rounded: it named no capital of France.
+        settings = settings.replaced(gguf_activations="exact")
     operator_keys = _keys_in_file(settings, "operator_key_file")
     keys = tuple(dict.fromkeys((*_api_keys(settings), *operator_keys)))
     max_num_reqs = _max_num_queued_reqs(settings)
