@@ -129,7 +129,7 @@ def test_the_command_writes_subtitles_by_a_server(server: Any, file: Path, tmp_p
 
 
 # With trained weights. Folders: whisper-tiny.en, and speech with jfk.wav, jfk.mp3 and two_cities.wav.
-REAL = os.environ.get("LLMSTACK_SPEECH_MODELS", "")
+REAL = os.environ.get("LLMSTACK_SPEECH", "")
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +143,14 @@ def words_of(text: str) -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH_MODELS")
+@pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH")
 def test_the_official_client_prints_the_sentence_of_kennedy(english: Any) -> None:
     answer = transcribed(english, Path(f"{REAL}/speech/jfk.wav"))
     assert words_of(answer.text) == KENNEDY.split()
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH_MODELS")
+@pytest.mark.skipif(not REAL, reason="needs LLMSTACK_SPEECH")
 @pytest.mark.timeout(900)
 def test_five_minutes_of_speech_lose_no_word(english: Any, tmp_path: Path) -> None:
     parts = [transcribed(english, Path(f"{REAL}/speech/{name}.wav")).text for name in ("jfk", "two_cities")]

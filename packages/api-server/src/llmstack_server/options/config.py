@@ -122,13 +122,7 @@ def config_from(settings: Settings) -> ServeConfig:
     Raises:
         ServeError: Options are at fault; the text has a line for each.
     """
-    model_choice = None
-    if settings["model"] is None:
-        name, model_choice = chosen_model()
-        settings = settings.replaced(model=name)  # for other processes of the server too
-    if settings["model"] == TALKING_MODEL_NAME and not settings.is_given("gguf_activations"):
-        # So small a model begins other answers where its inputs are rounded: it named no capital of France.
-        settings = settings.replaced(gguf_activations="exact")
+    settings, model_choice = _with_model(settings)
     operator_keys = _keys_in_file(settings, "operator_key_file")
     keys = tuple(dict.fromkeys((*_api_keys(settings), *operator_keys)))
     max_num_reqs = _max_num_queued_reqs(settings)
@@ -179,6 +173,18 @@ def config_from(settings: Settings) -> ServeConfig:
         reload=reload,
         settings=settings,
     )
+
+
+def _with_model(settings: Settings) -> tuple[Settings, str | None]:
+    """The settings with a model, for other processes of the server too; and why it is this one, if none was named."""
+    model_choice = None
+    if settings["model"] is None:
+        name, model_choice = chosen_model()
+        settings = settings.replaced(model=name)
+    if settings["model"] == TALKING_MODEL_NAME and not settings.is_given("gguf_activations"):
+        # So small a model begins other answers where its inputs are rounded: it named no capital of France.
+        settings = settings.replaced(gguf_activations="exact")
+    return settings, model_choice
 
 
 def is_demo_name(name: str) -> bool:
