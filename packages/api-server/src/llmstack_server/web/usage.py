@@ -22,9 +22,7 @@ class UsageCounter:
     def __init__(self, prompts: Sequence[AdmittedPrompt]) -> None:
         self.timings: Timings | None = None
         self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
-        self._kind_to_num_tokens = {
-            kind: sum(prompt.num_media_tokens(kind) for prompt in prompts) for kind in _COUNTED_KINDS
-        }
+        self._prompts = prompts
         self.num_completion_tokens = 0
         self.num_reasoning_tokens: int | None = None
         self._prompt_index_to_num_cached = [0] * len(prompts)
@@ -58,8 +56,8 @@ class UsageCounter:
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._prompt_index_to_num_cached)},
         }
-        for kind, num_tokens in self._kind_to_num_tokens.items():
-            if num_tokens:
+        for kind in _COUNTED_KINDS:
+            if num_tokens := sum(prompt.num_media_tokens(kind) for prompt in self._prompts):
                 usage["prompt_tokens_details"][f"{kind}_tokens"] = num_tokens
         if self.num_reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}

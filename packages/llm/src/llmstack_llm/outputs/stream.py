@@ -63,8 +63,8 @@ class GenerationStream:
             self._num_unfinished -= 1
         return output
 
-    async def aclose(self) -> None:
-        """Aborts what has not ended. Idempotent."""
+    async def aclose(self, *exc_info: object) -> None:
+        """Aborts what has not ended. Idempotent; also the end of a `with` block, whose error it does not need."""
         if self._deadline is not None:
             self._deadline.cancel()
         if self._num_unfinished:
@@ -75,8 +75,7 @@ class GenerationStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+    __aexit__ = aclose
 
     def _fail(self, error: Exception) -> None:
         if self._num_unfinished:
