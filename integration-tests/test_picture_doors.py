@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +265,48 @@ def test_vectors_are_those_of_what_the_files_show(server: Any, names: tuple[str,
     assert embedded(server, ODD["cmyk"].url, truncate_prompt_tokens=3) == "unsupported_value"
 
 
-def test_pairs_of_texts_take_no_picture(server: Any) -> None:
-    document = {"content": [{"type": "image_url", "image_url": {"url": ODD["cmyk"].url}}]}
-    bodies = {"/score": {"data_1": "a", "data_2": document}, "/rerank": {"query": "a", "documents": [document]}}
-    for path, body in bodies.items():
-        status, answer = post(server, path, {"model": "m", **body})
-        assert (status, answer["error"]["code"]) == (400, "unsupported_parameter"), (path, answer)
-        assert answer["error"]["param"] in ("data_2.content", "documents[0].content")
+def scored(server: Any, path: str, urls: Sequence[str], text: str, **fields: Any) -> Any:
+    """Scores of pictures for a text, or the code of a refusal."""
+    documents = [{"content": [{"type": "image_url", "image_url": {"url": url}}]} for url in urls]
+    names = ("query", "documents") if "rerank" in path else ("text_1", "text_2")
+    status, answer = post(server, path, {"model": "m", **dict(zip(names, (text, documents), strict=True)), **fields})
+    if status != 200:
+        assert answer["error"]["param"].startswith(f"{names[1]}[") or fields
+        return answer["error"]["code"]
+    if "rerank" not in path:
+        return [one["score"] for one in answer["data"]]
+    assert [one["document"]["multi_modal"] for one in answer["results"]] == [
+        documents[one["index"]]["content"] for one in answer["results"]
+    ]
+    return {one["index"]: one["relevance_score"] for one in answer["results"]}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_scores_of_pictures_are_cosines_of_their_vectors(server: Any, names: tuple[str, ...]) -> None:
+    shown = [name for name in names if not isinstance(ODD[name].shows, str)]
+    query = post(server, "/v1/embeddings", {"model": "m", "input": "red"})[1]["data"][0]["embedding"]
+    vectors = [embedded(server, ODD[name].url) for name in shown]
+    expected = [sum(map(mul, query, vector)) for vector in vectors]  # type: ignore[arg-type]
+    urls = [ODD[name].url for name in shown]
+    for path in ("/score", "/v1/score"):
+        assert scored(server, path, urls, "red") == pytest.approx(expected, abs=1e-6)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        ranked = scored(server, path, urls, "red")
+        assert ranked == pytest.approx(dict(enumerate(expected)), abs=1e-6)
+        assert [*ranked] == sorted(ranked, key=lambda index: -ranked[index])
+    for name in names:
+        if name not in shown:
+            assert scored(server, "/score", [urls[0], ODD[name].url], "red") == ODD[name].shows, name
+            assert scored(server, "/rerank", [ODD[name].url], "red") == ODD[name].shows, name
+
+
+def test_a_picture_is_a_query_too_and_is_not_cut(server: Any) -> None:
+    url = {"type": "image_url", "image_url": {"url": url_of(as_file(COLOUR))}}
+    body = {"model": "m", "query": {"content": [url]}, "documents": [{"content": [url]}, "red"], "top_n": 1}
+    (best,) = post(server, "/rerank", body)[1]["results"]
+    assert (best["index"], best["relevance_score"]) == (0, pytest.approx(1.0, abs=1e-6))
+    for fields in ({"truncate_prompt_tokens": 3}, {"max_tokens_per_doc": 3}):
+        assert scored(server, "/score", [url_of(as_file(COLOUR))], "red", **fields) == "unsupported_value"
 
 
 def test_an_uploaded_file_is_the_same_picture_for_its_key_alone(server: Any, expected: dict[str, Answer]) -> None:

@@ -15,8 +15,8 @@ from PIL import Image
 
 from llmstack_media import MediaLimits
 from llmstack_media.fetch.policy import FetchPolicy
-from llmstack_media.front import MediaFront
-from llmstack_media.parts import MediaPart
+from llmstack_media.front import MediaFront, OpenedMedia
+from llmstack_media.parts import MediaPart, Part
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 
 FILES: dict[str, Any] = {"preprocessor": {"image_processor_type": "Qwen2VLImageProcessor", "max_pixels": 3136}}
@@ -108,3 +108,32 @@ async def test_a_picture_that_fails_ends_the_fetches_beside_it(front: MediaFront
         error = await refusal(front.open_all([at("slow", 0), at("host8", 1)]))
     assert (error.param, error.code) == ("content[1]", "media_fetch_failed")
     assert all(one.is_aborted for one in net.transports)
+
+
+async def test_what_counts_the_pictures_ends_a_request_by_their_headers(front: MediaFront, net: Net) -> None:
+    counted: list[str] = []
+
+    def count(part: Part, opened: OpenedMedia) -> None:
+        assert opened.layout.num_vectors > 0
+        counted.append(part.param)
+        if len(counted) == 2:
+            raise InvalidRequestError("It is enough.", param=part.param, code="context_length_exceeded")
+
+    net.answers["slow.example/"] = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"
+    net.is_open = True  # the slow one never ends
+    async with asyncio.timeout(10):
+        await refusal(front.open_all([at("slow", 3), inline(PICTURE, 0), inline(PICTURE, 1)], on_counted=count))
+    assert (counted, net.resolved) == (["content[0]", "content[1]"], [])
+    counted.clear()
+    async with asyncio.timeout(10):
+        error = await refusal(front.open_all([at("slow", 3), inline(PICTURE, 0), at("host1", 1)], on_counted=count))
+    assert (error.param, counted) == ("content[1]", ["content[0]", "content[1]"])
+    assert front.stats.num_queries == 0, "nothing is asked of the store, so nothing is decoded"
+
+
+async def test_prompts_of_one_request_have_one_sum(front: MediaFront) -> None:
+    request = front.of_request("a")
+    held = [await front.open_all([at(f"host{index}")], "a", request=request) for index in range(3)]
+    error = await refusal(front.open_all([at("host3")], "a", request=request))
+    assert error.code == "image_too_large"
+    del held

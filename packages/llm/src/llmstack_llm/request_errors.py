@@ -73,6 +73,12 @@ def invalid_value(param: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"Invalid '{param}': {reason}.", param=param, code="invalid_value")
 
 
+def missing_parameter(param: str) -> InvalidRequestError:
+    """Code `missing_required_parameter`: a field has to be given."""
+    message = f"Missing required parameter: '{param}'."
+    return InvalidRequestError(message, param=param, code="missing_required_parameter")
+
+
 def media_not_cut() -> InvalidRequestError:
     """Code `unsupported_value`, of a prompt with pictures that is to be cut."""
     return unsupported_value("truncate_prompt_tokens", "a prompt with pictures is not cut")
@@ -177,6 +183,15 @@ def context_length_exceeded(
             f"{max_tokens} in the completion). Please reduce the length of the {part} or completion."
         )
     return InvalidRequestError(limit + text, param=param, code="context_length_exceeded")
+
+
+def media_too_long(param: str, max_model_len: int, num_tokens: int) -> InvalidRequestError:
+    """Code `context_length_exceeded`: the pictures and the like up to this one have more tokens than the context."""
+    text = (
+        f"This model's maximum context length is {max_model_len} tokens. However, the media of this prompt have "
+        f"{num_tokens} tokens or more. Please send fewer or smaller ones."
+    )
+    return InvalidRequestError(text, param=param, code="context_length_exceeded")
 
 
 def max_tokens_too_large(param: str, max_tokens: int, max_model_len: int) -> InvalidRequestError:

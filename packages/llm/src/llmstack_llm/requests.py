@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 from llmstack_llm import request_errors
 from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.media.placeholders import PlacedMedia
+from llmstack_llm.media.processor import MediaRequest
 from llmstack_types import KVTransferParams, MediaItem, SamplingParams
 from llmstack_types.vocabulary import MediaKind
 
@@ -25,6 +26,7 @@ class ChatPrompt:
         is_cut: Whether the prompt's tokens are cut afterwards, so that it may be longer than the context.
         tenant: Opaque id of the client, whose pictures no other client finds.
         media_options: Options of the model's processor of media.
+        media_request: Shared by the conversations of one request; None for a conversation that is one by itself.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -37,6 +39,7 @@ class ChatPrompt:
     is_cut: bool = False
     tenant: str = ""
     media_options: Mapping[str, Any] | None = None
+    media_request: MediaRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

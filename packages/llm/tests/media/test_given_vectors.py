@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
+import struct
+import zlib
 from array import array
 from pathlib import Path
 from typing import Any
@@ -68,3 +72,32 @@ async def test_what_cannot_be_given_is_refused_by_name(
     with pytest.raises(InvalidRequestError, match=text) as caught:
         await opened(tmp_path, preprocessor, **options)
     assert caught.value.param == param
+
+
+async def test_more_vectors_than_the_context_has_places_are_refused_by_headers(tmp_path: Path) -> None:
+    for name, content in (("preprocessor_config", IDEFICS), ("config", CONFIG), ("processor_config", {})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    options = MediaOptions(takes_vectors=True, allowed_domains=("absent.example",))
+    media = make_served_media(tmp_path, options, LIMITS, is_atomic=False)
+    parts = [MediaPart("image", "", param=f"content[{index}]", vectors=vectors(50)) for index in range(3)]
+    assert len(await media.open_all(parts[:2], "")) == 2
+    absent = MediaPart("image", "http://absent.example/", param="content[3]")
+    for all_parts in (parts, [absent, *parts]):
+        with pytest.raises(InvalidRequestError, match="150 tokens or more") as caught:
+            await media.open_all(all_parts, "")
+        assert (caught.value.param, caught.value.code) == ("content[2]", "context_length_exceeded")
+    inline = dataclasses.replace(absent, url=white_png(64, 64), param="content[0]")
+    with pytest.raises(InvalidRequestError, match="maximum context length is 128") as caught:
+        await media.open_all([absent, inline], "")
+    assert (caught.value.param, caught.value.code) == ("content[0]", "context_length_exceeded")
+    assert (media.stats.num_queries, media.stats.fetch_results) == (0, {"ok": 1}), "nothing is decoded or fetched"
+    await media.shutdown()
+
+
+def white_png(width: int, height: int) -> str:
+    """A picture as a URL."""
+    rows = zlib.compress((b"\0" + b"\xff" * width) * height)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    packed = [struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+              for name, data in chunks]  # fmt: skip
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(packed)).decode()

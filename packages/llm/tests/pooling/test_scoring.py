@@ -19,7 +19,9 @@ from llmstack_llm.offline.pooling import OfflinePooling
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.pooling.prompt import TextPair
+from llmstack_llm.pooling.score_content import ScoreContent, read_score_text
 from llmstack_llm.pooling.scoring import combine, plan_scores
+from llmstack_llm.requests import RenderedPrompt
 from llmstack_llm.testing import write_model_folder
 from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_types import EngineReady, InvalidRequestError, PoolingParams, PoolingTask, RequestFailedError
@@ -47,6 +49,25 @@ def test_any_other_model_gives_each_text_one_vector() -> None:
     assert plan.pairs == [(0, 1), (0, 2)]
     assert plan.pooling_params == PoolingParams(normalize=True, task=PoolingTask.EMBED, truncate_prompt_tokens=5)
     assert plan_scores(["q", "r"], ["a", "b"], VECTORS).pairs == [(0, 2), (1, 3)]
+
+
+def part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_a_content_is_a_message_of_the_user_or_the_lines_of_its_texts() -> None:
+    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    content, picture = read_score_text({"content": texts}, "d[0]"), read_score_text({"content": [part("x")]}, "d[1]")
+    assert isinstance(content, ScoreContent)
+    assert isinstance(picture, ScoreContent)
+    assert content.messages == [{"role": "user", "content": texts}]
+    assert [one.param for one in picture.messages[0]["content"]] == ["d[1].content[0]"]
+    assert (picture.given, picture.texts) == ([part("x")], [])
+    assert plan_scores(["q"], [content], CROSS_ENCODER).prompts[0].prompt == TextPair("q", "a\nb")
+    assert [one.prompt for one in plan_scores(["q"], [picture], VECTORS).prompts] == ["q", picture]
+    with pytest.raises(InvalidRequestError, match="pairs of texts") as caught:
+        plan_scores(["q"], [picture], CROSS_ENCODER)
+    assert caught.value.param == "d[1].content[0].type"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +104,11 @@ class Offline(OfflinePooling):
         self.num_labels = ready.num_labels
         self.finish_reason = "stop"
         self.admitted: list[AdmittedPooling] = []
+
+    def _render_all(self, messages: Any, *, add_generation_prompt: bool = True) -> list[RenderedPrompt]:
+        assert not add_generation_prompt
+        text = "".join(part["text"] for part in messages[0]["content"])
+        return [RenderedPrompt(f"<{text}>", [ord(text[0]), 1, 2])]
 
     def _run_pooling(self, admitted: Sequence[AdmittedPooling], use_tqdm: Any) -> list[PoolingRequestOutput]:
         self.admitted = list(admitted)
@@ -125,6 +151,12 @@ def test_scores_of_vectors_are_cosines(tmp_path: Path) -> None:
     outputs = llm.score(["a", "b"], ["a", "c"], use_tqdm=False)
     assert [output.outputs.score for output in outputs] == pytest.approx([1.0, math.cos(1)], abs=1e-5)
     assert [len(output.prompt_token_ids) for output in outputs] == [2, 2]
+    content = {"content": [{"type": "text", "text": "c"}]}
+    (output,) = llm.score(content, {"text": "a"}, use_tqdm=False)
+    first, second = llm.admitted
+    assert [one.prompt for one in llm.admitted] == ["<c>", "a"]
+    angle = first.prompt_token_ids[0] - second.prompt_token_ids[0]
+    assert output.outputs.score == pytest.approx(math.cos(angle), abs=1e-5)
     with pytest.raises(InvalidRequestError, match="Classification API"):
         llm.classify("a", use_tqdm=False)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from llmstack_media.processors.checkpoints import Processors, processors
 from llmstack_media.processors.layout import Piece
 from llmstack_media.processors.processor import ImageProcessor, PixelProcessor
 from llmstack_media.processors.video import VideoProcessor
-from llmstack_media.sources import HeldSource, SourceBytes
+from llmstack_media.sources import HeldSource, RequestSources, SourceBytes
 from llmstack_media.store import Counted, Entry, Key, MediaStore, PreparedMedia
 from llmstack_media.together import run_together
 from llmstack_types import ServerOverloadedError
@@ -161,8 +161,18 @@ class MediaFront:
         image = self._processors.image
         image.with_options({name: value for name, value in options.items() if name in image.options})
 
+    def of_request(self, tenant: str) -> RequestSources:
+        """The sum of one request, for several `open_all`."""
+        return self._sources.of_request(tenant)
+
     async def open_all(
-        self, parts: Sequence[Part], tenant: str = "", options: Mapping[str, object] | None = None
+        self,
+        parts: Sequence[Part],
+        tenant: str = "",
+        options: Mapping[str, object] | None = None,
+        *,
+        request: RequestSources | None = None,
+        on_counted: Callable[[Part, OpenedMedia], None] | None = None,
     ) -> list[OpenedMedia]:
         """Fetches the pictures of one request and counts them. Nothing is decoded.
 
@@ -173,19 +183,28 @@ class MediaFront:
             parts: What the request says of them.
             tenant: An opaque id of the API key.
             options: Of the model's image processor, by the request.
+            request: The sum that these pictures are part of; None for one of their own.
+            on_counted: Called with each as its header is read. What it raises ends the others.
 
         Raises:
             InvalidRequestError: One cannot be had, is no picture, or exceeds a limit; `param` names the part.
             ServerOverloadedError: Too much is waiting or held.
         """
         asked = [self._checked(part, options or {}) for part in parts]
-        request = self._sources.of_request(tenant)
+        request = request or self.of_request(tenant)
         sources = [request.hold() for _ in parts]
         opened: dict[int, OpenedMedia] = {}
+
+        async def open_one(index: int) -> OpenedMedia:
+            one = await self._open(asked[index], tenant, sources[index])
+            if on_counted is not None:
+                on_counted(parts[index], one)
+            return one
+
         try:
             for is_fetched in (False, True):
                 indices = [index for index, part in enumerate(parts) if _is_fetched(part) == is_fetched]
-                found = await run_together([self._open(asked[index], tenant, sources[index]) for index in indices])
+                found = await run_together([open_one(index) for index in indices])
                 opened.update(zip(indices, found, strict=True))
         except BaseException:
             for source in sources:

@@ -330,9 +330,10 @@ class Scores(PooledList):
 
 
 class RankedDocument(TypedDict):
-    """The text of a document."""
+    """The text of a document, or its content of texts and pictures."""
 
-    text: Any
+    text: NotRequired[Any]
+    multi_modal: NotRequired[list[Any]]
 
 
 class Ranked(TypedDict):

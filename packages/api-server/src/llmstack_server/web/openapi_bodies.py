@@ -48,8 +48,11 @@ _TURN: Final = {
     ]
 }
 TURNS: Final = array(_TURN, minItems=1)
+_PARTS: Final = array({"type": "object"}, minItems=1)
 _TEXT: Final = {"anyOf": [_STRING, _object({"text": _STRING})]}
 TEXT_LIST: Final = {"anyOf": [*_TEXT["anyOf"], array(_TEXT, minItems=1, maxItems=2048)]}
+_COMPARED: Final = {"anyOf": [*_TEXT["anyOf"], _object({"content": {"anyOf": [_STRING, _PARTS]}})]}
+_COMPARED_LIST: Final = {"anyOf": [*_COMPARED["anyOf"], array(_COMPARED, minItems=1, maxItems=2048)]}
 _TOKEN: Final = {"type": "integer", "minimum": 0}
 PROMPTS: Final = {
     "anyOf": [
@@ -66,7 +69,7 @@ _MESSAGE_TOOL: Final = _object({"name": _NAME, "input_schema": {"type": "object"
 EXPIRY: Final = _object(
     {"anchor": {"const": "created_at"}, "seconds": {"type": "integer", "minimum": 3600, "maximum": 2_592_000}}
 )
-RERANK: Final = {"query": _TEXT, "documents": TEXT_LIST}
+RERANK: Final = {"query": _COMPARED, "documents": _COMPARED_LIST}
 INPUT: Final = {"anyOf": [_STRING, array({"type": "object"}, minItems=1)]}
 ANY: Final[Schema] = {"not": _NULL}
 CHAT_TOOLS: Final = array(_CHAT_TOOL, minItems=1, maxItems=128)
@@ -74,7 +77,7 @@ RESPONSE_TOOLS: Final = array(_RESPONSE_TOOL)
 MESSAGE_TOOLS: Final = array(_MESSAGE_TOOL)
 POOLING: Final = ({"input": PROMPTS}, {"messages": MESSAGES})
 SCORES: Final = tuple(
-    dict.fromkeys(pair, TEXT_LIST)
+    dict.fromkeys(pair, _COMPARED_LIST)
     for pair in (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 )
 

@@ -16,6 +16,10 @@ from llmstack_server.options.config import HTTPConfig
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_server.web.fields import PoolingFields
 
+TEXTS = {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]}
+PICTURE = {
+    "content": [*TEXTS["content"][:1], {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+}
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
@@ -283,7 +287,25 @@ async def test_a_query_gets_what_the_model_wants_before_it_and_is_cut_as_asked()
         (1, "/score", {"text_1": "a", "text_2": []}, "text_2", "empty_array"),
         (1, "/score", {"text_1": 5, "text_2": "a"}, "text_1", "invalid_type"),
         (1, "/score", {"text_1": "a", "text_2": ["a", 5]}, "text_2[1]", "invalid_type"),
-        (1, "/score", {"text_1": "a", "text_2": [{"content": []}]}, "text_2[0].text", "missing_required_parameter"),
+        (1, "/score", {"text_1": "a", "text_2": [{}]}, "text_2[0].text", "missing_required_parameter"),
+        (1, "/score", {"text_1": "a", "text_2": [{"content": []}]}, "text_2[0].content", "empty_array"),
+        (1, "/score", {"text_1": "a", "text_2": [{"content": 5}]}, "text_2[0].content", "invalid_type"),
+        (1, "/score", {"text_1": "a", "text_2": {"content": "b", "text": "b"}}, "text_2.text", "invalid_value"),
+        (1, "/score", {"text_1": "a", "text_2": {"content": [5]}}, "text_2.content[0]", "invalid_type"),
+        (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "text"}]}}, "text_2.content[0].text",
+         "missing_required_parameter"),
+        (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "text", "text": 5}]}}, "text_2.content[0].text",
+         "invalid_type"),
+        (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "poem", "text": "a"}]}},
+         "text_2.content[0].type", "invalid_value"),
+        (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "input_audio"}]}}, "text_2.content[0].type",
+         "unsupported_parameter"),
+        (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "image_url"}]}},
+         "text_2.content[0].image_url", "missing_required_parameter"),
+        (1, "/score", {"text_1": PICTURE, "text_2": "a"}, "text_1.content[1].type", "unsupported_parameter"),
+        (0, "/score", {"text_1": TEXTS, "text_2": "a", "max_tokens_per_query": 3}, "max_tokens_per_query",
+         "unsupported_value"),
+        (0, "/v2/embed", {"texts": [TEXTS], "input_type": "clustering"}, "texts[0].content", "unsupported_parameter"),
         (1, "/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1", "invalid_value"),
         (1, "/score", {"text_1": "a", "text_2": ["b", "c" * 200]}, "text_2[1]", "context_length_exceeded"),
         (1, "/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens",

@@ -40,7 +40,7 @@ async def render_with_media(
     chat = dataclasses.replace(chat, messages=messages)
     renderer = renderers.pick(has_tools=bool(chat.tools), chat_template=chat.chat_template)
     laid_out = await gate.run(rendering_work(chat), renderer.lay_out, chat, processor.symbols)
-    items = await open_all(processor, parts, chat.tenant, chat.media_options)
+    items = await open_all(processor, parts, chat.tenant, chat.media_options, chat.media_request)
     num_chars = len(laid_out.text) + sum(len(piece) for _, one in items for piece, _ in one.pieces)
     with _closed_on_refusal(items):
         return await gate.run(num_chars, _place, renderer, laid_out, items, processor)

@@ -134,8 +134,7 @@ def read_part(param: str, part: Mapping[str, Any] | MediaPart, kinds: Collection
     if uuid is not None and not isinstance(uuid, str):
         raise request_errors.invalid_type(f"{param}.uuid", "a string", uuid)
     if content is None and not uuid:
-        message = f"Missing required parameter: '{param}.{key}'."
-        raise InvalidRequestError(message, param=f"{param}.{key}", code="missing_required_parameter")
+        raise request_errors.missing_parameter(f"{param}.{key}")
     if content is not None and not isinstance(content, str):
         raise request_errors.invalid_type(f"{param}.{key}", "a URL", content)
     if content is not None:
@@ -148,8 +147,7 @@ def read_part(param: str, part: Mapping[str, Any] | MediaPart, kinds: Collection
 def _vectors(param: str, part: Mapping[str, Any]) -> MediaPart:
     name, content = f"{param}.image_embeds", part.get("image_embeds")
     if content is None:
-        message = f"Missing required parameter: '{name}'."
-        raise InvalidRequestError(message, param=name, code="missing_required_parameter")
+        raise request_errors.missing_parameter(name)
     if not isinstance(content, str):
         raise request_errors.invalid_type(name, "a safetensors file in base64", content)
     return MediaPart("image", "", param=param, vectors=content)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from llmstack_llm.media.parts import MediaPart
 from llmstack_llm.media.placeholders import PlacedMedia
-from llmstack_llm.media.processor import MediaProcessor, OpenedMedia, PreparedMedia
+from llmstack_llm.media.processor import MediaProcessor, MediaRequest, OpenedMedia, PreparedMedia
 from llmstack_types import MediaItem
 from llmstack_types.vocabulary import MediaKind
 
@@ -32,10 +32,14 @@ class PreparedItems:
 
 
 async def open_all(
-    processor: MediaProcessor, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
+    processor: MediaProcessor,
+    parts: Sequence[MediaPart],
+    tenant: str,
+    options: Mapping[str, object] | None = None,
+    request: MediaRequest | None = None,
 ) -> list[tuple[MediaKind, OpenedMedia]]:
     """The parts of one prompt with their kinds; see `MediaProcessor.open_all`."""
-    opened = await processor.open_all(parts, tenant, options)
+    opened = await processor.open_all(parts, tenant, options, request)
     return [(part.kind, one) for part, one in zip(parts, opened, strict=True)]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from llmstack_llm.media.parts import MediaPart
 from llmstack_types import MediaItem
@@ -56,6 +57,17 @@ class MediaSymbols(NamedTuple):
     token: str
     prompt: str
     vectors: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class MediaRequest:
+    """One request with several conversations: the bytes of their media are one sum.
+
+    Attributes:
+        sources: The sum, which a processor sets with the first.
+    """
+
+    sources: Any = None
 
 
 class MediaStats(Protocol):
@@ -121,14 +133,20 @@ class MediaProcessor(Protocol):
         ...
 
     async def open_all(
-        self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
+        self,
+        parts: Sequence[MediaPart],
+        tenant: str,
+        options: Mapping[str, object] | None = None,
+        request: MediaRequest | None = None,
     ) -> Sequence[OpenedMedia]:
-        """Fetches the items of one request and counts them; the first that fails ends the others.
+        """Fetches the items of one prompt and counts them; the first that fails ends the others.
 
-        `tenant`: An opaque id of the API key. `options`: Of the model's processor.
+        `tenant`: An opaque id of the API key. `options`: Of the model's processor. `request`: None for a prompt that
+        is a request by itself.
 
         Raises:
-            InvalidRequestError: One cannot be had, is none, or exceeds a limit; `param` names the part.
+            InvalidRequestError: One cannot be had, is none, or exceeds a limit, or they have more vectors than the
+                context has places; `param` names the part.
             ServerOverloadedError: Too much is waiting or held.
         """
         ...

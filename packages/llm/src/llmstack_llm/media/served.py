@@ -14,7 +14,7 @@ from llmstack_llm.admission.prompt_embeds import read_vectors
 from llmstack_llm.media.given_vectors import GivenVectors
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import MediaPart
-from llmstack_llm.media.processor import MediaStats, MediaSymbols, OpenedMedia
+from llmstack_llm.media.processor import MediaRequest, MediaStats, MediaSymbols, OpenedMedia
 from llmstack_types import EngineStartError
 from llmstack_types.vocabulary import MediaKind
 
@@ -22,12 +22,27 @@ if TYPE_CHECKING:
     from llmstack_media import PixelProcessor
     from llmstack_media.fetch.fetcher import Fetcher
     from llmstack_media.front import MediaFront
+    from llmstack_media.parts import Part
 
 DEFAULT_MAX_ITEMS = 64
 KINDS: Final[tuple[MediaKind, ...]] = ("image", "video")
 """Those that are prepared out of files."""
 _SMALL: Final = (64, 64)
 """Width and height of a picture that no processor cuts."""
+
+
+class _Room:
+    """The places that the media of one prompt can have: they are counted from headers, before the rest is fetched."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+
+    def take(self, part: Part, opened: OpenedMedia) -> None:
+        """Counts an item; raises InvalidRequestError where the context has no room for it and those before."""
+        self._num_tokens += sum(num_vectors for _, num_vectors in opened.pieces)
+        if self._num_tokens > self._max_tokens:
+            raise request_errors.media_too_long(part.param, self._max_tokens, self._num_tokens)
 
 
 class ServedMedia:
@@ -57,13 +72,28 @@ class ServedMedia:
         return self._front.stats
 
     async def open_all(
-        self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
+        self,
+        parts: Sequence[MediaPart],
+        tenant: str,
+        options: Mapping[str, object] | None = None,
+        request: MediaRequest | None = None,
     ) -> Sequence[OpenedMedia]:
-        """Fetches the items of one request and counts them; see `MediaProcessor.open_all`."""
-        given = {index: await self._vectors(part) for index, part in enumerate(parts) if part.vectors is not None}
+        """Fetches the items of one prompt and counts them; see `MediaProcessor.open_all`."""
+        if request is not None and request.sources is None:
+            request.sources = self._front.of_request(tenant)
+        room = _Room(self._limits.max_request_tokens)
+        given: dict[int, OpenedMedia] = {}
+        for index, part in enumerate(parts):
+            if part.vectors is not None:
+                given[index] = await self._vectors(part)
+                room.take(part, given[index])
         rest = [part for part in parts if part.vectors is None]
-        opened = iter(await self._front.open_all(rest, tenant, {**self._options.processor_options, **(options or {})}))
-        return [given[index] if index in given else next(opened) for index in range(len(parts))]
+        opened = await self._front.open_all(
+            rest, tenant, {**self._options.processor_options, **(options or {})},
+            request=None if request is None else request.sources, on_counted=room.take,
+        )  # fmt: skip
+        others = iter(opened)
+        return [given[index] if index in given else next(others) for index in range(len(parts))]
 
     async def _vectors(self, part: MediaPart) -> GivenVectors:
         if not self._options.takes_vectors:

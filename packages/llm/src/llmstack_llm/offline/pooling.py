@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmstack_llm import request_errors
 from llmstack_llm.adapters import LoRARequest, LoRARequests
 from llmstack_llm.offline.llm_engine import LLMEngine
 from llmstack_llm.offline.requests import UseTqdm, one_each, prompt_list
@@ -18,10 +17,12 @@ from llmstack_llm.pooling.outputs import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
+from llmstack_llm.pooling.score_content import ScoreContent, ScoreText, read_score_text
 from llmstack_llm.pooling.scoring import plan_scores
-from llmstack_llm.requests import PromptInput
+from llmstack_llm.requests import PromptInput, RenderedPrompt
 from llmstack_types import PoolingParams, PoolingTask, RequestFailedError
 
+ScoreInput = str | Mapping[str, Any]
 PoolingParamsInput = PoolingParams | Sequence[PoolingParams] | None
 
 
@@ -38,6 +39,12 @@ class OfflinePooling(ABC):
     @abstractmethod
     def _run_pooling(self, admitted: Sequence[AdmittedPooling], use_tqdm: UseTqdm) -> list[PoolingRequestOutput]:
         """Outputs in the prompts' order, whatever has become of them."""
+
+    @abstractmethod
+    def _render_all(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[RenderedPrompt]:
+        """A conversation as a prompt, by the model's template."""
 
     def encode(
         self,
@@ -100,8 +107,8 @@ class OfflinePooling(ABC):
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: ScoreInput | Sequence[ScoreInput],
+        data_2: ScoreInput | Sequence[ScoreInput],
         *,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
@@ -110,28 +117,27 @@ class OfflinePooling(ABC):
     ) -> list[ScoringRequestOutput]:
         """How well one text fits each of `data_2`, or texts fit one by one.
 
+        A text is a string, or a dict with a `content` of texts and pictures as a message of the user has it.
         A model of one label reads each pair; any other model gives the cosine of the texts' vectors.
         """
         (params,) = _one_each(pooling_params, 1, truncate_prompt_tokens, None)
         processor = self.llm_engine.input_processor
         plan = plan_scores(_texts(data_1, "data_1"), _texts(data_2, "data_2"), processor.limits, params)
         (adapter,) = self.llm_engine.resolve_adapters(lora_request, 1)
-        admitted = [
-            dataclasses.replace(
-                processor.admit_pooling(one.prompt, plan.pooling_params, param=one.param), adapter=adapter
-            )
-            for one in plan.prompts
-        ]
+        admitted = []
+        for one in plan.prompts:
+            prompt: Any = one.prompt
+            if isinstance(prompt, ScoreContent):
+                (prompt,) = self._render_all(prompt.messages, add_generation_prompt=False)
+            pooled = processor.admit_pooling(prompt, plan.pooling_params, param=one.param)
+            admitted.append(dataclasses.replace(pooled, adapter=adapter))
         outputs = _checked(self._run_pooling(admitted, use_tqdm))
         return [ScoringRequestOutput.from_parts([outputs[index] for index in pair]) for pair in plan.pairs]
 
 
-def _texts(value: str | Sequence[str], param: str) -> list[str]:
-    texts: list[Any] = [value] if isinstance(value, str) else list(value)
-    wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
-    if wrong is not None:
-        raise request_errors.invalid_type(f"{param}[{wrong}]", "a string", texts[wrong])
-    return texts
+def _texts(value: ScoreInput | Sequence[ScoreInput], param: str) -> list[ScoreText]:
+    texts = [value] if isinstance(value, str | Mapping) else list(value)
+    return [read_score_text(text, f"{param}[{index}]") for index, text in enumerate(texts)]
 
 
 def _one_each(

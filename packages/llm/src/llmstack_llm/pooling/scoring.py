@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, by a cross encoder or by the cosine of vectors."""
+"""Scores of pairs of texts or pictures, by cross encoder or cosine of vectors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from operator import mul
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.pooling.prompt import TextPair
+from llmstack_llm.pooling.score_content import ScoreContent, ScoreText
 from llmstack_types import PoolingParams, PoolingTask
 
 
 @dataclass(frozen=True, slots=True)
 class ScorePrompt:
-    """One prompt to pool; `param` is what the user calls it."""
+    """One prompt to pool, a content before it is rendered; `param` is what the user calls it."""
 
-    prompt: str | TextPair
+    prompt: ScoreText | TextPair
     param: str
 
 
@@ -35,8 +36,8 @@ class ScorePlan:
 
 
 def plan_scores(
-    texts_1: Sequence[str],
-    texts_2: Sequence[str],
+    texts_1: Sequence[ScoreText],
+    texts_2: Sequence[ScoreText],
     limits: AdmissionLimits,
     params: PoolingParams | None = None,
     *,
@@ -44,13 +45,15 @@ def plan_scores(
 ) -> ScorePlan:
     """The plan for pairs of one text with each of `texts_2`, or of the texts one by one.
 
-    A model of one label reads each pair; any other model that gives vectors gives one to each text.
+    A model of one label reads each pair; any other model that gives vectors gives one to each text. A content with
+    pictures is one too: a message of the user, in the model's chat template. Of a pair it has to be texts.
 
     `params`: How prompts are cut, and whether a label's number goes through its activation.
     `names`: The user's names of the two lists.
 
     Raises:
-        InvalidRequestError: A list is empty, their lengths do not match, or the model is a classifier of many labels.
+        InvalidRequestError: A list is empty, their lengths do not match, the model is a classifier of many labels, or
+            it reads pairs, and there are pictures.
     """
     for name, texts in zip(names, (texts_1, texts_2), strict=True):
         if not texts:
@@ -77,18 +80,30 @@ def combine(numbers: Sequence[Sequence[float]]) -> float:
 
 
 def _plan_pairs(
-    texts_1: Sequence[str], texts_2: Sequence[str], firsts: Sequence[int], params: PoolingParams, names: tuple[str, str]
+    texts_1: Sequence[ScoreText],
+    texts_2: Sequence[ScoreText],
+    firsts: Sequence[int],
+    params: PoolingParams,
+    names: tuple[str, str],
 ) -> ScorePlan:
     prompts = [
-        ScorePrompt(TextPair(texts_1[first], second), f"{names[1]}[{index}]")
+        ScorePrompt(TextPair(_text_of(texts_1[first]), _text_of(second)), f"{names[1]}[{index}]")
         for index, (first, second) in enumerate(zip(firsts, texts_2, strict=True))
     ]
     pairs: list[tuple[int, ...]] = [(index,) for index in range(len(prompts))]
     return ScorePlan(prompts, _with(params, PoolingTask.SCORE), pairs)
 
 
+def _text_of(text: ScoreText) -> str:
+    return text.text if isinstance(text, ScoreContent) else text
+
+
 def _plan_vectors(
-    texts_1: Sequence[str], texts_2: Sequence[str], firsts: Sequence[int], params: PoolingParams, names: tuple[str, str]
+    texts_1: Sequence[ScoreText],
+    texts_2: Sequence[ScoreText],
+    firsts: Sequence[int],
+    params: PoolingParams,
+    names: tuple[str, str],
 ) -> ScorePlan:
     prompts = [
         ScorePrompt(text, f"{name}[{index}]")

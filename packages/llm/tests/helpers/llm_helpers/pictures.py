@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmstack_llm.media.parts import MediaPart
-from llmstack_llm.media.processor import MediaSymbols
+from llmstack_llm.media.processor import MediaRequest, MediaSymbols
 from llmstack_types import InvalidRequestError, MediaItem, MediaMemory
 from llmstack_types.vocabulary import MediaKind
 
@@ -30,7 +30,11 @@ class FakePictures:
         self.is_started = False
 
     async def open_all(
-        self, parts: Sequence[MediaPart], tenant: str, options: Mapping[str, object] | None = None
+        self,
+        parts: Sequence[MediaPart],
+        tenant: str,
+        options: Mapping[str, object] | None = None,
+        request: MediaRequest | None = None,
     ) -> list[FakeOpened]:
         await asyncio.sleep(0)
         for part in parts:

@@ -54,7 +54,7 @@ class PairFields(PoolingFields):
 class ScoreRequest(PairFields):
     """Body of `POST /score`: two lists, under one of three pairs of names."""
 
-    text_1: Any = Field(None, description="a text, or texts")
+    text_1: Any = Field(None, description="a text, or texts; each a string, or an object with a text or a content")
     text_2: Any = Field(None, description="a text, or texts; as many as text_1, unless that is one")
     data_1: Any = None
     data_2: Any = None
@@ -76,7 +76,7 @@ class CohereEmbedRequest(PoolingFields):
 class RerankRequest(PairFields):
     """Body of `POST /rerank`, in the form of Jina and Cohere."""
 
-    query: Any = Field(None, description="a text")
-    documents: Any = Field(None, description="texts, or objects with a text; at most 2048 of them")
+    query: Any = Field(None, description="a text, or an object with a text or a content")
+    documents: Any = Field(None, description="texts, or objects with a text or a content; at most 2048 of them")
     top_n: int | None = Field(None, description="how many of the best to return; null and 0 mean all")
     return_documents: bool | None = Field(None, description="whether results carry their texts")

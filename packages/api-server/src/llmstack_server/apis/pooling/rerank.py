@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.pooling.score_content import ScoreContent, ScoreText
 from llmstack_server.apis.pooling.protocol import RerankRequest
-from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
+from llmstack_server.apis.pooling.scores import ScoreJob, parse_contents, prepare_scores
 from llmstack_server.apis.pooling.unsupported import RERANK
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, WholeAnswer, claim_ids
@@ -22,10 +23,10 @@ async def prepare_rerank(state: ServerState, body: dict[str, Any]) -> RerankAnsw
         InvalidRequestError: Names the first invalid field.
     """
     fields = parse(RerankRequest, body)
-    query = parse_texts(fields.query, "query")
+    query = parse_contents(fields.query, "query")
     if len(query) > 1:
         raise request_errors.invalid_type("query", "a string", fields.query)
-    documents = parse_texts(fields.documents, "documents")
+    documents = parse_contents(fields.documents, "documents")
     check_fields(state, body, fields, RERANK)
     if fields.top_n is not None and fields.top_n < 0:
         raise request_errors.below_min("top_n", 0, fields.top_n, is_integer=True)
@@ -38,7 +39,7 @@ async def prepare_rerank(state: ServerState, body: dict[str, Any]) -> RerankAnsw
 class RerankAnswer(WholeAnswer):
     """The ranked documents of one request."""
 
-    def __init__(self, job: ScoreJob, fields: RerankRequest, documents: Sequence[str], ids: AnswerIds) -> None:
+    def __init__(self, job: ScoreJob, fields: RerankRequest, documents: Sequence[ScoreText], ids: AnswerIds) -> None:
         self._job = job
         self._fields = fields
         self._documents = documents
@@ -59,5 +60,6 @@ class RerankAnswer(WholeAnswer):
     def _result(self, index: int, score: float) -> dict[str, Any]:
         result: dict[str, Any] = {"index": index, "relevance_score": score}
         if self._fields.return_documents is not False:
-            result["document"] = {"text": self._documents[index]}
+            one = self._documents[index]
+            result["document"] = {"multi_modal": one.given} if isinstance(one, ScoreContent) else {"text": one}
         return result

@@ -1,4 +1,4 @@
-"""`POST /score`: the score of each pair of texts."""
+"""`POST /score`: the score of each pair of texts or pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.pooling.protocol import ScoreRequest
-from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
+from llmstack_server.apis.pooling.scores import ScoreJob, parse_contents, prepare_scores
 from llmstack_server.apis.pooling.unsupported import SCORES
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, WholeAnswer, claim_ids
@@ -27,7 +27,7 @@ async def prepare_score(state: ServerState, body: dict[str, Any]) -> ScoreAnswer
     """
     fields = parse(ScoreRequest, body)
     names = _names(fields)
-    texts = (parse_texts(getattr(fields, names[0]), names[0]), parse_texts(getattr(fields, names[1]), names[1]))
+    texts = (parse_contents(getattr(fields, names[0]), names[0]), parse_contents(getattr(fields, names[1]), names[1]))
     check_fields(state, body, fields, SCORES)
     ids = await claim_ids(state, "score", fields.request_id)
     return ScoreAnswer(await prepare_scores(state, fields, texts, names), ids)

@@ -1,21 +1,24 @@
-"""Scores of pairs of texts, for `/score` and `/rerank`."""
+"""Scores of pairs of texts or pictures, for `/score` and `/rerank`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from llmstack_llm import request_errors
+from llmstack_llm import ChatPrompt, RenderedPrompt, request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.admission.rules import IntegerRule
+from llmstack_llm.media.processor import MediaRequest
 from llmstack_llm.pooling.prompt import LimitedText, TextPair
+from llmstack_llm.pooling.score_content import ScoreContent, ScoreText, read_score_text
 from llmstack_llm.pooling.scoring import ScorePlan, combine, plan_scores
 from llmstack_server.apis.pooling.engine_run import MAX_NUM_INPUTS, admit_all, count_tokens, run_all
 from llmstack_server.apis.pooling.protocol import PairFields
 from llmstack_server.protocols import AdmittedInput
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import PoolingFields
 from llmstack_types import PoolingParams
@@ -25,7 +28,17 @@ MAX_NUM_CHARS = 1 << 24
 
 
 def parse_texts(value: Any, param: str) -> list[str]:
-    """One text or several, each a string or an object with a `text`.
+    """`parse_contents`, of texts alone."""
+    texts: list[str] = []
+    for one in parse_contents(value, param):
+        if isinstance(one, ScoreContent):
+            raise request_errors.unsupported_parameter(f"{one.param}.content", "texts stand in the field 'text'")
+        texts.append(one)
+    return texts
+
+
+def parse_contents(value: Any, param: str) -> list[ScoreText]:
+    """One text or several, each a string, an object with a `text`, or one with a `content` of texts and pictures.
 
     Raises:
         InvalidRequestError: Missing, empty, too many, or of a wrong type.
@@ -33,23 +46,12 @@ def parse_texts(value: Any, param: str) -> list[str]:
     if value is None:
         raise missing_parameter(param)
     if not isinstance(value, list):
-        return [_text(value, param, "a string or an array")]
+        return [read_score_text(value, param, "a string or an array")]
     if not value:
         raise request_errors.empty_array(param)
     if len(value) > MAX_NUM_INPUTS:
         raise request_errors.array_too_long(param, MAX_NUM_INPUTS, len(value))
-    return [_text(entry, f"{param}[{index}]", "a string") for index, entry in enumerate(value)]
-
-
-def _text(value: Any, param: str, expected: str) -> str:
-    text = value.get("text") if isinstance(value, Mapping) else value
-    if isinstance(text, str):
-        return text
-    if isinstance(value, Mapping) and value.get("content"):
-        raise request_errors.unsupported_parameter(f"{param}.content", "scores are of texts, in the field 'text'")
-    if isinstance(value, Mapping) and text is None:
-        raise missing_parameter(f"{param}.text")
-    raise request_errors.invalid_type(param, expected, value)
+    return [read_score_text(entry, f"{param}[{index}]") for index, entry in enumerate(value)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class ScoreJob:
 async def prepare_scores(
     state: ServerState,
     fields: PairFields,
-    texts: tuple[Sequence[str], Sequence[str]],
+    texts: tuple[Sequence[ScoreText], Sequence[ScoreText]],
     names: tuple[str, str],
 ) -> ScoreJob:
     """Plans and admits the prompts of a request whose fields were checked.
@@ -102,15 +104,42 @@ async def prepare_scores(
     num_chars = sum(_num_chars(one.prompt) for one in plan.prompts)
     if num_chars > MAX_NUM_CHARS:
         raise request_errors.too_much_text(names[1], MAX_NUM_CHARS, num_chars)
-    prompts = ((one.prompt, one.param) for one in plan.prompts)
+    prompts = await _render(state, plan)
     return ScoreJob(state, fields, plan, await admit_all(state, prompts, plan.pooling_params, fields.model))
 
 
-def _limited(texts: Sequence[str], param: str, maximum: int | None, limits: AdmissionLimits) -> Sequence[str]:
+async def _render(state: ServerState, plan: ScorePlan) -> list[tuple[str | TextPair | RenderedPrompt, str]]:
+    """The prompts with their names: contents as conversations, their pictures counted and not decoded."""
+    is_cut = plan.pooling_params.truncate_prompt_tokens is not None
+    empty = ChatPrompt(
+        (), add_generation_prompt=False, is_cut=is_cut, tenant=current_client.get().tenant,
+        media_request=MediaRequest(),
+    )  # fmt: skip
+    prompts: list[tuple[str | TextPair | RenderedPrompt, str]] = []
+    for one in plan.prompts:
+        if isinstance(one.prompt, ScoreContent):
+            prompts.append((await state.engine.render(replace(empty, messages=one.prompt.messages)), one.param))
+        else:
+            prompts.append((one.prompt, one.param))
+    return prompts
+
+
+def _limited(
+    texts: Sequence[ScoreText], param: str, maximum: int | None, limits: AdmissionLimits
+) -> Sequence[ScoreText]:
     """The texts, each with the limit on its tokens; None and 0 are none."""
     IntegerRule(0, limits.max_request_tokens - 1, is_optional=True).check(param, maximum)
-    return [LimitedText(text, maximum) for text in texts] if maximum else texts
+    if not maximum:
+        return texts
+    limited = []
+    for text in texts:
+        if isinstance(text, ScoreContent):
+            raise request_errors.unsupported_value(param, "a 'content' is not cut")
+        limited.append(LimitedText(text, maximum))
+    return limited
 
 
-def _num_chars(prompt: str | TextPair) -> int:
+def _num_chars(prompt: ScoreText | TextPair) -> int:
+    if isinstance(prompt, ScoreContent):
+        return sum(map(len, prompt.texts))
     return len(prompt) if isinstance(prompt, str) else len(prompt.first) + len(prompt.second)
