@@ -102,8 +102,7 @@ def test_the_nested_file_of_transformers_5_makes_the_same_processor(name: str) -
     family = FAMILIES[name]
     nested = json.loads(json.dumps({**family.processor, "image_processor": family.reference().to_dict()}))
     assert nested["image_processor"]["image_processor_type"] == family.class_name
-    model = {"vision_config": {"patch_size": family.patch_size}}
-    assert image_processor({"image_processor_type": "unread"}, nested, model=model) == family.ours()
+    assert image_processor({"image_processor_type": "unread"}, nested, model=family.model) == family.ours()
 
 
 @pytest.mark.parametrize("changes", [
@@ -129,7 +128,7 @@ def test_sixteen_bits_are_scaled_where_the_reference_clips_them() -> None:
     ("idefics3", "<image>", "<image>"), ("gemma3", "<start_of_image>", "<start_of_image>"),
     ("clip", "<image>", "<image>"), ("llava-next", "<image>", "<image>"), ("pixtral", "[IMG]", "[IMG]"),
     ("qwen2-vl", "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"),
-    ("internvl", "<IMG_CONTEXT>", "<IMG_CONTEXT>"),
+    ("internvl", "<IMG_CONTEXT>", "<IMG_CONTEXT>"), ("aya-vision", "<image>", "<image>"),
 ])  # fmt: skip
 def test_a_picture_is_written_as_its_family_does(name: str, placeholder: str, in_text: str) -> None:
     ours = FAMILIES[name].ours()

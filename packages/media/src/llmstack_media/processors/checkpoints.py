@@ -9,10 +9,11 @@ from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles
 from llmstack_media.processors.fixed_size import CLIPImageProcessor, LlavaImageProcessor, SiglipImageProcessor
 from llmstack_media.processors.gemma3 import Gemma3ImageProcessor
-from llmstack_media.processors.got_ocr2 import GotOcr2ImageProcessor
+from llmstack_media.processors.got_ocr2 import AyaVisionImageProcessor, GotOcr2ImageProcessor
 from llmstack_media.processors.idefics3 import Idefics3ImageProcessor, SmolVLMImageProcessor
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor
-from llmstack_media.processors.pixtral import PixtralImageProcessor
+from llmstack_media.processors.llava_onevision import LlavaOnevisionImageProcessor
+from llmstack_media.processors.pixtral import LightOnOcrImageProcessor, PixtralImageProcessor
 from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.processors.qwen2_vl import Qwen2VLImageProcessor
 from llmstack_media.processors.qwen_video import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
@@ -22,10 +23,15 @@ PROCESSORS: Mapping[str, type[ImageProcessor]] = {
     one.name: one
     for one in (
         CLIPImageProcessor, Gemma3ImageProcessor, GotOcr2ImageProcessor, Idefics3ImageProcessor, LlavaImageProcessor,
-        LlavaNextImageProcessor, PixtralImageProcessor, Qwen2VLImageProcessor, SiglipImageProcessor,
-        SmolVLMImageProcessor,
+        LlavaNextImageProcessor, LlavaOnevisionImageProcessor, PixtralImageProcessor, Qwen2VLImageProcessor,
+        SiglipImageProcessor, SmolVLMImageProcessor,
     )
 }  # fmt: skip
+# Types of models whose prompts differ from those of others with the same image processor.
+_OF_MODELS: Mapping[str, type[ImageProcessor]] = {
+    "aya_vision": AyaVisionImageProcessor,
+    "lighton_ocr": LightOnOcrImageProcessor,
+}
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # Types of models that take videos, to their processor.
 VIDEO_PROCESSORS: Mapping[str, type[VideoProcessor]] = {
@@ -94,4 +100,5 @@ def _image_processor(files: CheckpointFiles) -> ImageProcessor:
     known = PROCESSORS.get(_OLDER_NAMES.get(name, name))
     if known is None:
         raise ProcessorConfigError(f"the image processor {named[:64]} is not supported; {', '.join(PROCESSORS)} are")
-    return known.from_checkpoint(files)
+    own = _OF_MODELS.get(str(files.model.get("model_type")), known)
+    return (own if issubclass(own, known) else known).from_checkpoint(files)

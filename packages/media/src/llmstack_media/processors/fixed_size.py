@@ -97,9 +97,14 @@ class SiglipImageProcessor(FixedSizeProcessor):
         patch_size = files.encoder_patch_size()
         return cls(
             **cls._common(files.image), height=height, width=width, shortest_edge=0, has_square_padding=False,
-            patch_size=patch_size, num_vectors=(height // patch_size) * (width // patch_size),
+            patch_size=patch_size, num_vectors=(height // patch_size) * (width // patch_size) + cls._additional(files),
             image_token=files.token("image_token", "<image>"),
         )  # fmt: skip
+
+    @classmethod
+    def _additional(cls, files: CheckpointFiles) -> int:
+        """That of LLaVA's processor, which is the only one with such fields."""
+        return additional_vectors(files) if "vision_feature_select_strategy" in files.processor else 0
 
 
 class CLIPImageProcessor(FixedSizeProcessor):

@@ -1,4 +1,4 @@
-"""InternVL: a picture in the grid of tiles nearest to its shape, and whole."""
+"""InternVL, Aya Vision: a picture in the grid of tiles nearest to it, and whole."""
 
 from __future__ import annotations
 
@@ -119,6 +119,53 @@ class GotOcr2ImageProcessor(ImageProcessor):
             if difference < best_difference or (difference == best_difference and is_filled):
                 best, best_difference = (rows, columns), difference
         return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class AyaVisionImageProcessor(GotOcr2ImageProcessor):
+    """Aya Vision's, whose tiles are numbered in the prompt.
+
+    Attributes:
+        template_token: What a chat template prints.
+        tile_token: Before the number of a tile.
+        whole_token: Before the whole picture.
+    """
+
+    template_token: str
+    tile_token: str
+    whole_token: str
+
+    @classmethod
+    def from_checkpoint(cls, files: CheckpointFiles) -> Self:
+        height, width = fixed_size(files, 384)
+        values = files.processor
+        per_vector = integer(values, "patch_size", 28) * integer(values, "downsample_factor", 1)
+        return cls(
+            **cls._common(files.image),
+            height=height,
+            width=width,
+            crop_to_patches=True,  # its processor cuts, whatever its files say
+            min_patches=integer(files.image, "min_patches", 1),
+            max_patches=integer(files.image, "max_patches", 12),
+            num_tile_vectors=(integer(values, "img_size", 364) // per_vector) ** 2,
+            patch_size=files.encoder_patch_size(),
+            begin_token=files.token("start_of_img_token", "<|START_OF_IMG|>"),
+            image_token=files.token("img_patch_token", "<|IMG_PATCH|>"),
+            end_token=files.token("end_of_img_token", "<|END_OF_IMG|>"),
+            template_token=files.token("image_token", "<image>"),
+            tile_token=files.token("tile_token", "TILE"),
+            whole_token=files.token("tile_global_token", "TILE_GLOBAL"),
+        )
+
+    @property
+    def placeholder(self) -> str:
+        return self.template_token
+
+    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
+        names = [*(f"{self.tile_token}_{number}" for number in range(1, layout.grid[0])), self.whole_token]
+        names[0] = self.begin_token + names[0]
+        tiles = (part for name in names for part in (Piece(name), Piece(self.image_token, self.num_tile_vectors)))
+        return (*tiles, Piece(self.end_token))
 
 
 @lru_cache(maxsize=64)

@@ -53,7 +53,7 @@ class LlavaNextImageProcessor(ImageProcessor):
         return cls(
             **cls._common(files.image),
             side=side,
-            grids=_grids(image.get("image_grid_pinpoints") or _DEFAULT_GRIDS, side),
+            grids=grids_of(image.get("image_grid_pinpoints") or _DEFAULT_GRIDS, side),
             patch_size=integer(files.processor, "patch_size", 0, 0, MAX_SIDE) or files.encoder_patch_size(),
             num_additional=additional_vectors(files),
             image_token=files.token("image_token", "<image>"),
@@ -127,7 +127,12 @@ def _size_within(height: int, width: int, max_height: int, max_width: int) -> tu
     return max_height, min(math.ceil(width * by_height), max_width)
 
 
-def _grids(value: object, side: int) -> tuple[tuple[int, int], ...]:
+def grids_of(value: object, side: int) -> tuple[tuple[int, int], ...]:
+    """Heights and widths in which a picture may be cut into tiles of this side.
+
+    Raises:
+        ProcessorConfigError: They are something else.
+    """
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_GRIDS:
         raise ProcessorConfigError("image_grid_pinpoints must be a list of heights and widths")
     grids = []

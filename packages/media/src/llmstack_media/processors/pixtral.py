@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: a picture in its own shape, in rows of patches."""
+"""Pixtral, Mistral 3, LightOnOCR: a picture in its own shape, in rows of patches."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class PixtralImageProcessor(ImageProcessor):
         max_width: Of the same.
         patch_size: Side of the encoder's patches.
         merge_size: Patches per side that become one vector.
+        side: Of which height and width of a prepared picture are multiples.
     """
 
     name: ClassVar[str] = "PixtralImageProcessor"
@@ -46,10 +47,13 @@ class PixtralImageProcessor(ImageProcessor):
         "do_convert_rgb": (True,),
     }
 
+    DEFAULT_MERGE_SIZE: ClassVar[int] = 1
+
     max_height: int
     max_width: int
     patch_size: int
     merge_size: int
+    side: int
     image_token: str
     break_token: str
     end_token: str
@@ -59,17 +63,25 @@ class PixtralImageProcessor(ImageProcessor):
         size = size_of(files.image.get("size"), "size", {"longest_edge": 1024}, is_square=True)
         if set(size) not in ({"longest_edge"}, {"height", "width"}):
             raise ProcessorConfigError("size must have longest_edge, or height and width")
-        merge_size = files.processor.get("spatial_merge_size") or files.model.get("spatial_merge_size")
+        found = files.processor.get("spatial_merge_size") or files.model.get("spatial_merge_size")
+        patch_size = integer(files.processor, "patch_size", 0, 0, MAX_SIDE) or files.encoder_patch_size()
+        merge_size = checked_integer("spatial_merge_size", found or cls.DEFAULT_MERGE_SIZE, 1, MAX_SIDE)
         return cls(
             **cls._common(files.image),
             max_height=checked_integer("size", size.get("height") or size["longest_edge"], 1, MAX_SIDE),
             max_width=checked_integer("size", size.get("width") or size["longest_edge"], 1, MAX_SIDE),
-            patch_size=integer(files.processor, "patch_size", 0, 0, MAX_SIDE) or files.encoder_patch_size(),
-            merge_size=checked_integer("spatial_merge_size", merge_size or 1, 1, MAX_SIDE),
+            patch_size=patch_size,
+            merge_size=merge_size,
+            side=cls._side(files, patch_size, merge_size),
             image_token=files.token("image_token", "[IMG]"),
             break_token=files.token("image_break_token", "[IMG_BREAK]"),
             end_token=files.token("image_end_token", "[IMG_END]"),
         )
+
+    @classmethod
+    def _side(cls, files: CheckpointFiles, patch_size: int, merge_size: int) -> int:
+        """What the reference's processor gives to its image processor."""
+        return patch_size * merge_size
 
     def layout(self, width: int, height: int) -> ImageLayout:
         return self._layout(*self._size(height, width))
@@ -102,5 +114,23 @@ class PixtralImageProcessor(ImageProcessor):
         ratio = max(height / self.max_height, width / self.max_width)
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
-        side = self.patch_size * self.merge_size
+        side = self.side
         return check_resized(((height - 1) // side + 1) * side, ((width - 1) // side + 1) * side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightOnOcrImageProcessor(PixtralImageProcessor):
+    """LightOnOCR's: one run of vectors, without breaks between rows."""
+
+    DEFAULT_MERGE_SIZE: ClassVar[int] = 2
+
+    @classmethod
+    def _side(cls, files: CheckpointFiles, patch_size: int, merge_size: int) -> int:
+        """That of its own file, which must be whole vectors."""
+        side = size_of(files.image.get("patch_size"), "patch_size", {"height": 16, "width": 16}, is_square=True)
+        if len(set(side.values())) != 1 or (found := next(iter(side.values()))) % (patch_size * merge_size):
+            raise ProcessorConfigError(f"patch_size must be a multiple of {patch_size * merge_size}")
+        return found
+
+    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
+        return (Piece(self.image_token, layout.num_vectors),)

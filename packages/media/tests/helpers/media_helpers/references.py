@@ -34,10 +34,16 @@ class Family:
     """Of the composite processor, which needs torchvision to be made."""
     call: dict[str, Any] = field(default_factory=dict)
     """What the composite processor gives to the image processor."""
+    model_type: str = ""
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """`config.json`."""
+        return {"vision_config": {"patch_size": self.patch_size}, "model_type": self.model_type}
 
     def ours(self, **changes: Any) -> ImageProcessor:
         image = {"image_processor_type": self.class_name, **self.image, **changes}
-        return image_processor(image, self.processor, model={"vision_config": {"patch_size": self.patch_size}})
+        return image_processor(image, self.processor, model=self.model)
 
     def reference(self, **changes: Any) -> Any:
         module = importlib.import_module(f"transformers.models.{self.module}.image_processing_pil_{self.module}")
@@ -45,7 +51,7 @@ class Family:
 
     def reference_text(self, outputs: Mapping[str, Any]) -> str:
         """What the composite processor writes into a prompt for the picture."""
-        if self.module == "pixtral":  # whose module needs torchvision to be imported
+        if self.composite == "by hand":  # whose module needs torchvision to be imported
             side = self.attributes["patch_size"] * self.attributes["spatial_merge_size"]
             rows, columns = (length // side for length in outputs["image_sizes"][0])
             return "[IMG_BREAK]".join(["[IMG]" * columns] * rows) + "[IMG_END]"
@@ -124,6 +130,29 @@ FAMILIES = {
         {"image_seq_length": 4}, 14, "internvl.processing_internvl:InternVLProcessor",
         {"start_image_token": "<img>", "end_image_token": "</img>", "image_token": "<IMG_CONTEXT>",
          "image_seq_length": 4},
+    ),
+    "aya-vision": Family(
+        "got_ocr2", "GotOcr2ImageProcessor",
+        {"size": {"height": 56, "width": 56}, "crop_to_patches": True, "min_patches": 1, "max_patches": 12},
+        {"img_size": 56, "patch_size": 14, "downsample_factor": 2}, 14,
+        "aya_vision.processing_aya_vision:AyaVisionProcessor",
+        {"img_size": 56, "patch_size": 28, "start_of_img_token": "<|START_OF_IMG|>", "tile_token": "TILE",
+         "tile_global_token": "TILE_GLOBAL", "img_patch_token": "<|IMG_PATCH|>", "end_of_img_token": "<|END_OF_IMG|>"},
+        model_type="aya_vision",
+    ),
+    "llava-onevision": Family(
+        "llava_onevision", "LlavaOnevisionImageProcessor",
+        {"size": {"height": 56, "width": 56}, "image_grid_pinpoints": [[56 * rows, 56 * columns] for rows in (1, 2, 3)
+                                                                       for columns in (1, 2, 3)]},
+        {"num_image_tokens": 16, "vision_aspect_ratio": "anyres_max_2", "vision_feature_select_strategy": "full"}, 14,
+        "llava_onevision.processing_llava_onevision:LlavaOnevisionProcessor",
+        {"image_token": "<image>", "num_image_tokens": 16, "vision_aspect_ratio": "anyres_max_2",
+         "vision_feature_select_strategy": "full"},
+    ),
+    "lighton-ocr": Family(
+        "pixtral", "PixtralImageProcessor", {"size": {"longest_edge": 168}, "patch_size": 28},
+        {"patch_size": 14, "spatial_merge_size": 2}, 14, "lighton_ocr.processing_lighton_ocr:LightOnOcrProcessor",
+        {"image_token": "[IMG]", "effective_patch_size": 28}, model_type="lighton_ocr",
     ),
 }  # fmt: skip
 
