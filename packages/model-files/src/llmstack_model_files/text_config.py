@@ -42,11 +42,13 @@ _VOXTRAL: Mapping[str, Any] = {
     "head_dim": 128,
 }
 WHOLES: Mapping[str, _Whole] = {
+    "AyaVisionForConditionalGeneration": _Whole("cohere2", is_tied=True),
     "Gemma3ForConditionalGeneration": _Whole("gemma3_text", is_tied=True),
     "Gemma3nForConditionalGeneration": _Whole("gemma3n_text", is_tied=True),
     "Idefics3ForConditionalGeneration": _Whole("llama"),
     "InternVLChatModel": _Whole("qwen2", field="llm_config"),
     "InternVLForConditionalGeneration": _Whole("qwen2", is_tied=True),
+    "LightOnOcrForConditionalGeneration": _Whole("qwen3"),
     "LlavaForConditionalGeneration": _Whole("llama"),
     "LlavaNextForConditionalGeneration": _Whole("llama"),
     "LlavaOnevisionForConditionalGeneration": _Whole("qwen2"),
@@ -64,10 +66,12 @@ WHOLES: Mapping[str, _Whole] = {
 }
 # Positions of three axes (mrope) are equal for text, so Qwen-VL's text models are Qwen's.
 TEXT_TYPES: Mapping[str, _Text] = {
+    "cohere2": _Text("Cohere2ForCausalLM", "cohere2"),
     "gemma": _Text("GemmaForCausalLM", "gemma"),
     "gemma2": _Text("Gemma2ForCausalLM", "gemma2"),
     "gemma3_text": _Text("Gemma3ForCausalLM", "gemma3_text"),
     "gemma3n_text": _Text("Gemma3nForCausalLM", "gemma3n_text"),
+    "granite": _Text("GraniteForCausalLM", "granite"),
     "gpt_oss": _Text("GptOssForCausalLM", "gpt_oss"),
     "llama": _Text("LlamaForCausalLM", "llama"),
     "ministral3": _Text("Ministral3ForCausalLM", "ministral3"),
