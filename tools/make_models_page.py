@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from generated_page import DOCS, write_page
 
 from llmstack_model_files import SPEECH_ARCHITECTURE
-from llmstack_model_runner.architectures import ARCHITECTURES, ENCODERS, PICTURE_ENCODERS, POOLING_DECODERS
+from llmstack_model_runner.architectures import (
+    ARCHITECTURES,
+    BACKEND_ENCODER,
+    BACKEND_TOWERS,
+    ENCODERS,
+    PICTURE_ENCODERS,
+    POOLING_DECODERS,
+)
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.preflight import adapted_layers_of, readable_formats
 from llmstack_types.vocabulary import RoundingScheme, words_of
@@ -42,7 +49,12 @@ def picture_table() -> str:
     rows: dict[str, list[str]] = {}
     for architecture, target in PICTURE_ENCODERS.items():
         rows.setdefault(target.partition(":")[0], []).append(architecture)
-    return PICTURES_COLUMNS + "".join(f"| {_words(names)} | {_source(module)} |\n" for module, names in rows.items())
+    own = [f"| {_words(names)} | {_source(module)} |\n" for module, names in rows.items()]
+    others = [
+        f"| `{architecture}` with {_words(towers)} | transformers: {_source(BACKEND_ENCODER.partition(':')[0])} |\n"
+        for architecture, towers in BACKEND_TOWERS.items()
+    ]
+    return PICTURES_COLUMNS + "".join(own + others)
 
 
 def _by_module(targets: Mapping[str, str]) -> dict[_Key, list[str]]:

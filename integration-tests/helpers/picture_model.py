@@ -37,7 +37,7 @@ QUESTION = "what is in this picture?"
 
 def save_picture_model(folder: Path) -> None:
     """Writes the checkpoint in the form of transformers 5."""
-    tokenizer = _tokenizer()
+    tokenizer = make_tokenizer()
     ids = tokenizer.convert_tokens_to_ids
     torch.manual_seed(0)
     config = transformers.Idefics3Config(
@@ -109,7 +109,8 @@ def _reference(folder: Path, seeds: Sequence[int], text: str, *, has_answer: boo
     return model, processor(text=prompt, images=[[picture(seed) for seed in seeds]], return_tensors="pt")
 
 
-def _tokenizer() -> Any:
+def make_tokenizer() -> Any:
+    """One of bytes, with the special tokens of pictures."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 ENTRY_POINT_GROUP = "llmstack.architectures"
 OLD_GROUP = "llmstack.models_out_of_tree"
@@ -68,6 +69,17 @@ TOWERS_OF: Mapping[str, tuple[str, ...]] = {
     "Mistral3ForConditionalGeneration": ("pixtral",),
 }
 
+# Classes and towers whose encoder is that of the package transformers, in the same order. The text model is as above.
+BACKEND_TOWERS: Mapping[str, tuple[str, ...]] = {
+    "AyaVisionForConditionalGeneration": ("siglip_vision_model",),
+    "LightOnOcrForConditionalGeneration": ("pixtral",),
+    "LlavaForConditionalGeneration": ("siglip_vision_model", "pixtral"),
+    "LlavaNextForConditionalGeneration": ("siglip_vision_model",),
+    "LlavaOnevisionForConditionalGeneration": ("siglip_vision_model",),
+    "VipLlavaForConditionalGeneration": ("clip_vision_model",),
+}
+BACKEND_ENCODER = "llmstack_model_runner.models.transformers_backend.pictures:TransformersEncoder"
+
 # The head of a masked language model is not loaded.
 ENCODERS: Mapping[str, str] = {
     "BertForMaskedLM": "llmstack_model_runner.models.bert:Bert",
@@ -96,6 +108,17 @@ POOLING_DECODERS: Mapping[str, tuple[str, str]] = {
     }.items()
     for suffix, base in {"Model": "PoolingDecoder", "ForSequenceClassification": "DecoderClassifier"}.items()
 }
+
+
+def encoder_of(whole: Mapping[str, Any]) -> str | None:
+    """What makes the encoder of pictures of a configuration with all parts; None where no code here has its tower."""
+    name = str(next(iter(whole.get("architectures") or ()), ""))
+    vision = whole.get("vision_config")
+    tower = vision.get("model_type") if isinstance(vision, Mapping) else None
+    own, others = TOWERS_OF.get(name, ()), BACKEND_TOWERS.get(name, ())
+    if name in PICTURE_ENCODERS and (not own or tower is None or tower in own):
+        return PICTURE_ENCODERS[name]
+    return BACKEND_ENCODER if others and (tower is None or tower in others) else None
 
 
 def is_supported(architecture: str) -> bool:

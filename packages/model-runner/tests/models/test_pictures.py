@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from model_runner_helpers.backend_picture_families import BACKEND_FAMILIES
 from model_runner_helpers.picture_families import FAMILIES, PictureFamily
 from model_runner_helpers.picture_prompts import (
     GREEDY,
@@ -36,8 +37,10 @@ from llmstack_types import ModelRunnerConfig
 from llmstack_types.media import num_slices
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-# One representative; `make test-full` has them all.
-EACH = [name if name == "idefics3" else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES]
+EVERY = FAMILIES | BACKEND_FAMILIES
+# One representative of each kind; `make test-full` has them all.
+QUICK = ("idefics3", "llava onevision")
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in EVERY]
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=EACH)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    family = FAMILIES[request.param]
+    family = EVERY[request.param]
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "-"))
     return Case(family, folder, family.write(folder))
 

@@ -67,6 +67,9 @@ class ImageEncoder(SlicedEncoder):
         self.num_layers[kind] = self._depth
         self.max_num_tokens[kind] = num_places(processor.placeholders(largest))
 
+    def finish_loading(self) -> None:
+        """Called once, after the last tensor was loaded."""
+
     @property
     def work_bytes(self) -> int:
         """The most that an item of any kind needs, as `MediaEncoder` says it."""

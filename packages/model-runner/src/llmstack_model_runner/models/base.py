@@ -21,6 +21,7 @@ from llmstack_model_runner.sampling.logits_processor import LogitsProcessor
 logger = logging.getLogger(__name__)
 
 _MAX_LISTED = 100
+_NO_SLOTS: Mapping[str, WeightSlot] = {}
 
 
 class Model(ABC):
@@ -32,6 +33,7 @@ class Model(ABC):
             tokens are batched and cut into steps.
         can_be_sharded: Whether several ranks can each compute a part of the model.
         moves_positions: Whether tokens behind a picture have other positions than places. Host steps alone know them.
+        loads_by_slots: Whether each tensor fills a slot when it is read; else all are read first.
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
         kv_spec: Shape of the KV storage; set by the constructor.
         cross_kv: What layers with cross attention keep of an encoder's output; None for a model without.
@@ -41,6 +43,7 @@ class Model(ABC):
     keeps_numeric_contract: ClassVar[bool] = True
     can_be_sharded: ClassVar[bool] = False
     moves_positions: ClassVar[bool] = False
+    loads_by_slots: ClassVar[bool] = True
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
     cross_kv: CrossKVSpec | None = None
@@ -116,33 +119,51 @@ class Model(ABC):
                 message names them.
         """
         with torch.inference_mode():
-            optional = self.optional_slots()
-            slots = self.slots() | optional
-            known = frozenset(slots)
-            loaded: set[str] = set()
-            unused: list[str] = []
-            ignored_biases: list[str] = []
-            doubled: list[str] = []
-            misshapen: list[str] = []
-            for given_name, weight in weights:
-                renamed = self.rename(given_name)
-                name = renamed if renamed in slots or renamed in loaded else f"{self.root}{renamed}"
-                slot = slots.get(name)
-                if name in loaded:
-                    doubled.append(given_name)
-                elif slot is None:
-                    if _is_bias_of(known, renamed, name):
-                        ignored_biases += [given_name] if _has_values(weight) else []
-                    elif not self.is_ignored(given_name):
-                        unused.append(given_name)
-                elif misfit := _fill(slots.pop(name), given_name, weight):
-                    misshapen.append(misfit)
-                else:
-                    loaded.add(name)
-            missing = [name for name in slots if name not in optional]
-            raise_on_mismatch(
-                missing=missing, doubled=doubled, misshapen=misshapen, ignored_biases=ignored_biases, unused=unused
-            )
+            filling = SlotFilling(self, self.slots(), self.optional_slots())
+            for name, weight in weights:
+                filling.take(name, weight)
+            filling.finish()
+
+
+class SlotFilling:
+    """Tensors of a checkpoint on their way into the slots of a model, or of a part of it."""
+
+    def __init__(
+        self, model: Model, slots: Mapping[str, WeightSlot], optional: Mapping[str, WeightSlot] = _NO_SLOTS
+    ) -> None:
+        """`model`: Says what the slot of a tensor is called. `optional`: Slots that may stay empty."""
+        self._model, self._optional = model, frozenset(optional)
+        self._slots = {**slots, **optional}
+        self._known = frozenset(self._slots)
+        self._loaded: set[str] = set()
+        self._unused: list[str] = []
+        self._ignored_biases: list[str] = []
+        self._doubled: list[str] = []
+        self._misshapen: list[str] = []
+
+    def take(self, given_name: str, weight: AnyWeight) -> None:
+        """Fills the slot of a tensor, if it has one."""
+        renamed = self._model.rename(given_name)
+        name = renamed if renamed in self._slots or renamed in self._loaded else f"{self._model.root}{renamed}"
+        slot = self._slots.get(name)
+        if name in self._loaded:
+            self._doubled.append(given_name)
+        elif slot is None:
+            if _is_bias_of(self._known, renamed, name):
+                self._ignored_biases += [given_name] if _has_values(weight) else []
+            elif not self._model.is_ignored(given_name):
+                self._unused.append(given_name)
+        elif misfit := _fill(self._slots.pop(name), given_name, weight):
+            self._misshapen.append(misfit)
+        else:
+            self._loaded.add(name)
+
+    def finish(self) -> None:
+        """Raises ValueError if a tensor was missing, doubled or did not fit; warns of those without a slot."""
+        raise_on_mismatch(
+            missing=[name for name in self._slots if name not in self._optional], doubled=self._doubled,
+            misshapen=self._misshapen, ignored_biases=self._ignored_biases, unused=self._unused,
+        )  # fmt: skip
 
 
 class CausalLM(Model):

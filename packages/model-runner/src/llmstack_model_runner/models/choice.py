@@ -68,9 +68,8 @@ def make_model(
     """
 
     def make(model_class: type[Model]) -> Model:
-        whole = arguments[0].get(TEXT_PART_OF)
-        if whole:
-            model_class = _of_whole(model_class, whole, takes_pictures=bool(arguments[0].get(IMAGE_FILES)))
+        if arguments[0].get(TEXT_PART_OF):
+            model_class = _of_whole(model_class, arguments[0])
         check_can_be_sharded(model_class, own, architecture, arguments[-1])
         with allocation("the sizes in config.json do not fit on the device", "use a smaller model"):
             return model_class(*arguments)
@@ -84,12 +83,12 @@ def make_model(
     return make(_transformers_model())
 
 
-def _of_whole(model_class: type[Model], whole: str, *, takes_pictures: bool) -> type[Model]:
-    if not takes_pictures:
+def _of_whole(model_class: type[Model], config: Mapping[str, Any]) -> type[Model]:
+    if not config.get(IMAGE_FILES):
         return make_text_part(model_class)
     from llmstack_model_runner.models.picture_model import make_picture_model  # late, since it imports Pillow
 
-    return make_picture_model(model_class, whole)
+    return make_picture_model(model_class, config)
 
 
 def check_can_be_sharded(model_class: type[Model], own: Sharding, architecture: str, device: torch.device) -> None:

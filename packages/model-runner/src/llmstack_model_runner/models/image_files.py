@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from llmstack_model_files import SPEECH_ARCHITECTURE, TEXT_PART_OF, WHOLE_CONFIG, read_json
-from llmstack_model_runner.architectures import PICTURE_ENCODERS, TOWERS_OF
+from llmstack_model_runner.architectures import BACKEND_ENCODER, BACKEND_TOWERS, PICTURE_ENCODERS, encoder_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,23 +32,29 @@ def with_generation_file(config: Mapping[str, Any], folder: Path) -> Mapping[str
     return {**config, GENERATION_FILE: read_json(folder, "generation_config.json")}
 
 
-def with_image_files(config: Mapping[str, Any], folder: Path, *, is_text_only: bool) -> Mapping[str, Any]:
+def with_image_files(
+    config: Mapping[str, Any], folder: Path, *, is_text_only: bool, is_native_only: bool = False
+) -> Mapping[str, Any]:
     """The configuration of a model, with the files of its image processor if it is to take pictures.
 
     `is_text_only`: Whether it is asked for its text alone. So it is without such a file, or with a tower that no code
-    here has; both are logged.
+    runs; both are logged. `is_native_only`: Whether transformers must not run the tower.
 
     Raises:
         ModelFilesError: A file is damaged.
     """
     whole = str(config.get(TEXT_PART_OF))
-    if whole not in PICTURE_ENCODERS or is_text_only:
+    if not (whole in PICTURE_ENCODERS or whole in BACKEND_TOWERS) or is_text_only:
         return config
-    vision = config[WHOLE_CONFIG].get("vision_config")
-    known = TOWERS_OF.get(whole, ())
-    tower = (vision.get("model_type") if isinstance(vision, Mapping) else None) or next(iter(known), None)
-    if known and tower not in known:
+    encoder = encoder_of(config[WHOLE_CONFIG])
+    if encoder is None:
+        tower = config[WHOLE_CONFIG]["vision_config"]["model_type"]
         logger.warning("%s takes no pictures here: its tower %s is not supported", whole, str(tower)[:64])
+        return config
+    if encoder == BACKEND_ENCODER and (is_native_only or find_spec("transformers") is None):
+        reason = "model_impl llmstack leaves out" if is_native_only else "is not installed"
+        logger.warning("%s takes no pictures here: its encoder runs in the package transformers, which %s",
+                       whole, reason)  # fmt: skip
         return config
     names = ("preprocessor_config", "processor_config", "video_preprocessor_config")
     files = {name: read_json(folder, f"{name}.json", required=False) for name in names}

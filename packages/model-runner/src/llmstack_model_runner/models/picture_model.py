@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from llmstack_media import ImageProcessor, ProcessorConfigError, processors
-from llmstack_model_files import TEXT_PART_OF, WHOLE_CONFIG
-from llmstack_model_runner.architectures import PICTURE_ENCODERS
+from llmstack_model_files import WHOLE_CONFIG
+from llmstack_model_runner.architectures import encoder_of
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
 from llmstack_model_runner.layers.adaptation import adapted
 from llmstack_model_runner.layers.sharding import sharding
-from llmstack_model_runner.layers.weight_slot import WeightSlot, unread
-from llmstack_model_runner.models.base import Model
+from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot, unread
+from llmstack_model_runner.models.base import Model, SlotFilling
 from llmstack_model_runner.models.image_files import IMAGE_FILES
 from llmstack_model_runner.models.text_part import TextPart
 
+_IDS_ONLY = "The text model takes token ids only, and no vectors of pictures (--language-model-only)."
 MakeEncoder = Callable[[Mapping[str, Any], int, ImageProcessor, torch.dtype, torch.device], ImageEncoder]
 """From the configuration of the whole, the width of the text model's vectors, and how pictures are prepared."""
 
@@ -39,7 +40,7 @@ class PictureModel(TextPart):
         except ProcessorConfigError as error:
             raise ValueError(f"The pictures of this model cannot be prepared: {error}.") from error
         if self.vector_size is None:
-            raise ValueError(f"{config[TEXT_PART_OF]}: its text model takes token ids only.")
+            raise ValueError(_IDS_ONLY)
         self._has_encoder = sharding().is_first_stage
         with adapted(None):  # adapters change the language model alone
             self._encoder = self.make_encoder(whole, self.vector_size, processor, dtype, device)
@@ -61,6 +62,36 @@ class PictureModel(TextPart):
         text = super().slots()  # type: ignore[safe-super]  # as above
         return text | (own if self._has_encoder else unread(own))
 
+    def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
+        """Loads all tensors; where the text model's are not read one by one, those of the encoder are on their way."""
+        if self.loads_by_slots:
+            super().load_weights(weights)
+            return
+        own = SlotFilling(self, self._encoder.slots())
+        super().load_weights(self._without_own(weights, own))
+        own.finish()
+
+    def _without_own(
+        self, weights: Iterable[tuple[str, AnyWeight]], own: SlotFilling
+    ) -> Iterator[tuple[str, AnyWeight]]:
+        for name, weight in weights:
+            if self._encoder.own_name(name) is None:
+                yield name, weight
+            else:
+                own.take(name, weight)
+
+    def finish_loading(self) -> None:
+        """Finishes both parts.
+
+        Raises:
+            ValueError: The text model does not take vectors of the encoder.
+        """
+        super().finish_loading()
+        if self._has_encoder:
+            self._encoder.finish_loading()
+        if self.vector_size is None:  # some code shows that only once it runs
+            raise ValueError(_IDS_ONLY)
+
     def rename(self, name: str) -> str:
         return self._encoder.own_name(name) or super().rename(name)
 
@@ -70,9 +101,9 @@ class PictureModel(TextPart):
         return super().is_ignored(name) if own is None else own.startswith(self._encoder.ignored)
 
 
-def make_picture_model(model_class: type[Model], architecture: str) -> type[Model]:
-    """The class of a whole architecture that takes pictures, with this text model."""
-    module, _, name = PICTURE_ENCODERS[architecture].partition(":")
+def make_picture_model(model_class: type[Model], config: Mapping[str, Any]) -> type[Model]:
+    """The class of a model that takes pictures, with this text model. `config`: Of the text model."""
+    module, _, name = (encoder_of(config[WHOLE_CONFIG]) or "").partition(":")
     make_encoder = getattr(importlib.import_module(module), name)
     between = getattr(make_encoder, "text_class", None)
     bases = (PictureModel, *([between] if between is not None else []), model_class)

@@ -12,8 +12,9 @@ _PREFIXES = {
     "language_model.lm_head.": "lm_head.",
 }
 # Of all other tensors, behind an optional `model.`.
-_OTHER_PARTS = ("vision_tower.", "vision_model.", "visual.", "audio_tower.", "multi_modal_projector.", "connector.",
-                "mlp1.", "embed_vision.", "embed_audio.", "image_newline")  # fmt: skip
+_OTHER_PARTS = ("vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual.", "audio_tower.",
+                "multi_modal_projector.", "connector.", "mlp1.", "embed_vision.", "embed_audio.",
+                "image_newline")  # fmt: skip
 
 
 class TextPart(Model):

@@ -50,7 +50,9 @@ def read_served_config(
     if is_native and config.load_format != "dummy" and not gguf_weights(folder):
         found = untied_if_different(found, folder)
     found = with_generation_file(found, folder)
-    found = with_image_files(found, folder, is_text_only=config.language_model_only)
+    found = with_image_files(
+        found, folder, is_text_only=config.language_model_only, is_native_only=config.model_impl == "llmstack"
+    )
     return found, checkpoint_format, scheme
 
 

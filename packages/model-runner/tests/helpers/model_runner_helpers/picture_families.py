@@ -61,22 +61,26 @@ class PictureFamily:
     by_tokens: Callable[[list[int]], dict[str, Any]] = lambda tokens: {}
     """From token ids to what transformers reads besides them, with or without pictures."""
     video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
+    logit_scale: float = 1.0
+    """Of the text model, which transformers' class with pictures leaves out."""
 
     @property
     def name(self) -> str:
         return f"{self.class_name}ForConditionalGeneration"
 
     def ours(self) -> ImageProcessor:
-        return image_processor(self.preprocessor, self.processor, model=self.config)
+        return image_processor(self.preprocessor, self.processor, model=self._typed_config())
 
     def ours_of_videos(self) -> VideoProcessor:
-        model_type = getattr(transformers, self.name).config_class.model_type
         found = processors(
-            self.preprocessor, self.processor, model={"model_type": model_type, **self.config},
+            self.preprocessor, self.processor, model=self._typed_config(),
             video_preprocessor=self.video_preprocessor,
         ).video  # fmt: skip
         assert found is not None
         return found
+
+    def _typed_config(self) -> dict[str, Any]:
+        return {"model_type": getattr(transformers, self.name).config_class.model_type, **self.config}
 
     def write(self, folder: Path, *, is_hub: bool = True) -> Any:
         """Writes a checkpoint with random weights and returns transformers' model of it.
@@ -85,8 +89,7 @@ class PictureFamily:
         """
         folder.mkdir(parents=True, exist_ok=True)
         model_class = getattr(transformers, self.name)
-        config = {"architectures": [self.name], "model_type": model_class.config_class.model_type, "dtype": "float32",
-                  **self.config}  # fmt: skip
+        config = {"architectures": [self.name], "dtype": "float32", **self._typed_config()}
         (folder / "config.json").write_text(json.dumps(config))
         torch.manual_seed(0)
         made = model_class(transformers.AutoConfig.from_pretrained(folder)).eval()
@@ -172,11 +175,11 @@ def _crops(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[s
     return {"pixel_values": torch.cat(values)[None]}
 
 
-def _one_each(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+def one_each(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
     return {"pixel_values": torch.cat(values)}
 
 
-def _next(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+def tiles_of(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
     most = max(map(len, values))
     padded = [torch.cat((one, torch.zeros(most - len(one), *one.shape[1:]))) for one in values]
     return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor([layout[1:] for layout in layouts])}
@@ -187,7 +190,7 @@ def _patches(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict
     return {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor(layouts)}
 
 
-def _of_any_size(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+def of_any_size(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
     height, width = (max(one.shape[side] for one in values) for side in (2, 3))
     padded = [torch.nn.functional.pad(one, (0, width - one.shape[3], 0, height - one.shape[2])) for one in values]
     return {"pixel_values": torch.cat(padded), "image_sizes": torch.tensor([one.shape[2:] for one in values])}
@@ -232,10 +235,10 @@ _QWEN3_ROPE = {"rope_theta": 1e4, "rope_scaling": {"rope_type": "default", "mrop
 _QWEN3_VISION_TEXT = TEXT | _QWEN3_ROPE | {"head_dim": 16, "num_hidden_layers": 4}
 _HALVES: dict[str, Any] = {"patch_size": 14, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _VIDEO = {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 120}}
-_CLIP = {"model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4,
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4,
          "num_attention_heads": 3, "image_size": 42, "patch_size": 14, "projection_dim": 32}  # fmt: skip
-_CLIP_FILES = {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}}
-_LLAVA_FILES = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+CLIP_FILES = {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}}
+LLAVA_FILES = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
 _IDEFICS3 = {
     "text_config": TEXT | {"model_type": "llama"},
     "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
@@ -258,14 +261,14 @@ FAMILIES: dict[str, PictureFamily] = {
          "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40,
                            "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 56, "patch_size": 14},
          "mm_tokens_per_image": 4, "image_token_id": PLACEHOLDER, "boi_token_index": 95, "eoi_token_index": 94},
-        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}, _one_each,
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}, one_each,
         {"image_seq_length": 4}, before_language_model, offset_norms="",
         by_tokens=lambda tokens: {"token_type_ids": is_placeholder(tokens)},
     ),
     "llava": PictureFamily(
-        "Llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": _CLIP, "image_token_id": PLACEHOLDER,
+        "Llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": CLIP, "image_token_id": PLACEHOLDER,
                   "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
-        {"image_processor_type": "CLIPImageProcessor", **_CLIP_FILES}, _one_each, _LLAVA_FILES, before_language_model,
+        {"image_processor_type": "CLIPImageProcessor", **CLIP_FILES}, one_each, LLAVA_FILES, before_language_model,
     ),
     "internvl": PictureFamily(
         "InternVL",
@@ -277,7 +280,7 @@ FAMILIES: dict[str, PictureFamily] = {
          "tie_word_embeddings": False},
         {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 56, "width": 56},
          "crop_to_patches": True, "min_patches": 1, "max_patches": 4},
-        _one_each, {"image_seq_length": 4}, before_language_model_alone,
+        one_each, {"image_seq_length": 4}, before_language_model_alone,
     ),
     "mistral 3": PictureFamily(
         "Mistral3",
@@ -287,7 +290,7 @@ FAMILIES: dict[str, PictureFamily] = {
          "image_token_index": PLACEHOLDER, "spatial_merge_size": 2, "vision_feature_layer": -1,
          "tie_word_embeddings": False},
         {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 112}, "patch_size": 28},
-        _of_any_size, {"patch_size": 14, "spatial_merge_size": 2}, before_language_model_alone,
+        of_any_size, {"patch_size": 14, "spatial_merge_size": 2}, before_language_model_alone,
     ),
     "qwen 2 vl": PictureFamily(
         "Qwen2VL",
@@ -340,11 +343,11 @@ FAMILIES: dict[str, PictureFamily] = {
     ),
     "llava next": PictureFamily(
         "LlavaNext",
-        {"text_config": TEXT | {"model_type": "mistral", "sliding_window": None}, "vision_config": _CLIP,
+        {"text_config": TEXT | {"model_type": "mistral", "sliding_window": None}, "vision_config": CLIP,
          "image_grid_pinpoints": [[42, 84], [84, 42], [84, 84], [126, 42]], "image_token_id": PLACEHOLDER,
          "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
-        {"image_processor_type": "LlavaNextImageProcessor", **_CLIP_FILES,
+        {"image_processor_type": "LlavaNextImageProcessor", **CLIP_FILES,
          "image_grid_pinpoints": [[42, 84], [84, 42], [84, 84], [126, 42]]},
-        _next, _LLAVA_FILES, before_language_model,
+        tiles_of, LLAVA_FILES, before_language_model,
     ),
 }  # fmt: skip

@@ -60,7 +60,7 @@ def expected(reference: Any, prompt: Prompt, count: int = NUM_OUTPUTS) -> tuple[
         for _ in range(count):
             logits = reference(input_ids=torch.tensor([tokens]), use_cache=False, **prompt.all_inputs(tokens)).logits[0]
             tokens.append(int(logits[-1].argmax()))
-    return tokens[len(prompt.tokens) :], logits
+    return tokens[len(prompt.tokens) :], logits * prompt.family.logit_scale
 
 
 def load_model(folder: Path, **overrides: Any) -> CausalLM:

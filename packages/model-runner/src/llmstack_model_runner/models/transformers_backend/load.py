@@ -22,8 +22,11 @@ def load_model(
     weights: Iterable[tuple[str, Weight]],
     dtype: torch.dtype,
     device: torch.device,
+    attention: str | None = PROBE_IMPLEMENTATION,
 ) -> PreTrainedModel:
     """The model with `weights`, renamed and joined as transformers does for checkpoints of its family.
+
+    `attention`: Name of its attention; None for what transformers would choose.
 
     Those of quantized checkpoints stay as they are stored, where the layer that has them can compute with that.
 
@@ -36,7 +39,7 @@ def load_model(
         if name in given:
             doubled.append(name)
         given[name] = weight
-    stored = plan_stored_layers(build_on_meta(config, model_class, dtype), given, dtype)
+    stored = plan_stored_layers(build_on_meta(config, model_class, dtype, attention), given, dtype)
     try:
         with _quiet():
             model, found = stored.class_without_weights(model_class).from_pretrained(
@@ -44,7 +47,7 @@ def load_model(
                 config=config,
                 state_dict=stored.plain,
                 dtype=dtype,
-                attn_implementation=PROBE_IMPLEMENTATION,
+                attn_implementation=attention,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # `found` has the names for an error of one sentence
                 local_files_only=True,

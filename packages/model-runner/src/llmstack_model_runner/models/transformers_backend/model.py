@@ -54,6 +54,7 @@ class TransformersModel(CausalLM):
     """
 
     implementation = describe_version()
+    loads_by_slots = False
     keeps_numeric_contract = False  # norms and activations, in some models matrix products, are of transformers
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -115,10 +116,17 @@ class TransformersModel(CausalLM):
         """Logits of the given rows, by the model's own code."""
         return self._output_lines(hidden, self._output_class)
 
+    @property
+    def vector_size(self) -> int | None:
+        """The width, where the decoder gives the same states for a token's vector as for its id.
+
+        Before the weights are loaded it is what the configuration says.
+        """
+        return self._found_vector_size if hasattr(self, "_decoder") else self._config.hidden_size
+
     @functools.cached_property
     @torch.inference_mode()
-    def vector_size(self) -> int | None:
-        """The width, where the decoder gives the same states for a token's vector as for its id."""
+    def _found_vector_size(self) -> int | None:
         places = torch.arange(2, device=self._device)
         try:
             vectors = self._decoder.get_input_embeddings()(places)

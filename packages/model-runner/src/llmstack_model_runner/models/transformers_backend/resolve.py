@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from llmstack_model_files import extended_positions
 from llmstack_model_runner.checkpoint_formats.config import QUANTIZATION_FIELDS
@@ -56,6 +61,22 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
     return model_config, model_class
 
 
+def resolve_whole(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
+    """Configuration and class for the config.json of a model that takes pictures.
+
+    Raises:
+        UnsupportedByTransformersError: The installed transformers does not know it.
+    """
+    architecture = str((config.get("architectures") or ["?"])[0])
+    model_type = str(config.get("model_type", ""))
+    if architecture not in _names(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type, ())):
+        reason = "the installed transformers has no model for pictures of that name and model_type"
+        raise UnsupportedByTransformersError(architecture, reason)
+    model_config = _parse(config, architecture, model_type)
+    model_class: type[PreTrainedModel] = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_config)]
+    return model_config, model_class
+
+
 def max_model_len(config: PreTrainedConfig) -> int:
     """Number of positions that the model supports."""
     found = getattr(config, "max_position_embeddings", None)
@@ -93,15 +114,22 @@ def check_context(config: PreTrainedConfig, architecture: str, num_positions: in
         raise UnsupportedByTransformersError(architecture, reason)
 
 
-def build_on_meta(config: PreTrainedConfig, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
+def build_on_meta(
+    config: PreTrainedConfig,
+    model_class: type[PreTrainedModel],
+    dtype: torch.dtype,
+    attention: str | None = IMPLEMENTATION,
+) -> PreTrainedModel:
     """The model on the meta device, from which names and shapes of weights are read.
+
+    `attention`: Name of its attention; None for what transformers would choose.
 
     Raises:
         UnsupportedByTransformersError: The configuration's values make no model.
     """
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = model_class._from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+            model: PreTrainedModel = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
     except Exception as error:  # each model has its own checks and exceptions
         reason = f"its config.json makes no model, {type(error).__name__} {_first_line(error)}"
         raise UnsupportedByTransformersError(model_class.__name__, reason) from error

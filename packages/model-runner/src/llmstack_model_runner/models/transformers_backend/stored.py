@@ -142,18 +142,33 @@ _NOTHING = torch.empty(0)
 """In place of a tensor that transformers does not expect, which is not read."""
 
 
-def _sources(model: PreTrainedModel, names: Mapping[str, object]) -> Iterator[_Source]:
-    """As transformers finds out where tensors go, in the order in which it joins them."""
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    pattern_to_converter = {pattern: entry for entry in converters for pattern in entry.source_patterns}
-    prefix, tensors = model.base_model_prefix, model.state_dict()
-    for name in sorted(names, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, prefix, tensors)
-        if target not in tensors and name in tensors:
-            target, pattern = rename_source_key(name, [], [], prefix, tensors)
-        yield _Source(name, target, None if pattern is None else pattern_to_converter[pattern], pattern)
+class Names:
+    """Names of a model's tensors by those of a checkpoint, as transformers finds out where tensors go."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """`model`: On any device."""
+        mapping = get_model_conversion_mapping(model)
+        self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._prefix, self._tensors = model.base_model_prefix, model.state_dict()
+        self.pattern_to_converter = {
+            pattern: entry for entry in self._converters for pattern in entry.source_patterns
+        }  # fmt: skip
+
+    def target(self, name: str) -> tuple[str, str | None]:
+        """The model's tensor, which it may not have, and the pattern of the converter that makes it, if one does."""
+        target, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._tensors)
+        if target not in self._tensors and name in self._tensors:
+            target, pattern = rename_source_key(name, [], [], self._prefix, self._tensors)
+        return target, pattern
+
+
+def _sources(model: PreTrainedModel, given: Mapping[str, object]) -> Iterator[_Source]:
+    """In the order in which transformers joins them."""
+    names = Names(model)
+    for name in sorted(given, key=dot_natural_key):
+        target, pattern = names.target(name)
+        yield _Source(name, target, None if pattern is None else names.pattern_to_converter[pattern], pattern)
 
 
 def _expert_parts(module: nn.Module, projection: str, sources: list[_Source]) -> list[list[str]]:
