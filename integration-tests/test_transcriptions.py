@@ -169,7 +169,7 @@ def test_five_minutes_of_speech_lose_no_word(english: Any, tmp_path: Path) -> No
 
 
 def samples_of(name: str) -> Any:
-    from llmstack_media.audio.sound import sound_samples
+    from llmstack_media.sound.samples import sound_samples
 
     with open(f"{REAL}/speech/{name}.wav", "rb") as opened:
         samples = np.concatenate(list(sound_samples(opened, 16_000, 3600.0)))

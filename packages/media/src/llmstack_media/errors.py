@@ -13,6 +13,10 @@ FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 SOUND_FORMATS = "WAV, MP3, FLAC, Ogg, WebM, Matroska, MP4, M4A, AAC or MPEG"
 
 
+_SOUND_CODES = {"invalid_image": "invalid_audio", "image_too_large": "invalid_audio"}
+"""What is wrong with the bytes of any item, where they are a sound's. How long it is has a code of its own."""
+
+
 class ProcessorConfigError(ValueError):
     """The files of a checkpoint describe preprocessing that is not supported; the text says what in one sentence."""
 
@@ -84,7 +88,7 @@ def media_not_found(param: str | None = None) -> InvalidRequestError:
 
 def unknown_option(name: str, known: list[str], param: str | None = None) -> InvalidRequestError:
     """An option of a request that its model's processor does not have."""
-    message = f"The processor of this model has no option '{name[:64]}'; it has {', '.join(known)}."
+    message = f"The processor of this model has no option '{name[:64]}'; it has {', '.join(known) or 'none'}."
     return InvalidRequestError(message, param=param, code="invalid_value")
 
 
@@ -100,7 +104,8 @@ def named_refusals(param: str, kind: MediaKind = "image") -> Iterator[None]:
         yield
     except InvalidRequestError as error:
         message = error.message.replace("This image ", f"This {kind} ", 1)
-        raise InvalidRequestError(message, param=param or error.param, code=error.code) from error
+        code = _SOUND_CODES.get(error.code or "", error.code) if kind == "audio" else error.code
+        raise InvalidRequestError(message, param=param or error.param, code=code) from error
 
 
 @contextlib.contextmanager

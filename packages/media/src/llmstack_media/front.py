@@ -26,8 +26,7 @@ from llmstack_media.parts import AskedPart, MediaStats, Part, digest_of
 from llmstack_media.pool.client import PicturePool
 from llmstack_media.processors.checkpoints import Processors, processors
 from llmstack_media.processors.layout import Piece
-from llmstack_media.processors.processor import ImageProcessor, PixelProcessor
-from llmstack_media.processors.video import VideoProcessor
+from llmstack_media.processors.processor import ItemProcessor
 from llmstack_media.sources import HeldSource, RequestSources, SourceBytes
 from llmstack_media.store import Counted, Entry, Key, MediaStore, PreparedMedia
 from llmstack_media.together import run_together
@@ -44,7 +43,7 @@ _MAX_PLACES: Final = 8
 
 
 class OpenedMedia:
-    """A picture or video that is counted and not yet decoded. `prepare` or `close` follows.
+    """An item that is counted and not kept decoded. `prepare` or `close` follows.
 
     Attributes:
         digest: Names its vectors, as `MediaItem.digest`.
@@ -65,7 +64,7 @@ class OpenedMedia:
         self.pieces: tuple[Piece, ...] = asked.processor.placeholders(counted.layout)
 
     async def prepare(self) -> PreparedMedia:
-        """The picture as an encoder reads it, from the store or decoded now.
+        """The item as an encoder reads it, from the store or decoded now.
 
         Raises:
             InvalidRequestError: It is damaged, takes too long, or is kept no more under its `uuid`.
@@ -83,9 +82,10 @@ class OpenedMedia:
 
 
 class MediaFront:
-    """Pictures and videos of one model's requests. Used by one event loop.
+    """Pictures, videos and sounds of one model's requests. Used by one event loop.
 
-    `open_all` fetches them and reads their headers: a request is counted and refused before anything is decoded.
+    `open_all` fetches them and reads their headers: a request is counted and refused before anything is decoded. How
+    long a sound is its header does not say for certain, so sounds are decoded to be counted, and nothing is kept.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class MediaFront:
         for name in options:
             if name not in self._option_names:
                 raise unknown_option(name, sorted(self._option_names))
-        image = self._processors.image
-        image.with_options({name: value for name, value in options.items() if name in image.options})
+        if (image := self._processors.image) is not None:
+            image.with_options({name: value for name, value in options.items() if name in image.options})
 
     def of_request(self, tenant: str) -> RequestSources:
         """The sum of one request, for several `open_all`."""
@@ -285,9 +285,9 @@ class MediaFront:
 
     def _with_options(
         self, part: Part, options: Mapping[str, object]
-    ) -> tuple[PixelProcessor[Any], Mapping[str, object]]:
+    ) -> tuple[ItemProcessor[Any], Mapping[str, object]]:
         """The processor of a part, and the options that are its own; others may be of other parts."""
-        found: PixelProcessor[Any] | None = self._processors._asdict().get(part.kind)
+        found: ItemProcessor[Any] | None = self._processors._asdict().get(part.kind)
         if found is None:
             raise invalid_option("type", "that of another kind: this model takes no such items")
         self.check_options(options)
@@ -317,19 +317,17 @@ class MediaFront:
         digest = self._store.find_alias(tenant, asked.alias) if asked.part.uuid else None
         counted = None if digest is None else self._store.counted((tenant, digest))
         if digest is None or counted is None:
-            raise media_not_found() if asked.part.uuid else fetch_failed("An image needs a URL or a uuid")
+            raise (
+                media_not_found()
+                if asked.part.uuid
+                else fetch_failed(f"An item of the kind {asked.part.kind} needs a URL or a uuid")
+            )
         return OpenedMedia(self, asked, (tenant, digest), counted, None)
 
     async def _count(self, tenant: str, asked: AskedPart, data: bytes) -> Counted:
         async with self._places.hold(tenant, 1):
             with counted_refusals(self._failures):
-                if isinstance(asked.processor, VideoProcessor):
-                    clip = await self._pool.clip(data)
-                    found = asked.processor.layout(clip)
-                    return Counted(found, clip.num_decoded(found.frames) * clip.width * clip.height)
-                width, height = await self._pool.size(data)
-                image: ImageProcessor = asked.processor  # type: ignore[assignment]  # of a part that is no video
-                return Counted(image.layout(width, height), width * height)
+                return Counted(*await self._pool.count(data, asked.processor))
 
     async def _entry(self, key: Key, asked: AskedPart, counted: Counted, source: HeldSource | None) -> Entry:
         """The entry of a picture, held once more. Those that want the same one at once wait for one decode."""

@@ -1,4 +1,4 @@
-"""What a request asks of a picture or video, and the digest of what it becomes."""
+"""What a request asks of an item, and the digest of what it becomes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from llmstack_media.processors.processor import PixelProcessor
+from llmstack_media.processors.processor import ItemProcessor
 from llmstack_types.vocabulary import MediaKind
 
 
 class Part(Protocol):
-    """A picture or video as a request names it; a server has a class of its own."""
+    """A picture, video or sound as a request names it; a server has a class of its own."""
 
     @property
     def kind(self) -> MediaKind:
-        """What it is: `image` or `video`."""
+        """What it is: `image`, `video` or `audio`."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class AskedPart:
 
     part: Part = field(repr=False)
     options: Mapping[str, object]
-    processor: PixelProcessor[Any]
+    processor: ItemProcessor[Any]
     names: tuple[tuple[str, str], ...]
 
     @property

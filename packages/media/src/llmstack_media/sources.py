@@ -43,9 +43,9 @@ class SourceBytes:
             self._settle()
             if request.num_bytes + num_bytes > self._max_request_bytes:
                 limit = self._max_request_bytes
-                raise image_too_large(f"takes its request over the {limit} bytes that its images may have together")
+                raise image_too_large(f"takes its request over the {limit} bytes that its media may have together")
             if not self._shares.take(request.tenant, num_bytes):
-                raise ServerOverloadedError("images that wait to be read take all memory for them", reason="media")
+                raise ServerOverloadedError("media that wait to be read take all memory for them", reason="media")
             request.num_bytes += num_bytes
 
     def free(self, tenant: str, num_bytes: int) -> None:

@@ -27,7 +27,7 @@ class Counted:
 
     Attributes:
         layout: What it becomes.
-        num_pixels: What has to be decoded for it.
+        num_pixels: What has to be decoded for it; of a sound, samples.
     """
 
     layout: ImageLayout
@@ -114,7 +114,7 @@ class MediaStore:
         has_place = self._held_entries.take(tenant, 1)
         if not has_place or not self._held_bytes.take(tenant, num_bytes):
             self._held_entries.add(tenant, -int(has_place))
-            raise ServerOverloadedError("the images of running requests take all memory for images", reason="media")
+            raise ServerOverloadedError("the media of running requests take all memory for media", reason="media")
         self._reserved_bytes += num_bytes
         self._num_reserved += 1
         self._make_room()

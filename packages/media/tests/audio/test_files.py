@@ -156,9 +156,9 @@ async def test_a_text_that_names_an_address_opens_none(files: SoundFiles) -> Non
 
 
 def test_without_pyav_a_compressed_file_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmstack_media.audio import av_blocks, sound
+    from llmstack_media.sound import av_blocks, samples
 
     monkeypatch.setattr(av_blocks, "has_av", lambda: False)
     with pytest.raises(InvalidRequestError, match=r"llmstack-media\[av\]") as caught:
-        list(sound.sound_samples(io.BytesIO(b"fLaC" + bytes(100)), 16_000, 10.0))
+        list(samples.sound_samples(io.BytesIO(b"fLaC" + bytes(100)), 16_000, 10.0))
     assert caught.value.code == "unsupported_media_format"

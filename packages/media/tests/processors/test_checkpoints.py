@@ -8,7 +8,7 @@ import pytest
 from media_helpers.references import FAMILIES
 
 from llmstack_media.errors import ProcessorConfigError
-from llmstack_media.processors.checkpoints import PROCESSORS, image_processor
+from llmstack_media.processors.checkpoints import PROCESSORS, image_processor, processors
 from llmstack_media.processors.idefics3 import Idefics3ImageProcessor
 from llmstack_types import InvalidRequestError
 
@@ -106,3 +106,19 @@ def test_low_detail_costs_no_more(name: str) -> None:
     assert ours.for_detail("high") == ours.for_detail("auto") == ours
     if isinstance(ours, Idefics3ImageProcessor):
         assert ours.for_detail("low").layout(300, 200).grid == (1, 0, 0)
+
+
+def test_a_model_of_sound_takes_no_pictures() -> None:
+    files = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}
+    found = processors(files, model={"model_type": "qwen2_audio"})
+    assert (found.image, found.video) == (None, None)
+    assert found.audio is not None
+    assert (found.audio.sample_rate, found.audio.max_s, found.audio.largest().num_vectors) == (16_000, 30.0, 750)
+    nested = processors(None, {"feature_extractor": files, "audio_token": "<a>"}, model={"model_type": "qwen2_audio"})
+    assert nested.audio is not None
+    assert nested.audio.placeholder == "<a>"
+    assert nested.audio.placeholder_in_text == "Audio {number}: <|audio_bos|><a><|audio_eos|>"
+    with pytest.raises(ProcessorConfigError, match="takes no pictures"):
+        _ = found.pictures
+    with pytest.raises(ProcessorConfigError, match="is not WhisperFeatureExtractor"):
+        processors({"feature_extractor_type": "Other"}, model={"model_type": "qwen2_audio"})

@@ -15,8 +15,8 @@ from llmstack_llm import GenerationRequest
 from llmstack_llm.outputs.request_output import CompletionOutput, Logprob
 from llmstack_llm.speech.served import Speech
 from llmstack_media.audio.files import SoundFiles
-from llmstack_media.audio.log_mel import LogMel
 from llmstack_media.audio.windows import WindowFront
+from llmstack_media.sound.log_mel import LogMel
 from llmstack_model_files import SpeechTokens
 from llmstack_server.testing import ByteTokenizer, FakeEngineClient
 

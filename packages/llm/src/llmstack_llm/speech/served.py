@@ -335,15 +335,15 @@ def make_speech(folder: Path, max_model_len: int, options: MediaOptions) -> Spee
         ModelFilesError: A file lacks what is needed.
     """
     from llmstack_media.audio.files import SoundFiles
-    from llmstack_media.audio.log_mel import LogMel
     from llmstack_media.audio.windows import WindowFront
     from llmstack_media.errors import ProcessorConfigError
+    from llmstack_media.processors.sound import read_log_mel
     from llmstack_model_files import read_json, read_speech_tokens
 
     names = ("preprocessor_config", "processor_config")
     files = [read_json(folder, f"{name}.json", required=False) or {} for name in names]
     try:
-        log_mel = LogMel.from_checkpoint(*files)
+        log_mel = read_log_mel(*files)
     except ProcessorConfigError as error:
         raise EngineStartError(f"the model transcribes, but {error}") from error
     windows = WindowFront(log_mel)

@@ -1,1 +1,1 @@
-"""Sound as encoders read it."""
+"""Sound of requests: files, windows of speech, and when words are spoken."""

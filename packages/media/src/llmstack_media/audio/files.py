@@ -13,24 +13,22 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from llmstack_media.audio.process import num_level_samples
-from llmstack_media.audio.sound import Samples
 from llmstack_media.budgets import FairBudget
-from llmstack_media.errors import audio_too_long, audio_too_short, counted_refusals, invalid_audio, named_refusals
+from llmstack_media.errors import audio_too_long, counted_refusals, invalid_audio, named_refusals
 from llmstack_media.fetch.fetcher import Fetcher
 from llmstack_media.fetch.policy import FetchPolicy
+from llmstack_media.limits import DECODED_PER_S
 from llmstack_media.memory import place_of
 from llmstack_media.pool.client import ONE_THREAD
 from llmstack_media.shares import Shares
+from llmstack_media.sound.samples import Samples, check_least
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.child_pool.client import ChildPool
 
-MIN_S: Final = 0.1
 _SAMPLE_BYTES: Final = 4
 _MAX_PLACES: Final = 2
 _MAX_FETCHES: Final = 8
 _DECODE_S: Final = 10.0
-_DECODED_PER_S: Final = 40
-"""Seconds of sound that a second of a processor decodes at least; most files have several hundred."""
 
 
 class Sound:
@@ -138,8 +136,7 @@ class SoundFiles:
             file = await asyncio.to_thread(self._new_file)
             try:
                 num_samples = await self._decoded(source, file, tenant)
-                if num_samples < MIN_S * self._rate:
-                    raise audio_too_short(f"has {num_samples / self._rate:g} s; {MIN_S:g} s are the least")
+                check_least(num_samples, self._rate)
                 self.decoded_s += num_samples / self._rate
                 if not self._shares.take(tenant, os.fstat(file.fileno()).st_size):
                     raise no_room()
@@ -188,7 +185,7 @@ class SoundFiles:
 
     async def _run(self, source: dict[str, object], target: dict[str, object], tenant: str) -> int:
         async with self._places.hold(tenant, 1):
-            limit_s = _DECODE_S + self._max_s / _DECODED_PER_S
+            limit_s = _DECODE_S + self._max_s / DECODED_PER_S
             outcome = await self._pool.run({"source": source, "target": target}, limit_s=limit_s, is_slow=True)
         self.processor_s += outcome.processor_s
         if outcome.is_starved:

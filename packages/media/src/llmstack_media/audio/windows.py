@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from llmstack_media.audio.alignment import token_starts
-from llmstack_media.audio.log_mel import LogMel, Samples
 from llmstack_media.budgets import FairBudget
-from llmstack_media.errors import audio_too_long, invalid_audio
+from llmstack_media.errors import audio_too_long
 from llmstack_media.memory import SealedMemory
 from llmstack_media.parts import MediaStats, digest_of
 from llmstack_media.processors.layout import ImageLayout
+from llmstack_media.sound.log_mel import LogMel, Samples
+from llmstack_media.sound.samples import as_floats
 from llmstack_media.store import Key, MediaStore, PreparedMedia
 from llmstack_types import ServerOverloadedError
 from llmstack_types.media import memory_name
@@ -83,7 +84,7 @@ class WindowFront:
         Raises:
             InvalidRequestError: They are too many, of several channels, or no finite numbers.
         """
-        copied = _as_floats(samples)
+        copied = as_floats(samples)
         if len(copied) > self.log_mel.num_samples:
             raise audio_too_long(f"is longer than a window of {self.log_mel.window_s} s")
         digest = await asyncio.to_thread(self._digest, copied)
@@ -107,8 +108,6 @@ class WindowFront:
         self._store.close()
 
     def _digest(self, samples: Samples) -> bytes:
-        if not np.isfinite(samples).all():
-            raise invalid_audio("has samples that are not finite")
         return digest_of((("kind", "audio"), *self.log_mel.identity()), samples.tobytes())
 
     async def _prepare(self, key: Key, samples: Samples) -> PreparedMedia:
@@ -135,17 +134,3 @@ class WindowFront:
             return SealedMemory.of(self.log_mel.compute(samples).tobytes(), memory_name(key[1]))
         except OSError as error:
             raise ServerOverloadedError("there is no memory for sound", reason="media") from error
-
-
-def _as_floats(samples: ArrayLike) -> Samples:
-    """A copy as float32, in which the range of an integer type is -1 to 1."""
-    try:
-        given = np.asarray(samples)
-        floats = given.astype(np.float32)
-    except (TypeError, ValueError) as error:
-        raise invalid_audio("has samples that are no numbers") from error
-    if given.ndim != 1 or given.dtype.kind not in "fi":
-        raise invalid_audio("has other samples than numbers of one channel")
-    if given.dtype.kind == "i":
-        floats /= -float(np.iinfo(given.dtype).min)
-    return floats

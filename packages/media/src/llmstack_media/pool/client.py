@@ -1,4 +1,4 @@
-"""Client of the process that reads pictures and videos."""
+"""Client of the process that reads pictures, videos and sounds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from llmstack_media.decode.clips import Clip
-from llmstack_media.errors import image_too_large, invalid_image
+from llmstack_media.errors import audio_too_long, image_too_large, invalid_audio, invalid_image
 from llmstack_media.limits import MediaLimits
 from llmstack_media.memory import SealedMemory
 from llmstack_media.processors.layout import ImageLayout
+from llmstack_media.processors.processor import ImageProcessor, ItemProcessor
+from llmstack_media.processors.sound import SoundProcessor
+from llmstack_media.processors.video import VideoProcessor
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.child_pool.client import ChildPool
 from llmstack_types.vocabulary import MediaKind
@@ -22,7 +25,7 @@ _HEADER_S = 1.0
 
 
 class PicturePool:
-    """Headers and arrays of pictures and videos, from children. Used by one event loop.
+    """Headers and arrays of items, from children. Used by one event loop.
 
     Attributes:
         processor_s: Processor time of the jobs so far.
@@ -59,17 +62,42 @@ class PicturePool:
         with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
             return Clip(**await self._run({"do": "clip", "source": source.place}, _HEADER_S, is_slow=False))
 
+    async def num_samples(self, data: bytes, max_s: float) -> int:
+        """Samples of a sound at the rate of the model, at most `max_s` seconds: decoded, counted, and not kept.
+
+        Raises:
+            InvalidRequestError: It is none of an allowed format, damaged, too short or too long.
+            ServerOverloadedError: As `size`.
+        """
+        with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
+            job = {"do": "sound", "source": source.place, "max_s": max_s}
+            answer = await self._run(job, self._limit_s("audio", max_s), "audio", is_slow=True)
+        num_samples: int = answer["num_samples"]
+        return num_samples
+
+    async def count(self, data: bytes, processor: ItemProcessor[Any]) -> tuple[ImageLayout, int]:
+        """What an item becomes, and the pixels or samples that are decoded for it; raises as the methods above."""
+        if isinstance(processor, SoundProcessor):
+            num_samples = await self.num_samples(data, min(processor.max_s, self._limits.max_audio_s))
+            return processor.layout(num_samples), num_samples
+        if isinstance(processor, VideoProcessor):
+            clip = await self.clip(data)
+            found = processor.layout(clip)
+            return found, clip.num_decoded(found.frames) * clip.width * clip.height
+        width, height = await self.size(data)
+        image: ImageProcessor = processor  # type: ignore[assignment]  # of what is none of these
+        return image.layout(width, height), width * height
+
     async def prepare(
         self, data: bytes, name: str, layout: ImageLayout, kind: MediaKind, detail: str, options: Mapping[str, Any]
     ) -> SealedMemory:
-        """The array of a picture or video, in sealed memory of this name, which is the caller's to close.
+        """The array of an item, in sealed memory of this name, which is the caller's to close.
 
         Raises:
             InvalidRequestError: It is damaged, or takes too long.
             ServerOverloadedError: The machine is too busy, there is no memory, or the process cannot be started.
         """
-        limits = self._limits
-        limit_s = limits.video_decode_s if kind == "video" else limits.decode_s
+        limit_s = self._limit_s(kind, self._limits.max_audio_s)
         with contextlib.closing(_memory(lambda: SealedMemory.of(data))) as source:
             target = _memory(lambda: SealedMemory(layout.num_bytes, name))
             job = {
@@ -77,7 +105,7 @@ class PicturePool:
                 "kind": kind, "detail": detail, "options": dict(options),
             }  # fmt: skip
             try:
-                await self._run(job, limit_s, is_slow=True)
+                await self._run(job, limit_s, kind, is_slow=True)
                 target.seal()
             except BaseException:
                 target.close()
@@ -88,15 +116,26 @@ class PicturePool:
         """Ends the process and its children. Idempotent, and final."""
         await self._pool.shutdown()
 
-    async def _run(self, job: dict[str, Any], limit_s: float, *, is_slow: bool) -> dict[str, Any]:
+    def _limit_s(self, kind: MediaKind, max_s: float) -> float:
+        """Processor time of an item; `max_s` is the most that a sound is long."""
+        limits = self._limits
+        if kind == "audio":
+            return limits.decode_s + max_s / limits.sounds_per_s
+        return limits.video_decode_s if kind == "video" else limits.decode_s
+
+    async def _run(
+        self, job: dict[str, Any], limit_s: float, kind: MediaKind = "image", *, is_slow: bool
+    ) -> dict[str, Any]:
         outcome = await self._pool.run(job, limit_s=limit_s, is_slow=is_slow)
         self.processor_s += outcome.processor_s
         if outcome.is_starved:
-            raise ServerOverloadedError("no processor time to read images", reason="media")
+            raise ServerOverloadedError("no processor time to read media", reason="media")
         if outcome.is_late:
-            raise image_too_large(f"takes longer than {limit_s:g} s to read")
+            refusal = audio_too_long if kind == "audio" else image_too_large
+            raise refusal(f"takes longer than {limit_s:g} s to read")
         if outcome.answer is None:
-            raise invalid_image("cannot be read: its decoder fails over it or runs out of memory")
+            refusal = invalid_audio if kind == "audio" else invalid_image
+            raise refusal("cannot be read: its decoder fails over it or runs out of memory")
         if error := outcome.answer.get("error"):
             raise InvalidRequestError(error["message"], code=error["code"])
         return outcome.answer
@@ -106,4 +145,4 @@ def _memory(take: Callable[[], SealedMemory]) -> SealedMemory:
     try:
         return take()
     except OSError as error:
-        raise ServerOverloadedError("there is no memory for an image", reason="media") from error
+        raise ServerOverloadedError("there is no memory for media", reason="media") from error

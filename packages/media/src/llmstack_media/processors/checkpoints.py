@@ -1,4 +1,4 @@
-"""The image processor of a checkpoint, by the class that its files name."""
+"""The processors of a checkpoint, by the classes and types that its files name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from llmstack_media.processors.llava_next import LlavaNextImageProcessor
 from llmstack_media.processors.llava_onevision import LlavaOnevisionImageProcessor
 from llmstack_media.processors.pixtral import LightOnOcrImageProcessor, PixtralImageProcessor
 from llmstack_media.processors.processor import ImageProcessor
+from llmstack_media.processors.qwen2_audio import Qwen2AudioProcessor
 from llmstack_media.processors.qwen2_vl import Qwen2VLImageProcessor
 from llmstack_media.processors.qwen_video import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
+from llmstack_media.processors.sound import SoundProcessor
 from llmstack_media.processors.video import VideoProcessor
 
 PROCESSORS: Mapping[str, type[ImageProcessor]] = {
@@ -37,6 +39,8 @@ _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3
 VIDEO_PROCESSORS: Mapping[str, type[VideoProcessor]] = {
     name: Qwen2VLVideoProcessor if name in _QWEN[:2] else Qwen3VLVideoProcessor for name in _QWEN
 }
+# Types of models that take sound, to their processor.
+SOUND_PROCESSORS: Mapping[str, type[SoundProcessor]] = {"qwen2_audio": Qwen2AudioProcessor}
 _ENDINGS = ("Fast", "Pil")
 # Names of older files, for the same classes.
 _OLDER_NAMES = {
@@ -49,8 +53,20 @@ _OLDER_NAMES = {
 class Processors(NamedTuple):
     """What prepares each kind of item of a model; None for a kind that it does not take."""
 
-    image: ImageProcessor
+    image: ImageProcessor | None = None
     video: VideoProcessor | None = None
+    audio: SoundProcessor | None = None
+
+    @property
+    def pictures(self) -> ImageProcessor:
+        """That of pictures.
+
+        Raises:
+            ProcessorConfigError: The model takes none.
+        """
+        if self.image is None:
+            raise ProcessorConfigError("this model takes no pictures")
+        return self.image
 
 
 def processors(
@@ -75,9 +91,14 @@ def processors(
         ProcessorConfigError: No supported class is named, or its options are not supported.
     """
     files = CheckpointFiles(preprocessor or {}, processor or {}, tokenizer or {}, model or {}, video_preprocessor or {})
+    model_type = str(files.model.get("model_type"))
+    sound = SOUND_PROCESSORS.get(model_type)
+    audio = None if sound is None else sound.of_checkpoint(files)
+    if audio is not None and not audio.has_images:
+        return Processors(audio=audio)
     image = _image_processor(files)
-    video = VIDEO_PROCESSORS.get(str(files.model.get("model_type"))) if files.video else None
-    return Processors(image, None if video is None else video.of_checkpoint(files, image.largest().num_vectors))
+    video = VIDEO_PROCESSORS.get(model_type) if files.video else None
+    return Processors(image, None if video is None else video.of_checkpoint(files, image.largest().num_vectors), audio)
 
 
 def image_processor(

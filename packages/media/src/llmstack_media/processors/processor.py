@@ -28,33 +28,15 @@ MAX_RESIZED_PIXELS = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PixelProcessor(ABC, Generic[LayoutT]):
-    """What makes an array of bytes of pictures or of the frames of a video.
-
-    Attributes:
-        resample: Pillow's filter.
-        do_rescale: Whether values are multiplied by `rescale_factor`.
-        do_normalize: Whether the mean is subtracted then, and the rest divided by the standard deviation.
-    """
+class ItemProcessor(ABC, Generic[LayoutT]):
+    """What prepares one kind of items: how they are written in prompts, and what a request may change."""
 
     name: ClassVar[str]
     """Of the reference's class, without an ending."""
     has_grid_positions: ClassVar[bool] = False
-    """Whether the positions of tokens in the model follow from the grid of a picture."""
+    """Whether the positions of tokens in the model follow from the grid of an item."""
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that a request may set."""
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
-    """Of the reference's class: resample, image_mean, image_std."""
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "do_resize": (True,), "do_center_crop": (False,), "do_pad": (False,), "do_convert_rgb": (True,),
-    }  # fmt: skip
-
-    resample: int
-    do_rescale: bool
-    rescale_factor: float
-    do_normalize: bool
-    image_mean: tuple[float, ...]
-    image_std: tuple[float, ...]
 
     @abstractmethod
     def placeholders(self, layout: LayoutT) -> tuple[Piece, ...]:
@@ -71,7 +53,10 @@ class PixelProcessor(ABC, Generic[LayoutT]):
 
     @property
     def placeholder_in_text(self) -> str:
-        """What stands in a text where a template takes texts alone: the placeholder, and what surrounds it."""
+        """What stands in a text where a template takes texts alone: the placeholder, and what surrounds it.
+
+        `{number}` in it is the number of the item among those of its kind, from 1 on.
+        """
         return self.placeholder
 
     def for_detail(self, detail: str) -> Self:
@@ -81,22 +66,11 @@ class PixelProcessor(ABC, Generic[LayoutT]):
     def _with_low_detail(self) -> Self:
         return self
 
-    def value_table(self) -> NDArray[np.float32]:
-        """Values of the model for each byte, [3, 256]: the reference's arithmetic, step by step in its types."""
-        values = np.arange(256, dtype=np.uint8)[None].repeat(3, axis=0)
-        table: NDArray[np.float32] = values.astype(np.float32)
-        if self.do_rescale:
-            table = (values.astype(np.float64) * self.rescale_factor).astype(np.float32)
-        if self.do_normalize:
-            mean, std = (np.array(one, dtype=np.float32)[:, None] for one in (self.image_mean, self.image_std))
-            table = (table - mean) / std
-        return table
-
     def with_options(self, options: Mapping[str, object]) -> Self:
-        """The processor with options of a request, which may lower the cost of a picture and not raise it.
+        """The processor with options of a request, which may lower the cost of an item and not raise it.
 
         Raises:
-            InvalidRequestError: An option is unknown, has a wrong value, or makes pictures larger than the server's.
+            InvalidRequestError: An option is unknown, has a wrong value, or makes items larger than the server's.
         """
         for name in options:
             if name not in self.options:
@@ -115,13 +89,48 @@ class PixelProcessor(ABC, Generic[LayoutT]):
             if kind is not bool and (isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0):
                 raise invalid_option(name, "a positive number" if kind is float else "a positive integer")
         try:
-            return replace(self, **options)  # type: ignore[arg-type]  # each value has the type of its field
+            return replace(self, **options)
         except ProcessorConfigError as error:
             raise invalid_option(" and ".join(options), str(error).partition("must be ")[2] or "possible") from error
 
     def identity(self) -> tuple[tuple[str, str], ...]:
-        """Name and options in effect: two processors with the same one make the same array of a picture."""
+        """Name and options in effect: two processors with the same one make the same array of an item."""
         return (("name", self.name), *((one.name, repr(getattr(self, one.name))) for one in fields(self)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelProcessor(ItemProcessor[LayoutT]):
+    """What makes an array of bytes of pictures or of the frames of a video.
+
+    Attributes:
+        resample: Pillow's filter.
+        do_rescale: Whether values are multiplied by `rescale_factor`.
+        do_normalize: Whether the mean is subtracted then, and the rest divided by the standard deviation.
+    """
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Of the reference's class: resample, image_mean, image_std."""
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "do_resize": (True,), "do_center_crop": (False,), "do_pad": (False,), "do_convert_rgb": (True,),
+    }  # fmt: skip
+
+    resample: int
+    do_rescale: bool
+    rescale_factor: float
+    do_normalize: bool
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+
+    def value_table(self) -> NDArray[np.float32]:
+        """Values of the model for each byte, [3, 256]: the reference's arithmetic, step by step in its types."""
+        values = np.arange(256, dtype=np.uint8)[None].repeat(3, axis=0)
+        table: NDArray[np.float32] = values.astype(np.float32)
+        if self.do_rescale:
+            table = (values.astype(np.float64) * self.rescale_factor).astype(np.float32)
+        if self.do_normalize:
+            mean, std = (np.array(one, dtype=np.float32)[:, None] for one in (self.image_mean, self.image_std))
+            table = (table - mean) / std
+        return table
 
     @classmethod
     def _common(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from media_helpers.sounds import Samples, chunk, pcm16, tone, wav
 
-from llmstack_media.audio.resample import Resampler
-from llmstack_media.audio.sound import mixed, sound_samples
+from llmstack_media.sound.resample import Resampler
+from llmstack_media.sound.samples import mixed, sound_samples
 from llmstack_types import InvalidRequestError
 
 TONE = tone()

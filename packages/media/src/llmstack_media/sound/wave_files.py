@@ -107,6 +107,21 @@ def wave_blocks(file: BinaryIO, wave: WaveFormat) -> Iterator[Block]:
             yield _decoded(data[:whole], wave).reshape(-1, wave.num_channels)
 
 
+def as_wave_file(samples: NDArray[np.float32], rate: int) -> bytes:
+    """A file with these samples [num_samples], as they are. `rate`: In Hz.
+
+    Raises:
+        InvalidRequestError: No sound has this rate.
+    """
+    check_shape(1, rate)
+    data = samples.astype("<f4").tobytes()
+    form = struct.pack("<HHIIHH", _FLOAT, 1, rate, 4 * rate, 4, 32)
+    chunks = b"".join(
+        struct.pack("<4sI", name, len(chunk)) + chunk for name, chunk in ((b"fmt ", form), (b"data", data))
+    )
+    return struct.pack("<4sI4s", b"RIFF", 4 + len(chunks), b"WAVE") + chunks
+
+
 def _decoded(data: bytes, wave: WaveFormat) -> NDArray[np.float32]:
     if wave.code == _FLOAT:
         floats = np.frombuffer(data, f"<f{wave.width // 8}")

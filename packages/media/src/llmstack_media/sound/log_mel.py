@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmstack_media.errors import ProcessorConfigError
-from llmstack_media.processors.config_values import integer, refuse
-
 Samples = NDArray[np.float32]
 """[num_samples] of one channel, from -1 to 1."""
 FEATURE_EXTRACTOR: Final = "WhisperFeatureExtractor"
-_INERT: Mapping[str, tuple[object, ...]] = {"dither": (0, 0.0), "padding_side": ("right",), "padding_value": (0, 0.0)}
 _FLOOR = 1e-10
 _RANGE = 8.0
 """Powers of ten below the loudest value of a window that are kept."""
@@ -42,34 +37,6 @@ class LogMel:
     window_s: int = 30
     hop: int = 160
     fft_size: int = 400
-
-    @classmethod
-    def from_checkpoint(cls, preprocessor: Mapping[str, Any], processor: Mapping[str, Any]) -> LogMel:
-        """The preprocessing that a checkpoint's files describe.
-
-        Args:
-            preprocessor: Contents of `preprocessor_config.json`; empty where there is no such file.
-            processor: Of `processor_config.json`. A `feature_extractor` inside of it comes first.
-
-        Raises:
-            ProcessorConfigError: They name another class, or an option that is not supported.
-        """
-        nested = processor.get("feature_extractor")
-        values = nested if isinstance(nested, dict) else preprocessor
-        named = values.get("feature_extractor_type")
-        if named != FEATURE_EXTRACTOR:
-            raise ProcessorConfigError(f"the feature extractor {str(named)[:64]} is not {FEATURE_EXTRACTOR}")
-        refuse(values, _INERT)
-        made = cls(
-            integer(values, "feature_size", 80, 1, 512),
-            integer(values, "sampling_rate", 16_000, 8000, 192_000),
-            integer(values, "chunk_length", 30, 1, 600),
-            integer(values, "hop_length", 160, 1, 65_536),
-            integer(values, "n_fft", 400, 2, 65_536),
-        )
-        if made.num_samples % made.hop:
-            raise ProcessorConfigError(f"hop_length {made.hop} does not divide a window of {made.num_samples} samples")
-        return made
 
     @property
     def num_samples(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llmstack_media.audio.wave_files import Block, check_shape
 from llmstack_media.errors import invalid_audio, sound_decoder_missing
+from llmstack_media.sound.wave_files import Block, check_shape
 from llmstack_types import InvalidRequestError
 
 _FULL_SCALES: Final = {"u": 1 << 7, "i2": 1 << 15, "i4": 1 << 31, "i8": 1 << 63}

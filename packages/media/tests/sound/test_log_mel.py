@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor
 
-from llmstack_media.audio.log_mel import LogMel
 from llmstack_media.audio.windows import WindowFront
 from llmstack_media.errors import ProcessorConfigError
+from llmstack_media.processors.sound import read_log_mel
+from llmstack_media.sound.log_mel import LogMel
 from llmstack_types import InvalidRequestError
 
 WINDOW = 480_000
@@ -39,11 +40,11 @@ def test_features_equal_those_of_the_reference(num_bins: int, num_samples: int) 
 
 def test_files_of_both_generations_name_the_options() -> None:
     new = WhisperFeatureExtractor(feature_size=128).to_dict()
-    assert LogMel.from_checkpoint(new, {}) == LogMel(128)
-    assert LogMel.from_checkpoint({}, {"feature_extractor": new}) == LogMel(128)
+    assert read_log_mel(new, {}) == LogMel(128)
+    assert read_log_mel({}, {"feature_extractor": new}) == LogMel(128)
     for files in ({}, {**new, "feature_extractor_type": "SeamlessM4TFeatureExtractor"}, {**new, "dither": 0.1}):
         with pytest.raises(ProcessorConfigError):
-            LogMel.from_checkpoint(files, {})
+            read_log_mel(files, {})
 
 
 async def test_a_window_is_computed_once_for_each_tenant() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from llmstack_media.audio.av_blocks import av_blocks
-from llmstack_media.audio.formats import HEAD_BYTES, WAV, sound_format
-from llmstack_media.audio.resample import Resampler
-from llmstack_media.audio.wave_files import Block, read_wave_format, wave_blocks
-from llmstack_media.errors import audio_too_long
+from llmstack_media.errors import audio_too_long, audio_too_short, invalid_audio
+from llmstack_media.limits import MIN_SOUND_S
+from llmstack_media.sound.av_blocks import av_blocks
+from llmstack_media.sound.formats import HEAD_BYTES, WAV, sound_format
+from llmstack_media.sound.resample import Resampler
+from llmstack_media.sound.wave_files import Block, read_wave_format, wave_blocks
 
 Samples = NDArray[np.float32]
 _ANTIPHASE: Final = 0.01
@@ -34,6 +35,12 @@ def sound_samples(file: BinaryIO, rate: int, max_s: float) -> Iterator[Samples]:
             raise audio_too_long(f"is longer than the {max_s:g} s that are allowed")
         if len(piece):
             yield piece
+
+
+def check_least(num_samples: int, rate: int) -> None:
+    """Raises InvalidRequestError for sound in which nothing can be said. `rate`: In Hz."""
+    if num_samples < MIN_SOUND_S * rate:
+        raise audio_too_short(f"has {num_samples / rate:g} s; {MIN_SOUND_S:g} s are the least")
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, Block]]:
@@ -90,3 +97,23 @@ def mixed(block: Block) -> Samples:
     loudest = int(energies.argmax())
     is_cancelled = float(np.square(mean).sum()) < _ANTIPHASE * float(energies[loudest])
     return block[:, loudest].copy() if is_cancelled else mean
+
+
+def as_floats(samples: ArrayLike) -> Samples:
+    """A copy as float32 [num_samples], in which the range of an integer type is -1 to 1.
+
+    Raises:
+        InvalidRequestError: They are of several channels, or no finite numbers.
+    """
+    try:
+        given = np.asarray(samples)
+        floats = given.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise invalid_audio("has samples that are no numbers") from error
+    if given.ndim != 1 or given.dtype.kind not in "fi":
+        raise invalid_audio("has other samples than numbers of one channel")
+    if given.dtype.kind == "i":
+        floats /= -float(np.iinfo(given.dtype).min)
+    if not np.isfinite(floats).all():
+        raise invalid_audio("has samples that are not finite")
+    return floats
