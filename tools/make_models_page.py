@@ -1,4 +1,4 @@
-"""Writes the tables of model code and of pictures in docs/models.md; with --check, says whether they are current."""
+"""Writes the tables in docs/models.md; with --check, says whether they are current."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from llmstack_model_runner.architectures import (
     ENCODERS,
     PICTURE_ENCODERS,
     POOLING_DECODERS,
+    SOUND_ENCODERS,
 )
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.preflight import adapted_layers_of, readable_formats
@@ -31,6 +32,9 @@ COLUMNS = (
 PICTURES_BEGIN = "<!-- pictures: begin -->\n"
 PICTURES_END = "<!-- pictures: end -->\n"
 PICTURES_COLUMNS = "| class in `config.json` | pictures |\n|---|---|\n"
+SOUNDS_BEGIN = "<!-- sounds: begin -->\n"
+SOUNDS_END = "<!-- sounds: end -->\n"
+SOUNDS_COLUMNS = "| class in `config.json` | sound |\n|---|---|\n"
 SOURCES = "../packages/model-runner/src"
 TESTS = "../packages/model-runner/tests/models/test_"
 _Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], str]
@@ -44,17 +48,21 @@ def table() -> str:
     return COLUMNS + "".join(rows) + _transformers_row(rounding)
 
 
-def picture_table() -> str:
-    """Rows of the classes that take pictures, by the file of their encoder."""
+def encoder_rows(encoders: Mapping[str, str]) -> str:
+    """Rows of the classes with these encoders, by the file of their encoder."""
     rows: dict[str, list[str]] = {}
-    for architecture, target in PICTURE_ENCODERS.items():
+    for architecture, target in encoders.items():
         rows.setdefault(target.partition(":")[0], []).append(architecture)
-    own = [f"| {_words(names)} | {_source(module)} |\n" for module, names in rows.items()]
+    return "".join(f"| {_words(names)} | {_source(module)} |\n" for module, names in rows.items())
+
+
+def picture_table() -> str:
+    """Rows of the classes that take pictures."""
     others = [
         f"| `{architecture}` with {_words(towers)} | transformers: {_source(BACKEND_ENCODER.partition(':')[0])} |\n"
         for architecture, towers in BACKEND_TOWERS.items()
     ]
-    return PICTURES_COLUMNS + "".join(own + others)
+    return PICTURES_COLUMNS + encoder_rows(PICTURE_ENCODERS) + "".join(others)
 
 
 def _by_module(targets: Mapping[str, str]) -> dict[_Key, list[str]]:
@@ -116,7 +124,9 @@ def _words(words: Sequence[str]) -> str:
 def page() -> str:
     """The page with the tables between their marks replaced."""
     text = (DOCS / PAGE).read_text(encoding="utf-8")
-    for begin, content, end in ((BEGIN, table(), END), (PICTURES_BEGIN, picture_table(), PICTURES_END)):
+    sounds = SOUNDS_COLUMNS + encoder_rows(SOUND_ENCODERS)
+    parts = ((BEGIN, table(), END), (PICTURES_BEGIN, picture_table(), PICTURES_END), (SOUNDS_BEGIN, sounds, SOUNDS_END))
+    for begin, content, end in parts:
         before, mark, rest = text.partition(begin)
         _, end_mark, after = rest.partition(end)
         if not mark or not end_mark:

@@ -62,6 +62,11 @@ PICTURE_ENCODERS: Mapping[str, str] = {
     "SmolVLMForConditionalGeneration": "llmstack_model_runner.models.idefics3:Idefics3Encoder",
 }
 
+# Of classes that take sound in chats, the same.
+SOUND_ENCODERS: Mapping[str, str] = {
+    "Qwen2AudioForConditionalGeneration": "llmstack_model_runner.models.qwen2_audio:Qwen2AudioEncoder",
+}
+
 # Types of `vision_config` that such an encoder reads, where a class has several; that of an absent one comes first.
 TOWERS_OF: Mapping[str, tuple[str, ...]] = {
     "LlavaForConditionalGeneration": ("clip_vision_model",),
@@ -111,8 +116,10 @@ POOLING_DECODERS: Mapping[str, tuple[str, str]] = {
 
 
 def encoder_of(whole: Mapping[str, Any]) -> str | None:
-    """What makes the encoder of pictures of a configuration with all parts; None where no code here has its tower."""
+    """What makes the encoder of a configuration with all parts; None where no code here has its tower."""
     name = str(next(iter(whole.get("architectures") or ()), ""))
+    if name in SOUND_ENCODERS:
+        return SOUND_ENCODERS[name]
     vision = whole.get("vision_config")
     tower = vision.get("model_type") if isinstance(vision, Mapping) else None
     own, others = TOWERS_OF.get(name, ()), BACKEND_TOWERS.get(name, ())

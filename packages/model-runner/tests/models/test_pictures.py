@@ -1,8 +1,9 @@
-"""Models with pictures compute what transformers does, however items and rows are cut, shared and ordered."""
+"""Models with pictures or sound compute what transformers does, however items and rows are cut, shared and ordered."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from model_runner_helpers.picture_prompts import (
     prompt_of,
     vectors_of,
 )
+from model_runner_helpers.sound_families import SOUND_FAMILIES
 from safetensors.torch import load_file, save_file
 
 from llmstack_model_runner.encoders import sliced_encoder
@@ -37,9 +39,9 @@ from llmstack_types import ModelRunnerConfig
 from llmstack_types.media import num_slices
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-EVERY = FAMILIES | BACKEND_FAMILIES
+EVERY = FAMILIES | BACKEND_FAMILIES | SOUND_FAMILIES
 # One representative of each kind; `make test-full` has them all.
-QUICK = ("idefics3", "llava onevision")
+QUICK = ("idefics3", "llava onevision", "qwen 2 audio")
 EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in EVERY]
 
 
@@ -150,7 +152,7 @@ def test_an_adapter_of_the_language_model_is_as_good_as_its_sum(case: Case, tmp_
     generator = torch.Generator().manual_seed(3)
     factors, merged = {}, dict(weights)
     for name, weight in weights.items():
-        if name.endswith(("q_proj.weight", "down_proj.weight")) and "vision" not in name and "visual" not in name:
+        if name.endswith(("q_proj.weight", "down_proj.weight")) and not re.search("vision|visual|audio", name):
             a = torch.randn(4, weight.shape[1], generator=generator) * 0.3
             b = torch.randn(weight.shape[0], 4, generator=generator) * 0.3
             module = f"base_model.model.{name.removesuffix('.weight')}"
@@ -198,7 +200,7 @@ def test_an_item_of_another_size_is_refused(case: Case, runner: ModelRunner) -> 
         (item, item.memory.data[:-1]), (item, b""), (replace(item, layout=()), item.memory.data),
         (replace(item, layout=(1 << 40, 1, 1)), item.memory.data),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="bytes are not a picture"):
+        with pytest.raises(ValueError, match="bytes are not"):
             encoder.begin(broken, bytearray(data))
         if broken is not item:
             assert encoder.positions(broken) is None

@@ -6,12 +6,12 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, Self
 
 import torch
 
-from llmstack_media import ImageLayout, ImageProcessor, Piece, PixelProcessor, VideoProcessor
-from llmstack_model_runner.encoders.sliced_encoder import SlicedEncoder
+from llmstack_media import ImageLayout, ImageProcessor, Piece, PixelProcessor, Processors, VideoProcessor
+from llmstack_model_runner.encoders.prompt_encoder import PromptEncoder
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_types import MediaItem
 from llmstack_types.vocabulary import MediaKind
@@ -23,21 +23,8 @@ _HIDDEN_COPIES = 6
 _NOUNS: Mapping[MediaKind, str] = {"image": "a picture", "video": "a video"}
 
 
-class ImageEncoder(SlicedEncoder):
-    """A tower over pictures and the connector behind it; see `MediaEncoder` for the methods that steps call.
-
-    Attributes:
-        prefixes: Of its tensors' names in checkpoints, behind an optional `model.`.
-        is_atomic: See `MediaEncoder`, also for `num_deep`.
-    """
-
-    prefixes: ClassVar[tuple[str, ...]]
-    ignored: tuple[str, ...] = ()
-    """Beginnings of names of tensors that nothing here needs."""
-    is_atomic: bool = False
-    num_deep: int = 0
-    text_class: ClassVar[type[Any] | None] = None
-    """A class between the text model's and the one with pictures, which changes how text is computed."""
+class ImageEncoder(PromptEncoder):
+    """A tower over pictures and the connector behind it."""
 
     def __init__(
         self, processor: ImageProcessor, num_layers: int, widths: tuple[int, int], dtype: torch.dtype,
@@ -51,6 +38,16 @@ class ImageEncoder(SlicedEncoder):
         self.max_num_tokens: dict[MediaKind, int] = {}
         self._largest: dict[MediaKind, ImageLayout] = {}
         self._take("image", processor)
+
+    @classmethod
+    def of(
+        cls, whole: Mapping[str, Any], text_size: int, found: Processors, dtype: torch.dtype, device: torch.device
+    ) -> Self:
+        make: Any = cls  # whose arguments are those of every family
+        made: Self = make(whole, text_size, found.pictures, dtype, device)
+        if found.video is not None:
+            made.take_videos(found.video)
+        return made
 
     def take_videos(self, processor: VideoProcessor) -> None:
         """Lets items be videos, as the processor prepares them. Only some families have both.
@@ -66,9 +63,6 @@ class ImageEncoder(SlicedEncoder):
         self._tables[kind] = torch.from_numpy(processor.value_table()).to(self._dtype).to(self._device).flatten()
         self.num_layers[kind] = self._depth
         self.max_num_tokens[kind] = num_places(processor.placeholders(largest))
-
-    def finish_loading(self) -> None:
-        """Called once, after the last tensor was loaded."""
 
     @property
     def work_bytes(self) -> int:
@@ -89,15 +83,6 @@ class ImageEncoder(SlicedEncoder):
     @abstractmethod
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
         """What the first layer reads, from values of the shape of the item's bytes."""
-
-    @abstractmethod
-    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
-        """The vectors after the last layer, in the type of the model."""
-
-    def own_name(self, name: str) -> str | None:
-        """The slot's name of a tensor in a checkpoint; None if it belongs to the language model."""
-        found = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
-        return found if found.startswith(self.prefixes) else None
 
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
         """The patches as vectors, with their positions."""

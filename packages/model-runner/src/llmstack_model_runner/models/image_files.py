@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmstack_model_files import SPEECH_ARCHITECTURE, TEXT_PART_OF, WHOLE_CONFIG, read_json
-from llmstack_model_runner.architectures import BACKEND_ENCODER, BACKEND_TOWERS, PICTURE_ENCODERS, encoder_of
+from llmstack_model_runner.architectures import (
+    BACKEND_ENCODER,
+    BACKEND_TOWERS,
+    PICTURE_ENCODERS,
+    SOUND_ENCODERS,
+    encoder_of,
+)
 
 logger = logging.getLogger(__name__)
 
 IMAGE_FILES: Final = "image_files"
-"""Field of a configuration whose model takes pictures: contents of the files of its image processor."""
+"""Field of a configuration whose model takes pictures or sound: contents of the files of its processor."""
 
 
 GENERATION_FILE: Final = "generation_file"
@@ -35,7 +41,7 @@ def with_generation_file(config: Mapping[str, Any], folder: Path) -> Mapping[str
 def with_image_files(
     config: Mapping[str, Any], folder: Path, *, is_text_only: bool, is_native_only: bool = False
 ) -> Mapping[str, Any]:
-    """The configuration of a model, with the files of its image processor if it is to take pictures.
+    """The configuration of a model, with the files of its processor if it is to take pictures or sound.
 
     `is_text_only`: Whether it is asked for its text alone. So it is without such a file, or with a tower that no code
     runs; both are logged. `is_native_only`: Whether transformers must not run the tower.
@@ -44,7 +50,8 @@ def with_image_files(
         ModelFilesError: A file is damaged.
     """
     whole = str(config.get(TEXT_PART_OF))
-    if not (whole in PICTURE_ENCODERS or whole in BACKEND_TOWERS) or is_text_only:
+    tables: tuple[Mapping[str, object], ...] = (PICTURE_ENCODERS, BACKEND_TOWERS, SOUND_ENCODERS)
+    if is_text_only or not any(whole in table for table in tables):
         return config
     encoder = encoder_of(config[WHOLE_CONFIG])
     if encoder is None:
@@ -59,7 +66,7 @@ def with_image_files(
     names = ("preprocessor_config", "processor_config", "video_preprocessor_config")
     files = {name: read_json(folder, f"{name}.json", required=False) for name in names}
     if not any(files[name] for name in names[:2]):
-        logger.warning("%s takes no pictures here: neither preprocessor_config.json nor processor_config.json is "
-                       "there, which would say how they are prepared", whole)  # fmt: skip
+        logger.warning("%s takes text alone here: neither preprocessor_config.json nor processor_config.json is "
+                       "there, which would say how pictures or sound are prepared", whole)  # fmt: skip
         return config
     return {**config, IMAGE_FILES: files}

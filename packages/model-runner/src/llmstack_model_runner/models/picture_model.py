@@ -1,17 +1,17 @@
-"""Models that take pictures: an encoder beside a text model."""
+"""Models that take pictures or sound: an encoder beside a text model."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from llmstack_media import ImageProcessor, ProcessorConfigError, processors
+from llmstack_media import ProcessorConfigError, processors
 from llmstack_model_files import WHOLE_CONFIG
 from llmstack_model_runner.architectures import encoder_of
-from llmstack_model_runner.encoders.image_encoder import ImageEncoder
+from llmstack_model_runner.encoders.prompt_encoder import PromptEncoder
 from llmstack_model_runner.layers.adaptation import adapted
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot, unread
@@ -19,33 +19,29 @@ from llmstack_model_runner.models.base import Model, SlotFilling
 from llmstack_model_runner.models.image_files import IMAGE_FILES
 from llmstack_model_runner.models.text_part import TextPart
 
-_IDS_ONLY = "The text model takes token ids only, and no vectors of pictures (--language-model-only)."
-MakeEncoder = Callable[[Mapping[str, Any], int, ImageProcessor, torch.dtype, torch.device], ImageEncoder]
-"""From the configuration of the whole, the width of the text model's vectors, and how pictures are prepared."""
+_IDS_ONLY = "The text model takes token ids only, and no vectors of pictures or sound (--language-model-only)."
 
 
 class PictureModel(TextPart):
-    """Mixin that encodes pictures. Only the first stage has the weights for that, and every rank of it has them all."""
+    """Mixin that encodes pictures or sound. Only the first stage has its weights, all of them in every rank."""
 
-    make_encoder: MakeEncoder
+    encoder_class: type[PromptEncoder]
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)  # type: ignore[safe-super]  # the text model's class follows this one
         whole, files = config[WHOLE_CONFIG], config[IMAGE_FILES]
         try:
-            processor, video = processors(
+            found = processors(
                 files["preprocessor_config"], files["processor_config"], model=whole,
                 video_preprocessor=files["video_preprocessor_config"],
             )  # fmt: skip
         except ProcessorConfigError as error:
-            raise ValueError(f"The pictures of this model cannot be prepared: {error}.") from error
+            raise ValueError(f"What this model takes besides text cannot be prepared: {error}.") from error
         if self.vector_size is None:
             raise ValueError(_IDS_ONLY)
         self._has_encoder = sharding().is_first_stage
         with adapted(None):  # adapters change the language model alone
-            self._encoder = self.make_encoder(whole, self.vector_size, processor, dtype, device)
-        if video is not None:
-            self._encoder.take_videos(video)
+            self._encoder = self.encoder_class.of(whole, self.vector_size, found, dtype, device)
         num_deep, num_layers = self._encoder.num_deep, self.kv_spec.num_layers
         # The model's last layer may leave out the tokens that its vectors would be added to.
         if self._has_encoder and num_deep > num_layers - sharding().is_last_stage:
@@ -54,7 +50,7 @@ class PictureModel(TextPart):
                 f"The first pipeline stage has {num_layers}, which are too few."
             )
 
-    def media_encoder(self) -> ImageEncoder:
+    def media_encoder(self) -> PromptEncoder:
         return self._encoder
 
     def slots(self) -> dict[str, WeightSlot]:
@@ -102,10 +98,9 @@ class PictureModel(TextPart):
 
 
 def make_picture_model(model_class: type[Model], config: Mapping[str, Any]) -> type[Model]:
-    """The class of a model that takes pictures, with this text model. `config`: Of the text model."""
+    """The class of a model that takes pictures or sound, with this text model. `config`: Of the text model."""
     module, _, name = (encoder_of(config[WHOLE_CONFIG]) or "").partition(":")
-    make_encoder = getattr(importlib.import_module(module), name)
-    between = getattr(make_encoder, "text_class", None)
-    bases = (PictureModel, *([between] if between is not None else []), model_class)
-    fields = {"make_encoder": staticmethod(make_encoder)}
-    return type(f"{model_class.__name__}WithPictures", bases, fields)
+    encoder_class: type[PromptEncoder] = getattr(importlib.import_module(module), name)
+    between = encoder_class.text_class
+    bases: tuple[type, ...] = (PictureModel, *([between] if between is not None else []), model_class)
+    return type(f"{model_class.__name__}WithPictures", bases, {"encoder_class": encoder_class})

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from llmstack_model_files import SpeechTokens, parse_speech_tokens
-from llmstack_model_runner.encoders.layer import LayerSettings
-from llmstack_model_runner.encoders.whisper import SpeechSizes, WhisperEncoder
+from llmstack_model_runner.encoders.whisper import WhisperEncoder
 from llmstack_model_runner.layers import WeightSlot
 from llmstack_model_runner.layers.adaptation import adapted
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
@@ -19,10 +18,15 @@ from llmstack_model_runner.models.image_files import GENERATION_FILE
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings
 from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder, PositionTable
+from llmstack_model_runner.models.sound_config import TowerFields, read_tower
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessor
 from llmstack_model_runner.sampling.speech_rules import SpeechRules
 
 _PREFIX = "model.decoder."
+_ENCODER = TowerFields(
+    ("d_model", 384), ("encoder_ffn_dim", 1536), ("encoder_layers", 4), ("encoder_attention_heads", 6),
+    ("num_mel_bins", 80),
+)  # fmt: skip
 _EPS = 1e-5
 _NAMES = BlockNames(
     attention_norm="self_attn_layer_norm",
@@ -133,16 +137,7 @@ class Whisper(LayerNormDecoder):
 
 
 def _make_encoder(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> WhisperEncoder:
-    size, num_heads = read_int(config, "d_model", 384), read_int(config, "encoder_attention_heads", 6)
-    read_head_dim(size, num_heads)
-    activation = str(config.get("activation_function") or "gelu")
-    layer = LayerSettings(size, read_int(config, "encoder_ffn_dim", 1536), num_heads, _EPS, activation)
-    sizes = SpeechSizes(
-        read_int(config, "num_mel_bins", 80),
-        read_int(config, "max_source_positions", 1500),
-        read_int(config, "encoder_layers", 4),
-    )
-    return WhisperEncoder(sizes, layer, dtype, device)
+    return WhisperEncoder(*read_tower(config, _ENCODER), dtype, device)
 
 
 def _read_speech_tokens(config: Mapping[str, Any], settings: DecoderSettings) -> SpeechTokens:

@@ -68,6 +68,15 @@ class PictureFamily:
     def name(self) -> str:
         return f"{self.class_name}ForConditionalGeneration"
 
+    def item(self, seed: int) -> Picture:
+        """A random item, which begins at place 0."""
+        return prepare(self.ours(), self.sizes[seed % len(self.sizes)], seed)
+
+    def nested(self) -> dict[str, Any]:
+        """`processor_config.json` as transformers 5 writes it."""
+        return {**self.processor, "image_processor": self.preprocessor,
+                "video_processor": self.video_preprocessor or self.preprocessor}  # fmt: skip
+
     def ours(self) -> ImageProcessor:
         return image_processor(self.preprocessor, self.processor, model=self._typed_config())
 
@@ -111,9 +120,7 @@ class PictureFamily:
                 (folder / "video_preprocessor_config.json").write_text(json.dumps(self.video_preprocessor))
         else:
             made.save_pretrained(folder)
-            nested = {**self.processor, "image_processor": self.preprocessor,
-                      "video_processor": self.video_preprocessor or self.preprocessor}  # fmt: skip
-            (folder / "processor_config.json").write_text(json.dumps(nested))
+            (folder / "processor_config.json").write_text(json.dumps(self.nested()))
         return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -154,8 +161,12 @@ def _prepared(ours: Any, array: Any, tokens: list[int], item: MediaItem) -> Pict
     table = ours.value_table()
     values = np.stack([table[channel][array[:, channel]] for channel in range(3)], axis=1)
     data = array.tobytes()
+    return Picture(tokens, with_bytes(item, data), torch.from_numpy(values))
+
+
+def with_bytes(item: MediaItem, data: bytes) -> MediaItem:
     memory = MediaMemory(len(data), data=data)
-    return Picture(tokens, replace(item, digest=hashlib.sha256(data).digest(), memory=memory), torch.from_numpy(values))
+    return replace(item, digest=hashlib.sha256(data).digest(), memory=memory)
 
 
 def ids_of(pieces: Sequence[Piece], placeholder: int = PLACEHOLDER) -> tuple[list[int], list[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""Prompts with pictures and videos, computed by models and runners in every way, and by transformers."""
+"""Prompts with pictures, videos and sounds, computed by models and runners in every way, and by transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmstack_model_runner.weights import load_weights, read_served_config
 from llmstack_types import EncoderWork, MediaItem, ModelRunnerConfig, SamplingParams
 from llmstack_types.media import num_slices
 from model_runner_helpers.paged_harness import PagedHarness
-from model_runner_helpers.picture_families import PictureFamily, prepare
+from model_runner_helpers.picture_families import PictureFamily
 
 NUM_BLOCKS, NUM_STATE_BLOCKS, NUM_OUTPUTS = 800, 20, 16
 GREEDY = SamplingParams(temperature=0.0)
@@ -40,12 +40,11 @@ class Prompt:
 
 
 def prompt_of(family: PictureFamily, seeds: Sequence[int], num_before: int = 3) -> Prompt:
-    """A prompt with a picture for each seed, and text before, between and behind."""
-    ours = family.ours()
+    """A prompt with an item for each seed, and text before, between and behind."""
     tokens = [(7 * place + 3) % 50 for place in range(num_before)]
     items, values, layouts = [], [], []
     for seed in seeds:
-        picture = prepare(ours, family.sizes[seed % len(family.sizes)], seed)
+        picture = family.item(seed)
         items.append(replace(picture.item, offset=len(tokens)))
         values.append(picture.values)
         layouts.append(picture.item.layout)
