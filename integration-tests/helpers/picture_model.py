@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ SPECIALS = [
     "<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
 ]  # fmt: skip
+NAMED = {
+    "image_token": "<image>", "fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>",
+    "end_of_utterance_token": "<end_of_utterance>",
+}  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}"
@@ -109,19 +113,15 @@ def _reference(folder: Path, seeds: Sequence[int], text: str, *, has_answer: boo
     return model, processor(text=prompt, images=[[picture(seed) for seed in seeds]], return_tensors="pt")
 
 
-def make_tokenizer() -> Any:
-    """One of bytes, with the special tokens of pictures."""
+def make_tokenizer(specials: Sequence[str] = SPECIALS, named: Mapping[str, str] = NAMED) -> Any:
+    """A tokenizer of bytes and a few words, with these special tokens, of which some have a name."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator([QUESTION] * 3, trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet))
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    named = {
-        "image_token": "<image>", "fake_image_token": "<fake_token_around_image>",
-        "global_image_token": "<global-img>", "end_of_utterance_token": "<end_of_utterance>",
-    }  # fmt: skip
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<end_of_utterance>", pad_token="<|endoftext|>", bos_token="<|im_start|>",
-        extra_special_tokens=named,
+        tokenizer_object=made, eos_token=specials[2], pad_token=specials[0], bos_token=specials[1],
+        extra_special_tokens=dict(named),
     )  # fmt: skip

@@ -59,14 +59,16 @@ class MediaDoor:
         Raises:
             EngineStartError: The checkpoint's processor is not supported.
         """
-        takes_images = ready.media is not None and "image" in ready.media.num_layers
-        if ready.media is not None and ready.media.has_cross_attention and self.speech is None:
+        media = ready.media
+        if media is not None and media.has_cross_attention and self.speech is None:
             self.speech = make_speech(self._folder, ready.max_model_len, self._options)
-        if takes_images and self.processor is None and any(self._options.max_items.get(kind) != 0 for kind in KINDS):
+        kinds = () if media is None or media.has_cross_attention else media.num_layers.keys()
+        takes_items = any(kind in kinds for kind in KINDS)
+        if takes_items and self.processor is None and any(self._options.max_items.get(kind) != 0 for kind in KINDS):
             limits = limits_with(AdmissionLimits(ready.max_model_len, ready.vocab_size), ready)
-            is_atomic = ready.media is not None and ready.media.is_atomic
+            is_atomic = media is not None and media.is_atomic
             self.processor = make_served_media(self._folder, self._options, limits, is_atomic=is_atomic)
-        elif not takes_images and self._options.whole:
+        elif not takes_items and self._options.whole:
             logger.warning(
                 "%s: only its text is served; --language-model-only says that this is meant", self._options.whole
             )

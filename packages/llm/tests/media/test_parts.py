@@ -8,6 +8,7 @@ import pytest
 
 from llmstack_llm.chat.messages import normal_messages
 from llmstack_llm.media.parts import MediaMark, MediaPart, has_media, take_media
+from llmstack_llm.media.processor import MediaSymbols
 from llmstack_types import InvalidRequestError
 
 URL = "data:image/png;base64,AAAA"
@@ -98,3 +99,42 @@ def test_an_item_that_is_read_already_is_taken_as_it_is() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         take_media([*messages, *messages], {"image": 1})
     assert (caught.value.param, caught.value.code) == ("input[3].output[0]", "too_many_images")
+
+
+SOUND_URL = "data:audio/wav;base64,AAAA"
+GIVEN = {"data": "AAAA", "format": "wav"}
+
+
+def test_each_form_of_a_sound_is_read() -> None:
+    forms: list[Any] = [
+        {"type": "input_audio", "input_audio": GIVEN}, {"input_audio": GIVEN}, {"type": "audio", "audio": SOUND_URL},
+        {"type": "audio_url", "audio_url": SOUND_URL}, {"audio_url": {"url": SOUND_URL}},
+    ]  # fmt: skip
+    _, parts = take_media([{"role": "user", "content": forms}], {"audio": 5})
+    assert parts == [MediaPart("audio", SOUND_URL, param=f"messages[0].content[{index}]") for index in range(5)]
+    named = {"type": "input_audio", "input_audio": None, "uuid": "a"}
+    _, (one,) = take_media([{"role": "user", "content": [named]}], {"audio": 1})
+    assert (one.url, one.uuid) == ("", "a")
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "code"),
+    [
+        ({"format": "wav"}, ".data", "missing_required_parameter"),
+        ({"data": "A"}, ".format", "missing_required_parameter"),
+        ({"data": "A", "format": "midi"}, ".format", "invalid_value"),
+        ({"data": 3, "format": "wav"}, ".data", "invalid_type"),
+        ("AAAA", "", "invalid_type"),
+    ],
+)
+def test_what_is_no_sound_is_named(given: Any, field: str, code: str) -> None:
+    part = {"type": "input_audio", "input_audio": given}
+    with pytest.raises(InvalidRequestError) as caught:
+        take_media([{"role": "user", "content": [TEXT, part]}], {"audio": 1})
+    assert (caught.value.param, caught.value.code) == (f"{PARAM}.input_audio{field}", code)
+
+
+def test_items_in_a_text_may_be_numbered() -> None:
+    symbols = MediaSymbols("<a>", "Audio {number}: <a>")
+    assert symbols.put_into("@ and @, {number}", "@") == "Audio 1: <a> and Audio 2: <a>, {number}"
+    assert symbols.put_into("none", "@") == "none"

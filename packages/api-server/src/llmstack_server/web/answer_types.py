@@ -6,11 +6,12 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class TokenDetails(TypedDict):
-    """Tokens of a prompt that the prefix cache had, and those that pictures and videos replace, if there are any."""
+    """Tokens of a prompt that the prefix cache had, and those that items replace, if there are any."""
 
     cached_tokens: int
     image_tokens: NotRequired[int]
     video_tokens: NotRequired[int]
+    audio_tokens: NotRequired[int]
 
 
 class ReasoningDetails(TypedDict):

@@ -139,7 +139,7 @@ KINDS = (
     _invalid("invalid_grammar", "a grammar that is malformed or uses something unsupported"),
     _invalid("grammar_too_complex", "a grammar or pattern over a limit, or one that takes too long to compile"),
     _invalid("invalid_image", "an image that is damaged, too long and narrow, or not valid base64", _PART),
-    _invalid("too_many_images", "more images than a prompt may have", _PART),
+    _invalid("too_many_images", "more images, videos or sounds than a prompt may have", _PART),
     _invalid(
         "image_too_large",
         "images with too many pixels or bytes, alone or together, and one that takes too long to read",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from llmstack_server.protocols import AdmittedPrompt, PromptOutput, Timings
-from llmstack_types.vocabulary import MediaKind
+from llmstack_types.vocabulary import FileKind
 
-_COUNTED_KINDS: Final[tuple[MediaKind, ...]] = ("image", "video")
+_COUNTED_KINDS: Final[tuple[FileKind, ...]] = get_args(FileKind)
 
 
 class UsageCounter:

@@ -99,7 +99,7 @@ class ChatRenderer:
                 logger.warning("the chat template fails on a conversation: %s", on_one_line(str(error.__cause__)))
             raise
         for kind, mark in marks.items():
-            text = text.replace(mark, symbols[kind].prompt)
+            text = symbols[kind].put_into(text, mark)
         check_text("messages", text)  # tools and names have not been looked at
         shown = guard.show(text) if guard.hidden else text
         self._check_length(len(shown), "messages", is_cut=chat.is_cut)

@@ -18,6 +18,10 @@ _TYPES: Final[Mapping[str, tuple[MediaKind, str]]] = {
     "image_embeds": ("image", "image_embeds"),
     "audio_url": ("audio", "audio_url"), "audio": ("audio", "audio"), "input_audio": ("audio", "input_audio"),
 }  # fmt: skip
+_SOUND_NAMES: Final = (
+    "wav", "mp3", "flac", "ogg", "opus", "webm", "mka", "mkv", "mp4", "m4a", "aac", "mpeg", "mpga",
+)  # fmt: skip
+"""What `format` of an `input_audio` may say; the file's first bytes decide."""
 MEDIA_TYPES: Final = (*_TYPES, "file")
 _KEYS_WITHOUT_TYPE: Final = ("image_url", "video_url", "audio_url", "input_audio")
 DETAILS: Final = words_of(ImageDetail)
@@ -127,6 +131,8 @@ def read_part(param: str, part: Mapping[str, Any] | MediaPart, kinds: Collection
         return _vectors(param, part)
     content: Any = part.get(key)
     detail = part.get("detail")
+    if key == "input_audio" and content is not None:
+        content = _sound_url(f"{param}.{key}", content)
     if isinstance(content, Mapping):
         content, detail = content.get("url"), content.get("detail", detail)
         key = f"{key}.url"
@@ -135,13 +141,32 @@ def read_part(param: str, part: Mapping[str, Any] | MediaPart, kinds: Collection
         raise request_errors.invalid_type(f"{param}.uuid", "a string", uuid)
     if content is None and not uuid:
         raise request_errors.missing_parameter(f"{param}.{key}")
+    _check_content(param, key, content, detail)
+    return MediaPart(kind, content or "", uuid or "", detail or "auto", param)
+
+
+def _check_content(param: str, key: str, content: object, detail: object) -> None:
     if content is not None and not isinstance(content, str):
         raise request_errors.invalid_type(f"{param}.{key}", "a URL", content)
     if content is not None:
         check_text(f"{param}.{key}", content)
     if detail is not None and detail not in DETAILS:
         raise request_errors.invalid_value(f"{param}.detail", f"expected one of {', '.join(DETAILS)}")
-    return MediaPart(kind, content or "", uuid or "", detail or "auto", param)
+
+
+def _sound_url(param: str, content: object) -> str:
+    """The URL of OpenAI's `{"data": base64, "format": "wav"}`."""
+    if not isinstance(content, Mapping):
+        raise request_errors.invalid_type(param, "an object with 'data' and 'format'", content)
+    data, name = content.get("data"), content.get("format")
+    for key, value in (("data", data), ("format", name)):
+        if value is None:
+            raise request_errors.missing_parameter(f"{param}.{key}")
+        if not isinstance(value, str):
+            raise request_errors.invalid_type(f"{param}.{key}", "a string", value)
+    if name not in _SOUND_NAMES:
+        raise request_errors.invalid_value(f"{param}.format", f"expected one of {', '.join(_SOUND_NAMES)}")
+    return f"data:audio/{name};base64,{data}"
 
 
 def _vectors(param: str, part: Mapping[str, Any]) -> MediaPart:

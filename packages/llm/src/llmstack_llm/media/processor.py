@@ -51,12 +51,19 @@ class MediaSymbols(NamedTuple):
     Attributes:
         token: What a chat template prints where an item stands; it is replaced by the item's pieces.
         prompt: What is put into the text of a message where the template takes texts alone; it holds `token` once.
+            `{number}` in it is the number of the item among those of its kind, from 1 on.
         vectors: The tokens of an item's pieces that vectors replace.
     """
 
     token: str
     prompt: str
     vectors: tuple[str, ...] = ()
+
+    def put_into(self, text: str, mark: str) -> str:
+        """The text with `prompt` in place of each mark."""
+        first, *rest = text.split(mark)
+        numbered = (f"{self.prompt.replace('{number}', str(number))}{part}" for number, part in enumerate(rest, 1))
+        return "".join([first, *numbered])
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
@@ -16,16 +16,16 @@ from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import MediaPart
 from llmstack_llm.media.processor import MediaRequest, MediaStats, MediaSymbols, OpenedMedia
 from llmstack_types import EngineStartError
-from llmstack_types.vocabulary import MediaKind
+from llmstack_types.vocabulary import FileKind, MediaKind
 
 if TYPE_CHECKING:
-    from llmstack_media import PixelProcessor
+    from llmstack_media import ItemProcessor
     from llmstack_media.fetch.fetcher import Fetcher
     from llmstack_media.front import MediaFront
     from llmstack_media.parts import Part
 
 DEFAULT_MAX_ITEMS = 64
-KINDS: Final[tuple[MediaKind, ...]] = ("image", "video")
+KINDS: Final[tuple[FileKind, ...]] = get_args(FileKind)
 """Those that are prepared out of files."""
 _SMALL: Final = (64, 64)
 """Width and height of a picture that no processor cuts."""
@@ -46,7 +46,7 @@ class _Room:
 
 
 class ServedMedia:
-    """A `MediaProcessor` over the children that decode pictures and videos."""
+    """A `MediaProcessor` over the children that decode pictures, videos and sounds."""
 
     def __init__(self, front: MediaFront, options: MediaOptions, limits: AdmissionLimits, *, is_atomic: bool) -> None:
         """`limits`, `is_atomic`: Those of the model, for vectors in place of pictures."""
@@ -57,7 +57,7 @@ class ServedMedia:
         self.symbols: dict[MediaKind, MediaSymbols] = {}
         self.max_items: dict[MediaKind, int] = {}
         for kind in KINDS:
-            processor: PixelProcessor[Any] | None = front.processors._asdict()[kind]
+            processor: ItemProcessor[Any] | None = front.processors._asdict()[kind]
             max_items = options.max_items.get(kind, DEFAULT_MAX_ITEMS)
             if processor is None or not max_items:
                 continue
@@ -105,7 +105,9 @@ class ServedMedia:
 
     def _pieces(self, num_vectors: int, param: str) -> list[tuple[str, int]]:
         """What stands in the prompt for so many vectors: what stands for a picture in one run."""
-        processor = self._front.processors.image.for_detail("low")
+        if (images := self._front.processors.image) is None:
+            raise request_errors.unsupported_parameter(param, "this model takes no pictures")
+        processor = images.for_detail("low")
         pieces = processor.placeholders(processor.layout(*_SMALL))
         has_one_run = sum(bool(piece.num_vectors) for piece in pieces) == 1
         if self._is_atomic or processor.has_grid_positions or not has_one_run:
@@ -152,7 +154,7 @@ def make_served_media(folder: Path, options: MediaOptions, limits: AdmissionLimi
     files["model"] = read_json(folder, "config.json")  # whole, with the parts that are not for text
     bounds = MediaLimits(
         max_image_pixels=options.max_image_pixels, max_source_bytes=options.source_bytes,
-        max_request_bytes=options.source_bytes // 8,
+        max_request_bytes=options.source_bytes // 8, max_audio_s=options.max_audio_s,
     )  # fmt: skip
     try:
         made = MediaFront(
@@ -161,5 +163,5 @@ def make_served_media(folder: Path, options: MediaOptions, limits: AdmissionLimi
         )  # fmt: skip
         made.check_options(options.processor_options)
     except ProcessorConfigError as error:
-        raise EngineStartError(f"the model takes pictures, but {error} (--language-model-only)") from error
+        raise EngineStartError(f"the model takes pictures or sound, but {error} (--language-model-only)") from error
     return ServedMedia(made, options, limits, is_atomic=is_atomic)

@@ -1,12 +1,14 @@
-"""What a caller gives as `multi_modal_data`: files, pictures and frames, as parts."""
+"""What a caller gives as `multi_modal_data`: files, pictures, samples, as parts."""
 
 from __future__ import annotations
 
 import base64
 import io
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,8 @@ from llmstack_types.vocabulary import MediaKind
 _FILE: Final = "data:application/octet-stream;base64,"
 _FRAMES: Final = "data:video/jpeg;base64,"
 _FRAME_AXES: Final = 4
+DEFAULT_RATE: Final = 16_000
+"""Samples per second of an array without a rate, in Hz."""
 
 
 def read_multi_modal_data(param: str, data: object, max_items: Mapping[MediaKind, int]) -> list[MediaPart]:
@@ -35,7 +39,8 @@ def read_multi_modal_data(param: str, data: object, max_items: Mapping[MediaKind
         if kind not in max_items:
             name = f"{param}.{request_errors.echo(kind)}"
             raise request_errors.unsupported_parameter(name, f"this model takes {', '.join(['text', *max_items])} only")
-        is_list = isinstance(given, list | tuple) and not (kind == "video" and _is_video(given))
+        is_one = (kind == "video" and _is_video(given)) or (kind == "audio" and _is_sound(given))
+        is_list = isinstance(given, list | tuple) and not is_one
         items = [] if given is None else given if is_list else [given]
         if len(items) > max_items[kind]:
             message = f"A prompt has at most {max_items[kind]} items of the kind {kind}."
@@ -57,6 +62,16 @@ def _is_video(given: Sequence[Any]) -> bool:
     return bool(given) and all(_is_picture(one) or getattr(one, "ndim", 0) == _FRAME_AXES - 1 for one in given)
 
 
+def _is_sound(given: Any) -> bool:
+    """Whether a value is one sound: samples, or (samples, rate)."""
+    has_rate = isinstance(given, tuple) and len(given) == 2 and _is_number(given[1])
+    return has_rate or (isinstance(given, list) and bool(given) and _is_number(given[0]))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _is_picture(item: object) -> bool:
     return callable(getattr(item, "save", None))
 
@@ -72,11 +87,29 @@ def _url(param: str, kind: MediaKind, item: Any) -> str:
             raise request_errors.invalid_value(param, f"the file cannot be read: {error}") from error
     if isinstance(item, bytes):
         return _FILE + _base64(item)
+    if kind == "audio":
+        return _FILE + _base64(_wave_file(param, item))
     if kind == "video" and (getattr(item, "ndim", 0) == _FRAME_AXES or isinstance(item, list | tuple)):
         return _FRAMES + ",".join(_base64(_png(f"{param}[{index}]", frame)) for index, frame in enumerate(item))
     if kind == "video":
         raise request_errors.invalid_type(param, "bytes, a path, a URL, or frames [frames, height, width, 3]", item)
     return _FILE + _base64(_png(param, item))
+
+
+def _wave_file(param: str, item: Any) -> bytes:
+    """Samples of one channel, or (samples, rate in Hz), as a file; without a rate they have `DEFAULT_RATE`."""
+    from llmstack_media.sound.samples import as_floats  # late, as below
+    from llmstack_media.sound.wave_files import as_wave_file
+
+    samples, rate = item if isinstance(item, tuple) and _is_sound(item) else (item, DEFAULT_RATE)
+    if not math.isfinite(rate) or int(rate) != rate:
+        raise request_errors.invalid_value(param, "the rate must be a whole number of samples per second")
+    if not hasattr(samples, "__array__") and not _is_sound(samples):
+        raise request_errors.invalid_type(param, "bytes, a path, a URL, an array of samples or (array, rate)", item)
+    try:
+        return as_wave_file(as_floats(samples), int(rate))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.message, param=param, code=error.code) from error
 
 
 def _png(param: str, picture: Any) -> bytes:

@@ -26,8 +26,9 @@ _ID_PREFIXES = {
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
 }  # fmt: skip
 _TEXT_PARTS = words_of(TextPartType)
-_OTHER_MEDIA = ("input_file", "input_audio")
+_SOUND = "input_audio"
 _IMAGES: frozenset[MediaKind] = frozenset({"image"})
+_SOUNDS: frozenset[MediaKind] = frozenset({"audio"})
 
 
 def new_item_id(kind: str) -> str:
@@ -161,12 +162,12 @@ def _texts(param: str, content: Any, *, kinds: Sequence[str] = _TEXT_PARTS) -> l
 
 
 def _read_parts(param: str, content: Any, kind: str, *, takes_images: bool) -> list[Item]:
-    """The parts of a content: texts of the type `kind`, and pictures where they may stand."""
+    """The parts of a content: texts of the type `kind`, and pictures and sounds where they may stand."""
     if not (takes_images and isinstance(content, list)):
         return [{"type": kind, "text": text} for text in _texts(param, content)]
     return [
-        _read_image(f"{param}[{index}]", part)
-        if isinstance(part, dict) and part.get("type") == "input_image"
+        _MEDIA_READERS[part["type"]](f"{param}[{index}]", part)
+        if isinstance(part, dict) and part.get("type") in _MEDIA
         else {"type": kind, "text": _part_text(f"{param}[{index}]", part, _TEXT_PARTS)}
         for index, part in enumerate(content)
     ]
@@ -184,15 +185,27 @@ def _read_image(param: str, part: Item) -> Item:
     return {**found, **({"file_id": file_id} if file_id else {}), **({"uuid": read.uuid} if read.uuid else {})}
 
 
+def _read_sound(param: str, part: Item) -> Item:
+    """A sound in OpenAI's form, which is kept in that form."""
+    read = read_part(param, part, _SOUNDS)
+    given = part.get(_SOUND)
+    kept = None if given is None else {name: given[name] for name in ("data", "format")}
+    return {"type": _SOUND, _SOUND: kept, **({"uuid": read.uuid} if read.uuid else {})}
+
+
+_MEDIA = ("input_image", _SOUND)
+_MEDIA_READERS: Mapping[str, Callable[[str, Item], Item]] = {"input_image": _read_image, _SOUND: _read_sound}
+
+
 def _part_text(param: str, part: Any, kinds: Sequence[str]) -> str:
     if not isinstance(part, dict):
         raise request_errors.invalid_type(param, "an object", part)
     kind = part.get("type")
-    if kind == "input_image":
-        reason = "pictures stand in messages of the user and in outputs of calls"
+    if kind in _MEDIA:
+        reason = "pictures and sounds stand in messages of the user and in outputs of calls"
         raise request_errors.unsupported_parameter(f"{param}.type", reason)
-    if kind in _OTHER_MEDIA:
-        raise request_errors.unsupported_parameter(f"{param}.type", "the input may be texts and pictures")
+    if kind == "input_file":
+        raise request_errors.unsupported_parameter(f"{param}.type", "the input may be texts, pictures and sounds")
     if kind == "refusal":
         return required_text(param, part, "refusal")
     if kind not in kinds:
@@ -206,15 +219,17 @@ def _joined(parts: Iterable[Mapping[str, Any]]) -> str:
 
 def _content(parts: Sequence[Mapping[str, Any]], param: str, field: str) -> Content:
     """The content of a message; `param` names the item, `field` where the parts are in it."""
+    names = (f"{param}.{field}[{index}]" if param.startswith("input") else param for index in range(len(parts)))
     return content_of(
-        MediaPart(
-            "image", part["image_url"] or "", part.get("uuid", ""), part["detail"],
-            f"{param}.{field}[{index}]" if param.startswith("input") else param, part.get("file_id", ""),
-        )
-        if part["type"] == "input_image"
-        else part["text"]
-        for index, part in enumerate(parts)
-    )  # fmt: skip
+        part["text"] if "text" in part else _media_part(name, part) for name, part in zip(names, parts, strict=True)
+    )
+
+
+def _media_part(param: str, part: Mapping[str, Any]) -> MediaPart:
+    if part["type"] == _SOUND:
+        return read_part(param, part, _SOUNDS)
+    uuid, file_id = part.get("uuid", ""), part.get("file_id", "")
+    return MediaPart("image", part["image_url"] or "", uuid, part["detail"], param, file_id)
 
 
 def _add_message(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
