@@ -40,6 +40,12 @@ OPT = {
     "init_std": 0.3,
 }
 GEMMA = LLAMA | {"head_dim": 16, "initializer_range": 0.1, "query_pre_attn_scalar": 5, "sliding_window": 16}
+# Two layers of each kind of heads, of which the last four read the keys and values of earlier ones.
+GEMMA4 = GEMMA | {
+    "num_hidden_layers": 8, "global_head_dim": 32, "num_kv_shared_layers": 4, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE, "use_double_wide_mlp": True, "pad_token_id": None,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 # Every prompt is longer than the original context, so that transformers takes the long factors as well.
 LONG_ROPE = {
     "rope_type": "longrope",
@@ -86,8 +92,9 @@ CASES = {
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
     "Gemma3ForCausalLM": GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 2},
+    "Gemma4ForCausalLM": GEMMA4,
 }
-NUM_GROUPS = {"Gemma2ForCausalLM": 2, "GptOssForCausalLM": 2, "Gemma3ForCausalLM": 3}
+NUM_GROUPS = {"Gemma2ForCausalLM": 2, "Gemma4ForCausalLM": 3, "GptOssForCausalLM": 2, "Gemma3ForCausalLM": 3}
 """Groups of layers with block tables of their own; 1 for models without sliding windows, or with one for all layers."""
 
 ENGINES: dict[str, dict[str, Any]] = {

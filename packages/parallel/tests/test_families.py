@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from parallel_helpers.families import FAMILIES, write_family
 from parallel_helpers.schedules import largest_difference, make_config, run_schedule
 
+from llmstack_model_runner.testing import write_random_weights
+
 # What their layers share with another family is tested there.
-ALIKE = ("qwen2", "gemma", "gemma 2", "falcon with one kv head", "mistral with windows", "stablelm")
+ALIKE = ("qwen2", "gemma", "gemma 2", "gemma 3", "falcon with one kv head", "mistral with windows", "stablelm")
 EACH = [pytest.param(name, marks=pytest.mark.full) if name in ALIKE else name for name in FAMILIES]
-FEW = ("gpt2", "gemma 3", "llama with one kv head")
+FEW = ("gpt2", "gemma 4 with experts", "llama with one kv head")
 OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name not in FEW]
 
 
@@ -56,3 +59,15 @@ def test_experts_spread_over_ranks_in_uneven_counts_give_the_same_tokens(name: s
     alone = run_schedule(make_config(folder), seed=5)
     config = make_config(folder, tensor_parallel_size=2, enable_expert_parallel=True)
     assert largest_difference(alone, run_schedule(config, seed=5)) < 1e-4
+
+
+def test_layers_that_read_earlier_keys_and_values_are_shared_by_heads_and_not_cut_into_stages(tmp_path: Path) -> None:
+    architecture, config = FAMILIES["gemma 4 with experts"]
+    changes = {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}
+    config = config | changes | {"enable_moe_block": False}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
+    folder = write_random_weights(tmp_path, seed=3, spread=0.25)
+    alone = run_schedule(make_config(folder), seed=1)
+    assert largest_difference(alone, run_schedule(make_config(folder, tensor_parallel_size=2), seed=1)) < 1e-4
+    with pytest.raises(ValueError, match="cannot be cut into pipeline stages"):
+        run_schedule(make_config(folder, pipeline_parallel_size=2), seed=1)

@@ -23,6 +23,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
     "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
+    "Gemma4ForCausalLM": "llmstack_model_runner.models.gemma4:Gemma4",
+    "Gemma4UnifiedForCausalLM": "llmstack_model_runner.models.gemma4:Gemma4Unified",
     "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
     "Lfm2ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2Moe",

@@ -52,6 +52,16 @@ DELTA_NETS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
                         "mrope_section": [1, 1, 0], "mrope_interleaved": True},
 }  # fmt: skip
+# The fields of published configurations of Gemma 4, which are null where they have no meaning.
+GEMMA4 = {
+    "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": None,
+    "sliding_window": 7, "attention_k_eq_v": False, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97, "num_experts": None,
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "enable_moe_block": False, "initializer_range": 0.1,
+    "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+GEMMA4_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+                 "num_key_value_heads": 4, "head_dim": 8, "patch_size": 4, "position_embedding_size": 64}  # fmt: skip
 Rename = Callable[[str], str]
 
 
@@ -131,6 +141,18 @@ CASES: dict[str, tuple[str, dict[str, Any], Rename]] = {
         whole(DELTA_NETS | {"model_type": "qwen3_5_moe_text", "num_experts": 6, "num_experts_per_tok": 2,
               "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}, QWEN_VISION,
               tie_word_embeddings=False),
+        as_it_is,
+    ),
+    "gemma 4": (
+        "Gemma4",
+        {"text_config": TEXT | GEMMA4 | {"model_type": "gemma4_text"}, "vision_config": GEMMA4_VISION,
+         "audio_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "output_proj_dims": 32,
+                          "subsampling_conv_channels": [8, 4]}},
+        as_it_is,
+    ),
+    "gemma 4 unified": (
+        "Gemma4Unified",
+        {"text_config": TEXT | GEMMA4 | {"model_type": "gemma4_unified_text", "num_kv_shared_layers": 0}},
         as_it_is,
     ),
     "internvl": (

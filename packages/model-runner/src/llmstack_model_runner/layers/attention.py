@@ -94,6 +94,16 @@ class Attention:
         query = rotate(positions, query, key, value, kv_cache, metadata.slot_mapping, scales)
         return self._attend(query, kv_cache, scales, metadata, plans)
 
+    def read(
+        self,
+        query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+        kv_cache: LayerCache,
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
+        """Attends to what another layer has written; nothing is written."""
+        return self._attend(query, kv_cache, self.kv_scales.of(kv_cache[0]), metadata, plans)
+
     def _attend(
         self,
         query: torch.Tensor,
@@ -146,32 +156,41 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:  # [num_heads] float32
 
 
 def plan_layers(
-    metadata: AttentionMetadata, key_cache: torch.Tensor | None, sliding_windows: Sequence[int | None]
+    metadata: AttentionMetadata,
+    key_caches: Sequence[torch.Tensor | None],
+    sliding_windows: Sequence[int | None],
+    *,
+    has_readers: bool = False,
 ) -> list[tuple[AttentionMetadata, AttentionPlans]]:
     """For each layer, whose windows are given, its group's metadata and its plans.
 
-    `key_cache`: That of any layer with attention; None where there is no such layer.
+    `key_caches`: Those of the layers; None for a layer without attention. The layers of a group have equal shapes.
+    `has_readers`: Later layers read what these write, so that the last one computes all tokens too.
     """
-    if key_cache is None:
-        return [(metadata, {})] * len(sliding_windows)
-    planned = _plan_whole_layers(metadata, key_cache, sliding_windows)
-    last_layer = planned[-1][0].last_layer
-    if last_layer is not None:
-        planned[-1] = last_layer, plan_attention(last_layer, key_cache, sliding_windows[-1:])
+    planned = _plan_whole_layers(metadata, key_caches, sliding_windows)
+    last_layer, key_cache = planned[-1][0].last_layer, key_caches[-1]
+    if last_layer is not None and not has_readers:
+        plans = {} if key_cache is None else plan_attention(last_layer, key_cache, sliding_windows[-1:])
+        planned[-1] = last_layer, plans
     return planned
 
 
 def _plan_whole_layers(
-    metadata: AttentionMetadata, key_cache: torch.Tensor, sliding_windows: Sequence[int | None]
+    metadata: AttentionMetadata, key_caches: Sequence[torch.Tensor | None], sliding_windows: Sequence[int | None]
 ) -> list[tuple[AttentionMetadata, AttentionPlans]]:
     if not metadata.groups:
-        return [(metadata, plan_attention(metadata, key_cache, sliding_windows))] * len(sliding_windows)
+        any_cache = next((cache for cache in key_caches if cache is not None), None)
+        plans = {} if any_cache is None else plan_attention(metadata, any_cache, sliding_windows)
+        return [(metadata, plans)] * len(sliding_windows)
     windows: list[set[int | None]] = [set() for _ in metadata.groups]
-    for group, window in zip(metadata.layer_to_group, sliding_windows, strict=True):
+    caches: list[torch.Tensor | None] = [None] * len(metadata.groups)
+    for group, window, cache in zip(metadata.layer_to_group, sliding_windows, key_caches, strict=True):
         if group is not None:
             windows[group].add(window)
+            caches[group] = cache
     planned = [
-        (group, plan_attention(group, key_cache, own)) for group, own in zip(metadata.groups, windows, strict=True)
+        (group, {} if cache is None else plan_attention(group, cache, own))
+        for group, own, cache in zip(metadata.groups, windows, caches, strict=True)
     ]
     return [planned[group or 0] for group in metadata.layer_to_group]  # of a layer with a state any has the states
 

@@ -22,6 +22,7 @@ from llmstack_model_runner.layers.adaptation import GATES
 from llmstack_model_runner.layers.adapted_experts import AdaptedExperts, ExpertMatrix
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.layers.linear import gated_activation, linear_activation
+from llmstack_model_runner.layers.mixer import number_slot
 from llmstack_model_runner.layers.packing import (
     are_packed,
     experts_packed_before,
@@ -51,6 +52,7 @@ class ExpertSettings:
         shared_size: Inner size of the experts beside them that compute every token, as one; 0 for none.
         gated_shared_size: That of one with a gate.
         router_size: Width of what the router sees, where it is not what the experts compute; 0 where it is.
+        has_scales: The weights of chosen experts are multiplied by one number of each expert.
         routing: Choice within groups of experts; `is_normalised` has then no meaning. None: the most likely experts.
     """
 
@@ -66,6 +68,7 @@ class ExpertSettings:
     shared_size: int = 0
     gated_shared_size: int = 0
     router_size: int = 0
+    has_scales: bool = False
 
     @property
     def first_names(self) -> list[str]:
@@ -102,6 +105,7 @@ class Experts:
         routing = settings.routing
         is_corrected = routing is not None and routing.is_corrected
         self._correction = torch.zeros(settings.num_experts, device=device) if is_corrected else None
+        self._scales = torch.ones(settings.num_experts, device=device) if settings.has_scales else None
         self._make_stacks(num_experts, inner_size, size, dtype, device)
         self._dtype = dtype
         self._device = device
@@ -165,6 +169,8 @@ class Experts:
         if self._correction is not None:
             name, shape = f"{self._name}.gate.e_score_correction_bias", (settings.num_experts,)
             slots[name] = WeightSlot(shape, self._load_correction, WeightKind.BIAS)
+        if self._scales is not None:
+            slots |= number_slot(f"{self._name}.gate.scales", self._scales, settings.num_experts, [])
         rows, columns = (WeightPart(dim, (self._inner,)) if self._is_cut else None for dim in (0, 1))
         stacks = [self._gate_up, self._down]
         gate_up, down = (partial(stack.slot, is_known=stack.is_known) for stack in stacks)
@@ -217,7 +223,11 @@ class Experts:
         return summed.to(x.dtype)
 
     def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and ids of the most likely experts, each [num_tokens, num_choices]."""
+        """Weights and ids of the chosen experts, each [num_tokens, num_choices]."""
+        shares, expert_ids = self._choose_unscaled(logits)
+        return shares if self._scales is None else shares * self._scales[expert_ids], expert_ids
+
+    def _choose_unscaled(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         routing = self._settings.routing
         if routing is not None:
             return routing.choose(logits, self._correction, self._settings.num_choices)

@@ -12,22 +12,33 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 class RMSNorm:
     """Root-mean-square normalisation of the last dimension.
 
-    With `is_offset` the checkpoint stores the scale minus 1, as Gemma's do, and the scale is kept in float32.
+    With `is_offset` the checkpoint stores the scale minus 1, as Gemma's do, and the scale is kept in float32. Without
+    `has_scale` it stores nothing, and the scale is 1.
 
     Attributes:
         weight: The scale.
     """
 
     def __init__(
-        self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, is_offset: bool = False
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_offset: bool = False,
+        has_scale: bool = True,
     ) -> None:
         self._name = name
         self.eps = eps
-        self._is_offset = is_offset
-        self.weight = torch.empty(size, dtype=torch.float32 if is_offset else dtype, device=device)
+        self._is_offset, self._has_scale = is_offset, has_scale
+        self.weight = torch.ones(size, dtype=torch.float32 if is_offset else dtype, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slot of the scale, or of the scale minus 1."""
+        if not self._has_scale:
+            return {}
         kind = WeightKind.BIAS if self._is_offset else WeightKind.SCALE
         return {f"{self._name}.weight": WeightSlot(tuple(self.weight.shape), self._load, kind)}
 

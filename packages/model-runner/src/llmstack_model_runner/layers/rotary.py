@@ -125,8 +125,8 @@ def parse_rope(
         _positive(name, next((given[name] for given in (found, config) if given.get(name) is not None), default))
         for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0))
     )
-    if not is_partial:
-        if kind != "default" and share != 1:  # transformers cannot compute it either
+    if not is_partial or kind == "proportional":  # where all dimensions have an angle, most of them 0
+        if kind not in ("default", "proportional") and share != 1:  # transformers cannot compute it either
             raise ValueError(
                 f"config.json: partial_rotary_factor {share} with a rotary embedding of type {kind} is not supported "
                 "for this architecture."
@@ -178,6 +178,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
     "longrope": (),
+    "proportional": (),
 }
 """Kind to the names of its required numbers."""
 
@@ -197,6 +198,8 @@ def rope_frequencies(parameters: RopeParameters) -> tuple[torch.Tensor, float]:
     """Radians per position of each pair of dimensions, float32 [rotary_dim / 2], and a factor of cosines and sines."""
     exponents = torch.arange(0, parameters.rotary_dim, 2, dtype=torch.int64).float() / parameters.rotary_dim
     frequencies = 1.0 / (parameters.theta**exponents)
+    if parameters.kind == "proportional":
+        return _proportional(frequencies, parameters.values), 1.0
     if parameters.kind == "linear":
         return frequencies / parameters.values["factor"], 1.0
     if parameters.kind == "llama3":
@@ -206,6 +209,13 @@ def rope_frequencies(parameters: RopeParameters) -> tuple[torch.Tensor, float]:
     if parameters.kind == "longrope":
         return _longrope(frequencies, parameters)
     return frequencies, 1.0
+
+
+def _proportional(frequencies: torch.Tensor, values: Mapping[str, float]) -> torch.Tensor:
+    """Gemma 4's: the first pairs of dimensions turn as those of a whole head would, the others do not."""
+    num_turning = int(values.get("partial_rotary_factor", 1.0) * len(frequencies))
+    is_turning = torch.arange(len(frequencies)) < num_turning
+    return torch.where(is_turning, frequencies, 0.0) / values.get("factor", 1.0)
 
 
 def _longrope(frequencies: torch.Tensor, parameters: RopeParameters) -> tuple[torch.Tensor, float]:

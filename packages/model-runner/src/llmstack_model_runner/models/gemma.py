@@ -65,7 +65,7 @@ class Gemma2(Llama):
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         complete = _with_layer_types({**_GEMMA2, **config}, sliding_window_pattern=2)
-        soft_cap = _read_optional_float(complete, "attn_logit_softcapping")
+        soft_cap = read_optional_float(complete, "attn_logit_softcapping")
         return _read_with_windows(complete, soft_cap=soft_cap)
 
 
@@ -101,7 +101,7 @@ def _read(config: Mapping[str, Any], sliding_window: int | None, **variants: Any
     return replace(
         settings,
         embedding_scale=settings.hidden_size**0.5,
-        logit_soft_cap=_read_optional_float(config, "final_logit_softcapping"),
+        logit_soft_cap=read_optional_float(config, "final_logit_softcapping"),
     )
 
 
@@ -126,7 +126,7 @@ def _with_layer_types(config: Mapping[str, Any], sliding_window_pattern: int) ->
     return {**config, "layer_types": config.get("layer_types") or default}
 
 
-def _read_optional_float(config: Mapping[str, Any], name: str) -> float | None:
+def read_optional_float(config: Mapping[str, Any], name: str) -> float | None:
     return None if config.get(name) is None else read_float(config, name, 0.0)
 
 

@@ -16,7 +16,6 @@ from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers import (
     Embedding,
     OutputHead,
-    RMSNorm,
     RotaryEmbedding,
     WeightSlot,
     plan_layers,
@@ -58,7 +57,7 @@ class Llama(CausalLM):
         self._sharding = sharding()
         self._hidden_size = settings.hidden_size
         self.kv_spec = ModelKVSpec(
-            tuple(entry.kv_spec(dtype) for entry in settings.layers),
+            tuple(spec for entry in settings.layers if (spec := entry.kv_spec(dtype)) is not None),
             vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
         ).of_rank(layer.num_heads)
@@ -81,7 +80,7 @@ class Llama(CausalLM):
             )
             for index, entry in enumerate(settings.layers)
         ]
-        self._norm = RMSNorm("model.norm", size, layer.eps, dtype=dtype, device=device, is_offset=layer.is_norm_offset)
+        self._norm = layer.norm("model.norm", size, dtype, device)
         self._head = OutputHead(
             vocab_size,
             size,
@@ -142,9 +141,7 @@ class Llama(CausalLM):
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
         """Hidden states after the last norm, or after this stage's last layer."""
-        first_attention = self.kv_spec.first_attention
-        key_cache = None if first_attention is None else kv_caches[first_attention][0]
-        planned = plan_layers(metadata, key_cache, self.kv_spec.sliding_windows)
+        planned = plan_layers(metadata, self.kv_spec.key_caches(kv_caches), self.kv_spec.sliding_windows)
         given = metadata.vectors
         hidden, residual = self._enter(token_ids, given)
         for number, (layer, kv_cache, plan) in enumerate(zip(self._own_layers, kv_caches, planned, strict=True)):

@@ -22,6 +22,7 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, L
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.head_split import HeadSplit
+from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.rotary import RopeParameters
 from llmstack_model_runner.layers.scale import Scale
@@ -62,8 +63,11 @@ class LlamaLayerSettings:
         has_qk_norm: Query and key heads are normalised.
         has_post_norms: The outputs of attention and feed-forward are normalised too.
         is_norm_offset: Norms are stored as their scale minus 1.
+        has_float32_norms: Norms are scaled in float32.
         has_fused_projections: The checkpoint joins q, k and v, and gate and up.
         has_joined_gate: It joins gate and up alone.
+        has_value_norm: Value heads are normalised, without a scale.
+        are_keys_values: Values are what the keys are before their norm; the checkpoint has no projection of their own.
         has_output_gate: What a head attends to is multiplied by the sigmoid of a gate, which follows its query.
         has_sinks: Each head's softmax has a score more, which has no value.
         residual_scale: Factor of what attention and feed-forward add to the residual.
@@ -87,16 +91,24 @@ class LlamaLayerSettings:
     has_qk_norm: bool = False
     has_post_norms: bool = False
     is_norm_offset: bool = False
+    has_float32_norms: bool = False
     has_fused_projections: bool = False
     has_joined_gate: bool = False
+    has_value_norm: bool = False
+    are_keys_values: bool = False
     has_output_gate: bool = False
     has_sinks: bool = False
     residual_scale: float = 1.0
     experts: ExpertSettings | None = None
 
-    def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
-        """What the layer keeps in the KV storage, of the whole model, which computes in `dtype`."""
+    def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec | None:
+        """What the layer keeps in the KV storage, of the whole model, which computes in `dtype`; None for nothing."""
         return keys_and_values(self.num_kv_heads, self.head_dim, self.sliding_window)
+
+    def norm(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> RMSNorm:
+        """A norm of the block, or of the model, of this name."""
+        norm_dtype = torch.float32 if self.has_float32_norms else dtype
+        return RMSNorm(name, size, self.eps, dtype=norm_dtype, device=device, is_offset=self.is_norm_offset)
 
     def make_mixer(
         self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
@@ -166,15 +178,21 @@ class SelfAttention(Mixer):
         size, head_dim = settings.hidden_size, settings.head_dim
         names = ["qkv_proj"] if settings.has_fused_projections else ["q_proj", "k_proj", "v_proj"]
         qkv_names = [f"{prefix}{name}" for name in names]
+        parts = split.parts(qkv_names)
+        if settings.are_keys_values:
+            del parts[f"{prefix}v_proj"], self._sizes[-1]
         self._qkv = Linear(
             size,
-            split.parts(qkv_names),
+            parts,
             has_bias=settings.has_qkv_bias,
             dtype=dtype,
             device=device,
             part_to_row_order=split.orders(qkv_names),
-            part_to_outputs=split.outputs(qkv_names),
+            part_to_outputs={name: outputs for name, outputs in split.outputs(qkv_names).items() if name in parts},
         )
+        self._value_norm: RMSNorm | None = None
+        if settings.has_value_norm:
+            self._value_norm = RMSNorm("", head_dim, settings.eps, dtype=dtype, device=device, has_scale=False)
         self._rotate = None if rotary is None else HeadRotation(rotary, self._make_head_norms(dtype, device))
         self._attention = Attention(
             len(split.heads),
@@ -200,11 +218,13 @@ class SelfAttention(Mixer):
         own, prefix = self._settings, self._prefix
         if not own.has_qk_norm:
             return None
-        query, key = (
-            RMSNorm(prefix + name, own.head_dim, own.eps, dtype=dtype, device=device, is_offset=own.is_norm_offset)
-            for name in ("q_norm", "k_norm")
-        )
+        query, key = (own.norm(prefix + name, own.head_dim, dtype, device) for name in ("q_norm", "k_norm"))
         return query, key
+
+    @property
+    def kv_scales(self) -> KVScales:
+        """Scales of its 8-bit keys and values."""
+        return self._attention.kv_scales
 
     def slots(self) -> dict[str, WeightSlot]:
         """Those of the projections, and of sinks and norms of heads if there are any."""
@@ -240,9 +260,9 @@ class SelfAttention(Mixer):
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """The gates, as wide as the queries or 0; and query, key and value, each [num_tokens, heads, head_dim]."""
         head_dim = self._settings.head_dim
-        query, gate, key, value = qkv.split(self._sizes, dim=-1)
-        query, key, value = (part.view(part.shape[0], -1, head_dim) for part in (query, key, value))
-        return gate, (query, key, value)
+        query, gate, key, *values = qkv.split(self._sizes, dim=-1)
+        query, key, value = (part.view(part.shape[0], -1, head_dim) for part in (query, key, *(values or [key])))
+        return gate, (query, key, value if self._value_norm is None else self._value_norm(value))
 
 
 class LlamaLayer:
@@ -259,8 +279,7 @@ class LlamaLayer:
         self._scale = Scale(settings.residual_scale, device)
 
         def norm(name: str) -> RMSNorm:
-            size, is_offset = settings.hidden_size, settings.is_norm_offset
-            return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device, is_offset=is_offset)
+            return settings.norm(prefix + name, settings.hidden_size, dtype, device)
 
         has_post_norms = settings.has_post_norms
         self._mixer_norm = norm("input_layernorm")
@@ -269,6 +288,13 @@ class LlamaLayer:
         self._mlp_norm = norm("pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm")
         self._feed_forward = make_feed_forward(prefix, settings, dtype, device)
         self._post_mlp_norm = norm("post_feedforward_layernorm") if has_post_norms else None
+
+    @property
+    def kv_scales(self) -> KVScales:
+        """Scales of its 8-bit keys and values."""
+        if not isinstance(self._mixer, SelfAttention):
+            raise TypeError("the layer writes no keys and values")
+        return self._mixer.kv_scales
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all parts."""

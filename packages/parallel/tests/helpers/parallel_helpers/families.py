@@ -48,6 +48,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", GEMMA),
     "gemma 2": ("Gemma2ForCausalLM", GEMMA | {"sliding_window": 7, "query_pre_attn_scalar": 16}),
     "gemma 3": ("Gemma3ForCausalLM", GEMMA | {"sliding_window": 7, "query_pre_attn_scalar": 16}),
+    "gemma 4 with experts": (
+        "Gemma4ForCausalLM",
+        GEMMA
+        | {"sliding_window": 7, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24}
+        | {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", *["full_attention"] * 2]},
+    ),
     "phi": ("PhiForCausalLM", LLAMA | {"num_key_value_heads": 4}),
     "phi 3": ("Phi3ForCausalLM", LLAMA | {"pad_token_id": 0}),
     "gpt-neox": ("GPTNeoXForCausalLM", LLAMA | {"rotary_pct": 0.5}),

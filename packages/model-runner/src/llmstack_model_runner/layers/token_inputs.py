@@ -1,0 +1,57 @@
+"""Vectors of the tokens that every layer of a model adds to its residual."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_model_runner.layers.embedding import Embedding
+from llmstack_model_runner.layers.linear import Linear
+from llmstack_model_runner.layers.norm import RMSNorm
+from llmstack_model_runner.layers.scale import Scale
+from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
+
+
+class TokenInputs:
+    """One vector per token and layer: half a table's row, half a projection of the token's embedding.
+
+    Source: the per-layer embeddings of Gemma 3n and Gemma 4.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        vocab_size: int,
+        hidden_size: int,
+        num_layers: int,
+        norm: RMSNorm,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`prefix` is that of the tensors, such as `model.`; `norm` is that of the projections, as wide as a vector."""
+        size = len(norm.weight)
+        self._shape, self._norm = (num_layers, size), norm
+        self._table = Embedding(
+            f"{prefix}embed_tokens_per_layer",
+            vocab_size,
+            num_layers * size,
+            dtype=dtype,
+            device=device,
+            scale=size**0.5,
+            is_vocabulary=True,
+        )
+        parts = {f"{prefix}per_layer_model_projection": num_layers * size}
+        self._projection = Linear(hidden_size, parts, has_bias=False, dtype=dtype, device=device)
+        self._projection_scale, self._half = Scale(hidden_size**-0.5, device), Scale(2.0**-0.5, device)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Those of the table, the projection and the norm."""
+        return collect_slots([self._table, self._projection, self._norm])
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,  # [num_tokens]
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+    ) -> torch.Tensor:  # [num_tokens, num_layers, size]
+        """The vectors of all layers; `hidden` are the tokens' embeddings."""
+        projected = self._projection_scale(self._projection(hidden)).view(-1, *self._shape)
+        return self._half(self._norm(projected) + self._table(token_ids).view(-1, *self._shape))
