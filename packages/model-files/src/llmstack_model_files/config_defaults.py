@@ -96,6 +96,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "gemma4_text": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
+    "gemma4_unified_text": {"vocab_size": 262_144, "max_position_embeddings": 262_144},
     "gpt2": {"vocab_size": 50_257, "n_positions": 1024},
     "gpt_neox": {
         "vocab_size": 50_432,

@@ -55,7 +55,8 @@ DELTA_NETS = {
 # The fields of published configurations of Gemma 4, which are null where they have no meaning.
 GEMMA4 = {
     "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": None,
-    "sliding_window": 7, "attention_k_eq_v": False, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97, "num_experts": None,
+    "sliding_window": 7, "attention_k_eq_v": False, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
+    "num_experts": None,
     "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "enable_moe_block": False, "initializer_range": 0.1,
     "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
     "layer_types": ["sliding_attention", "full_attention"] * 3,

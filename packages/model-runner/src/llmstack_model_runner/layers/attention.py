@@ -157,42 +157,46 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:  # [num_heads] float32
 
 def plan_layers(
     metadata: AttentionMetadata,
-    key_caches: Sequence[torch.Tensor | None],
+    kv_caches: Sequence[LayerCache],
     sliding_windows: Sequence[int | None],
+    first_attention: int | None = 0,
     *,
     has_readers: bool = False,
 ) -> list[tuple[AttentionMetadata, AttentionPlans]]:
     """For each layer, whose windows are given, its group's metadata and its plans.
 
-    `key_caches`: Those of the layers; None for a layer without attention. The layers of a group have equal shapes.
+    `first_attention`: The first layer with attention; None where there is no such layer.
     `has_readers`: Later layers read what these write, so that the last one computes all tokens too.
     """
-    planned = _plan_whole_layers(metadata, key_caches, sliding_windows)
-    last_layer, key_cache = planned[-1][0].last_layer, key_caches[-1]
+    if first_attention is None:
+        return [(metadata, {})] * len(sliding_windows)
+    planned = _plan_whole_layers(metadata, kv_caches, sliding_windows, first_attention)
+    last_layer = planned[-1][0].last_layer
     if last_layer is not None and not has_readers:
-        plans = {} if key_cache is None else plan_attention(last_layer, key_cache, sliding_windows[-1:])
-        planned[-1] = last_layer, plans
+        number = len(planned) - 1 if metadata.groups and metadata.layer_to_group[-1] is not None else first_attention
+        planned[-1] = last_layer, plan_attention(last_layer, kv_caches[number][0], sliding_windows[-1:])
     return planned
 
 
 def _plan_whole_layers(
-    metadata: AttentionMetadata, key_caches: Sequence[torch.Tensor | None], sliding_windows: Sequence[int | None]
+    metadata: AttentionMetadata,
+    kv_caches: Sequence[LayerCache],
+    sliding_windows: Sequence[int | None],
+    first_attention: int,
 ) -> list[tuple[AttentionMetadata, AttentionPlans]]:
-    if not metadata.groups:
-        any_cache = next((cache for cache in key_caches if cache is not None), None)
-        plans = {} if any_cache is None else plan_attention(metadata, any_cache, sliding_windows)
+    if not metadata.groups:  # all layers with attention have one shape
+        plans = plan_attention(metadata, kv_caches[first_attention][0], sliding_windows)
         return [(metadata, plans)] * len(sliding_windows)
+    layer_to_group = metadata.layer_to_group
     windows: list[set[int | None]] = [set() for _ in metadata.groups]
-    caches: list[torch.Tensor | None] = [None] * len(metadata.groups)
-    for group, window, cache in zip(metadata.layer_to_group, sliding_windows, key_caches, strict=True):
+    for group, window in zip(layer_to_group, sliding_windows, strict=True):
         if group is not None:
             windows[group].add(window)
-            caches[group] = cache
     planned = [
-        (group, {} if cache is None else plan_attention(group, cache, own))
-        for group, own, cache in zip(metadata.groups, windows, caches, strict=True)
+        (group, plan_attention(group, kv_caches[layer_to_group.index(number)][0], own) if own else {})
+        for number, (group, own) in enumerate(zip(metadata.groups, windows, strict=True))
     ]
-    return [planned[group or 0] for group in metadata.layer_to_group]  # of a layer with a state any has the states
+    return [planned[group or 0] for group in layer_to_group]  # of a layer with a state any has the states
 
 
 def plan_attention(

@@ -20,7 +20,7 @@ class TokenInputs:
     def __init__(
         self,
         prefix: str,
-        vocab_size: int,
+        num_rows: int,
         hidden_size: int,
         num_layers: int,
         norm: RMSNorm,
@@ -32,7 +32,7 @@ class TokenInputs:
         self._shape, self._norm = (num_layers, size), norm
         self._table = Embedding(
             f"{prefix}embed_tokens_per_layer",
-            vocab_size,
+            num_rows,
             num_layers * size,
             dtype=dtype,
             device=device,

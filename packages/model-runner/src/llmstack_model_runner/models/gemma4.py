@@ -64,9 +64,9 @@ class Gemma4(StackedExpertWeights):
         self._sources = [layer.source for layer in settings if layer.source is not None]
         self._inputs: TokenInputs | None = None
         if settings[0].input_size:
-            vocab_size = self.kv_spec.vocab_size
+            num_rows = read_int({**_DEFAULTS, **config}, "vocab_size_per_layer_input")
             norm = settings[0].norm("model.per_layer_projection_norm", settings[0].input_size, dtype, device)
-            self._inputs = TokenInputs("model.", vocab_size, self._hidden_size, len(settings), norm, dtype, device)
+            self._inputs = TokenInputs("model.", num_rows, self._hidden_size, len(settings), norm, dtype, device)
         if (self._sources or self._inputs) and not (self._sharding.is_first_stage and self._sharding.is_last_stage):
             raise ValueError(
                 "this model's layers need the tokens, or keys and values of earlier layers: they cannot be cut into "
@@ -158,8 +158,8 @@ class Gemma4(StackedExpertWeights):
         self, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> Sequence[tuple[AttentionMetadata, AttentionPlans]]:
         """For each layer its metadata and plans. Layers that read others' keys and values take the last tokens only."""
-        keys, windows = [cache[0] for cache in kv_caches], self.kv_spec.sliding_windows
-        planned = plan_layers(metadata, keys, windows, has_readers=bool(self._sources))
+        windows = self.kv_spec.sliding_windows
+        planned = plan_layers(metadata, kv_caches, windows, has_readers=bool(self._sources))
         source_to_plan: dict[int, tuple[AttentionMetadata, AttentionPlans]] = {}
         for source in set(self._sources):
             ends = planned[source][0].last_layer
@@ -167,7 +167,8 @@ class Gemma4(StackedExpertWeights):
                 source_to_plan[source] = planned[source]
             else:
                 own = replace(ends, queries=None)
-                source_to_plan[source] = own, plan_attention(own, keys[source], windows[source : source + 1])
+                plans = plan_attention(own, kv_caches[source][0], windows[source : source + 1])
+                source_to_plan[source] = own, plans
         return [*planned, *(source_to_plan[source] for source in self._sources)]
 
 
@@ -228,9 +229,9 @@ def _read_heads(config: Mapping[str, Any], kind: str, number: int) -> tuple[int,
     own: Any = {}
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
-        if not isinstance(by_layer, Mapping):
-            raise ValueError("config.json: per_layer_config must be an object.")
-        own = by_layer.get(str(number), {})
+        if not isinstance(by_layer, Mapping) or not all(key.isdecimal() for key in by_layer):
+            raise ValueError("config.json: per_layer_config must be an object by numbers of layers.")
+        own = {int(key): values for key, values in by_layer.items()}.get(number, {})  # written as 05 or as 5
     elif kind == "full_attention":
         own = {"head_dim": config.get("global_head_dim") or 512}
         if config.get("num_global_key_value_heads") and read_bool(config, "attention_k_eq_v", False):
@@ -256,9 +257,9 @@ def _read_input_size(config: Mapping[str, Any]) -> int:
     if not config.get("hidden_size_per_layer_input"):
         return 0
     vocab_size, num_rows = read_int(config, "vocab_size"), read_int(config, "vocab_size_per_layer_input")
-    if num_rows != vocab_size:
+    if num_rows < vocab_size:
         raise ValueError(
-            f"config.json: vocab_size_per_layer_input is {num_rows} and vocab_size {vocab_size}; they must be equal."
+            f"config.json: vocab_size_per_layer_input is {num_rows}, which is less than the {vocab_size} of vocab_size."
         )
     return read_int(config, "hidden_size_per_layer_input")
 

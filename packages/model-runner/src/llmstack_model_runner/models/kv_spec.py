@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-
 from llmstack_model_runner.layers.attention_metadata import LayerCache
 from llmstack_model_runner.layers.mixer import StateTensor
 from llmstack_model_runner.layers.sharding import sharding
@@ -99,12 +97,6 @@ class ModelKVSpec:
     def sliding_windows(self) -> tuple[int | None, ...]:
         """For each layer, how many tokens a token attends to; None for all."""
         return tuple(layer.sliding_window for layer in self.layers)
-
-    def key_caches(self, kv_caches: KVCaches) -> list[torch.Tensor | None]:
-        """The first tensor of each layer that keeps something of each token; None of one with a state."""
-        return [
-            None if layer.kind == "state" else cache[0] for layer, cache in zip(self.layers, kv_caches, strict=True)
-        ]
 
     def of_rank(self, num_heads: int) -> ModelKVSpec:
         """The part of this context's rank, of a spec of the whole model with so many query heads.

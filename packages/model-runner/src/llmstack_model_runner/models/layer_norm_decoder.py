@@ -164,7 +164,7 @@ class LayerNormDecoder(CausalLM):
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
         """Hidden states after the last norm and projection, or after this stage's last block."""
-        planned = plan_layers(metadata, self.kv_spec.key_caches(kv_caches), self.kv_spec.sliding_windows)
+        planned = plan_layers(metadata, kv_caches, [None] * self.kv_spec.num_layers)
         hidden = self._enter(token_ids, positions, metadata.vectors)
         start = self.kv_spec.first_layer
         layers = self._layers[start : start + self.kv_spec.num_layers]

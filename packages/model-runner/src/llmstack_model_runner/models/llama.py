@@ -141,7 +141,8 @@ class Llama(CausalLM):
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
         """Hidden states after the last norm, or after this stage's last layer."""
-        planned = plan_layers(metadata, self.kv_spec.key_caches(kv_caches), self.kv_spec.sliding_windows)
+        own = self.kv_spec
+        planned = plan_layers(metadata, kv_caches, own.sliding_windows, own.first_attention)
         given = metadata.vectors
         hidden, residual = self._enter(token_ids, given)
         for number, (layer, kv_cache, plan) in enumerate(zip(self._own_layers, kv_caches, planned, strict=True)):

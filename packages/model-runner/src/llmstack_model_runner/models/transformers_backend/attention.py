@@ -119,7 +119,7 @@ class PagedAttention:
         """Starts a step, to which all calls up to the next `begin` belong."""
         self._kv_caches = kv_caches
         self._next = 0
-        self._planned = plan_layers(metadata, [cache[0] for cache in kv_caches], self._sliding_windows)
+        self._planned = plan_layers(metadata, kv_caches, self._sliding_windows)
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer, place = self._layers[self._next], self._places[self._next]
