@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers.gemma_cases import GEMMA_CASES
 from model_runner_helpers.mamba_cases import MAMBA_CASES
 from model_runner_helpers.paged_harness import PagedHarness
 
@@ -23,16 +24,10 @@ FLOAT32_TOLERANCE = 2e-5
 BFLOAT16_TOLERANCE = 0.15  # logits of about 1 in size, through two layers rounded to 8 bits each time
 
 LLAMA: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
+    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
     "initializer_range": 0.3,
-}
+}  # fmt: skip
 GPT2: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "n_embd": 32,
@@ -66,13 +61,6 @@ YARN_ROPE = {
     "original_max_position_embeddings": 16,
     "beta_fast": 8.0,
 }
-GEMMA: dict[str, Any] = LLAMA | {
-    "head_dim": 12,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.1,  # the embedding is scaled up
-}
-GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
-GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
 QWEN3_MOE = LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 GPT_OSS = LLAMA | {"head_dim": 16, "sliding_window": 7, "num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS |= {"rope_parameters": YARN_ROPE | {"beta_fast": 32.0, "truncate": False}}
@@ -81,20 +69,10 @@ NEOX = LLAMA | {"hidden_size": 64}
 FALCON = LLAMA | {"num_attention_heads": 6, "hidden_size": 48, "tie_word_embeddings": True}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 DEEPSEEK = LLAMA | {
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_group": 4,
-    "topk_group": 2,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-}
+    "num_hidden_layers": 3, "num_key_value_heads": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 24,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "kv_lora_rank": 32,
+    "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
 DEEPSEEK_YARN = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 0.8}
 # For heads of 16 with RoPE over half of the dimensions.
 LONG_ROPE = {
@@ -124,162 +102,150 @@ QWEN3_NEXT = QWEN3_5 | {
     "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
     "mlp_only_layers": [1],
 }  # fmt: skip
-GEMMA4 = GEMMA | {
-    "num_hidden_layers": 3, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "sliding_window": 7,
-    "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0,
-    "vocab_size_per_layer_input": VOCAB_SIZE,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-}  # fmt: skip
-CASES: dict[str, tuple[str, dict[str, Any]]] = MAMBA_CASES | {
-    "gpt2": ("GPT2", GPT2),
-    "gpt2 with inner size and exact gelu": ("GPT2", GPT2 | {"n_inner": 40, "activation_function": "gelu"}),
-    "gpt2 scaled by layer": ("GPT2", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
-    "gpt2 with its own head": ("GPT2", GPT2 | {"tie_word_embeddings": False}),
-    "opt": ("OPT", OPT),
-    "opt with projections and norms after": ("OPT", OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
-    "opt without biases": ("OPT", OPT | {"enable_bias": False}),
-    "lfm2": ("Lfm2", LFM2),
-    "lfm2 with biases, longer convolutions and its own head": (
-        "Lfm2",
-        LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
-    ),
-    "lfm2 with experts": ("Lfm2Moe", LFM2_MOE),
-    "lfm2 with experts that nothing corrects": (
-        "Lfm2Moe",
-        LFM2_MOE
-        | {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0, "routed_scaling_factor": 1.7},
-    ),
-    "llama 2": ("Llama", LLAMA | {"num_key_value_heads": 4}),
-    "llama with shared kv heads": ("Llama", LLAMA),
-    "llama tied with one kv head": ("Llama", LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "llama with biases and head size": ("Llama", LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
-    "llama with linear rope": ("Llama", LLAMA | {"rope_parameters": LINEAR_ROPE}),
-    "llama with llama3 rope": ("Llama", LLAMA | {"rope_parameters": LLAMA3_ROPE}),
-    "llama with yarn rope": ("Llama", LLAMA | {"rope_parameters": YARN_ROPE}),
-    "mistral": ("Mistral", LLAMA | {"sliding_window": None, "head_dim": 8}),
-    "mistral with sliding window": ("Mistral", LLAMA | {"sliding_window": 7, "head_dim": 8}),
-    "qwen2": ("Qwen2", LLAMA),
-    "qwen2 with sliding window on the second layer": (
-        "Qwen2",
-        LLAMA | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
-    "qwen3 tied with biases": ("Qwen3", LLAMA | {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
-    "qwen 3.5": ("Qwen3_5Text", QWEN3_5),
-    "qwen 3.5 tied, with biases, as many key heads and longer convolutions": (
-        "Qwen3_5Text",
-        QWEN3_5
-        | {"linear_num_key_heads": 6, "linear_conv_kernel_dim": 5, "attention_bias": True, "tie_word_embeddings": True}
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
-    ),
-    "qwen 3.5 with experts": (
-        "Qwen3_5MoeText",
-        {name: value for name, value in QWEN3_NEXT.items() if name not in ("mlp_only_layers", "intermediate_size")},
-    ),
-    "qwen3 next": ("Qwen3Next", QWEN3_NEXT),
-    "qwen3 next whose shares do not sum to 1": (
-        "Qwen3Next",
-        QWEN3_NEXT | {"norm_topk_prob": False, "decoder_sparse_step": 2, "layer_types": None, "num_hidden_layers": 4},
-    ),
-    "mixtral": ("Mixtral", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    "mixtral with sliding window": ("Mixtral", LLAMA | {"num_local_experts": 3, "sliding_window": 7}),
-    "qwen3 with experts": ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
-    "qwen3 with experts in some layers, whose shares do not sum to 1": (
-        "Qwen3Moe",
-        QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
-    ),
-    "gemma": ("Gemma", GEMMA | {"head_dim": 256}),
-    "gemma 2": ("Gemma2", GEMMA2 | {"sliding_window": 7}),
-    "gemma 2 without soft caps and with biases": (
-        "Gemma2",
-        GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
-    ),
-    "gemma 3": ("Gemma3Text", GEMMA3 | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
-    "gemma 3 with linear rope and a soft cap": (
-        "Gemma3Text",
-        GEMMA3
-        | {"sliding_window_pattern": 3, "final_logit_softcapping": 2.0}
-        | {"rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": {"rope_type": "default"}}},
-    ),
-    "phi 3": ("Phi3", PHI3),
-    "phi 3 with sliding window": ("Phi3", PHI3 | {"sliding_window": 7}),
-    "phi 3 with rope on a part of each head": (
-        "Phi3",
-        PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}},
-    ),
-    "phi 3 with long rope": ("Phi3", PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
-    "gpt neox": ("GPTNeoX", NEOX),
-    "gpt neox with sequential blocks, without biases, with rope on whole heads": (
-        "GPTNeoX",
-        NEOX
-        | {"use_parallel_residual": False, "attention_bias": False}
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
-    ),
-    "phi": ("Phi", NEOX | {"num_key_value_heads": 4}),
-    "phi with shared kv heads and linear rope": ("Phi", NEOX | {"rope_parameters": LINEAR_ROPE}),
-    "stablelm": ("StableLm", NEOX),
-    "stablelm parallel with biases and linear rope": (
-        "StableLm",
-        NEOX | {"use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": LINEAR_ROPE},
-    ),
-    "falcon with one kv head": ("Falcon", FALCON),
-    "falcon with groups and two norms": ("Falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon with groups and one norm": (
-        "Falcon",
-        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
-    ),
-    "falcon with alibi, biases and sequential blocks": (
-        "Falcon",
-        FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
-    ),
-    "bloom": (
-        "Bloom",
-        {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
-    ),
-    "bloom with six heads": (
-        "Bloom",
-        {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 6, "initializer_range": 0.3},
-    ),
-    "deepseek v2": ("DeepseekV2", DEEPSEEK | {"attention_bias": True, "mlp_bias": True}),
-    "deepseek v2 lite with yarn": ("DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}),
-    "deepseek v2 with groups of experts": (
-        "DeepseekV2",
-        DEEPSEEK | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7, "n_shared_experts": 1},
-    ),
-    "deepseek v3 with yarn": (
-        "DeepseekV3",
-        DEEPSEEK | {"rope_parameters": DEEPSEEK_YARN, "routed_scaling_factor": 1.0},
-    ),
-    "deepseek v3 with one group, as kimi k2": (
-        "DeepseekV3",
-        DEEPSEEK | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "n_shared_experts": 2},
-    ),
-    "deepseek v3 without interleaved rope": (
-        "DeepseekV3",
-        DEEPSEEK | {"rope_interleave": False, "norm_topk_prob": False, "v_head_dim": 32, "first_k_dense_replace": 0},
-    ),
-    "gemma 4": ("Gemma4Text", GEMMA4),
-    "gemma 4 with vectors of tokens and late layers that read earlier ones": (
-        "Gemma4Text",
-        GEMMA4
-        | {
-            "num_hidden_layers": 8,
-            "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 4,
-            "use_double_wide_mlp": True,
-            "attention_k_eq_v": False,
-            "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
-        },
-    ),
-    "gemma 4 with experts": (
-        "Gemma4Text",
-        GEMMA4 | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
-    ),
-    "gemma 4 unified": ("Gemma4UnifiedText", GEMMA4),
-    "gpt oss": ("GptOss", GPT_OSS | {"num_hidden_layers": 3, "swiglu_limit": 0.5}),
-    "gpt j": ("GPTJ", GPT2 | {"rotary_dim": 4}),
-    "gpt j with rope on whole heads": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
-}
+CASES: dict[str, tuple[str, dict[str, Any]]] = (
+    MAMBA_CASES
+    | GEMMA_CASES
+    | {
+        "gpt2": ("GPT2", GPT2),
+        "gpt2 with inner size and exact gelu": ("GPT2", GPT2 | {"n_inner": 40, "activation_function": "gelu"}),
+        "gpt2 scaled by layer": ("GPT2", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
+        "gpt2 with its own head": ("GPT2", GPT2 | {"tie_word_embeddings": False}),
+        "opt": ("OPT", OPT),
+        "opt with projections and norms after": (
+            "OPT",
+            OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False},
+        ),
+        "opt without biases": ("OPT", OPT | {"enable_bias": False}),
+        "lfm2": ("Lfm2", LFM2),
+        "lfm2 with biases, longer convolutions and its own head": (
+            "Lfm2",
+            LFM2
+            | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
+        ),
+        "lfm2 with experts": ("Lfm2Moe", LFM2_MOE),
+        "lfm2 with experts that nothing corrects": (
+            "Lfm2Moe",
+            LFM2_MOE
+            | {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0, "routed_scaling_factor": 1.7},
+        ),
+        "llama 2": ("Llama", LLAMA | {"num_key_value_heads": 4}),
+        "llama with shared kv heads": ("Llama", LLAMA),
+        "llama tied with one kv head": ("Llama", LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        "llama with biases and head size": (
+            "Llama",
+            LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 12},
+        ),
+        "llama with linear rope": ("Llama", LLAMA | {"rope_parameters": LINEAR_ROPE}),
+        "llama with llama3 rope": ("Llama", LLAMA | {"rope_parameters": LLAMA3_ROPE}),
+        "llama with yarn rope": ("Llama", LLAMA | {"rope_parameters": YARN_ROPE}),
+        "mistral": ("Mistral", LLAMA | {"sliding_window": None, "head_dim": 8}),
+        "mistral with sliding window": ("Mistral", LLAMA | {"sliding_window": 7, "head_dim": 8}),
+        "qwen2": ("Qwen2", LLAMA),
+        "qwen2 with sliding window on the second layer": (
+            "Qwen2",
+            LLAMA | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+        ),
+        "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
+        "qwen3 tied with biases": (
+            "Qwen3",
+            LLAMA | {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True},
+        ),
+        "qwen 3.5": ("Qwen3_5Text", QWEN3_5),
+        "qwen 3.5 tied, with biases, as many key heads and longer convolutions": (
+            "Qwen3_5Text",
+            QWEN3_5
+            | {
+                "linear_num_key_heads": 6,
+                "linear_conv_kernel_dim": 5,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            }
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        ),
+        "qwen 3.5 with experts": (
+            "Qwen3_5MoeText",
+            {name: value for name, value in QWEN3_NEXT.items() if name not in ("mlp_only_layers", "intermediate_size")},
+        ),
+        "qwen3 next": ("Qwen3Next", QWEN3_NEXT),
+        "qwen3 next whose shares do not sum to 1": (
+            "Qwen3Next",
+            QWEN3_NEXT
+            | {"norm_topk_prob": False, "decoder_sparse_step": 2, "layer_types": None, "num_hidden_layers": 4},
+        ),
+        "mixtral": ("Mixtral", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+        "mixtral with sliding window": ("Mixtral", LLAMA | {"num_local_experts": 3, "sliding_window": 7}),
+        "qwen3 with experts": ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
+        "qwen3 with experts in some layers, whose shares do not sum to 1": (
+            "Qwen3Moe",
+            QWEN3_MOE
+            | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+        ),
+        "phi 3": ("Phi3", PHI3),
+        "phi 3 with sliding window": ("Phi3", PHI3 | {"sliding_window": 7}),
+        "phi 3 with rope on a part of each head": (
+            "Phi3",
+            PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}},
+        ),
+        "phi 3 with long rope": ("Phi3", PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
+        "gpt neox": ("GPTNeoX", NEOX),
+        "gpt neox with sequential blocks, without biases, with rope on whole heads": (
+            "GPTNeoX",
+            NEOX
+            | {"use_parallel_residual": False, "attention_bias": False}
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+        ),
+        "phi": ("Phi", NEOX | {"num_key_value_heads": 4}),
+        "phi with shared kv heads and linear rope": ("Phi", NEOX | {"rope_parameters": LINEAR_ROPE}),
+        "stablelm": ("StableLm", NEOX),
+        "stablelm parallel with biases and linear rope": (
+            "StableLm",
+            NEOX | {"use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": LINEAR_ROPE},
+        ),
+        "falcon with one kv head": ("Falcon", FALCON),
+        "falcon with groups and two norms": ("Falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        "falcon with groups and one norm": (
+            "Falcon",
+            FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+        ),
+        "falcon with alibi, biases and sequential blocks": (
+            "Falcon",
+            FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+        ),
+        "bloom": (
+            "Bloom",
+            {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
+        ),
+        "bloom with six heads": (
+            "Bloom",
+            {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 6, "initializer_range": 0.3},
+        ),
+        "deepseek v2": ("DeepseekV2", DEEPSEEK | {"attention_bias": True, "mlp_bias": True}),
+        "deepseek v2 lite with yarn": (
+            "DeepseekV2",
+            DEEPSEEK | {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN},
+        ),
+        "deepseek v2 with groups of experts": (
+            "DeepseekV2",
+            DEEPSEEK | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7, "n_shared_experts": 1},
+        ),
+        "deepseek v3 with yarn": (
+            "DeepseekV3",
+            DEEPSEEK | {"rope_parameters": DEEPSEEK_YARN, "routed_scaling_factor": 1.0},
+        ),
+        "deepseek v3 with one group, as kimi k2": (
+            "DeepseekV3",
+            DEEPSEEK | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "n_shared_experts": 2},
+        ),
+        "deepseek v3 without interleaved rope": (
+            "DeepseekV3",
+            DEEPSEEK
+            | {"rope_interleave": False, "norm_topk_prob": False, "v_head_dim": 32, "first_k_dense_replace": 0},
+        ),
+        "gpt oss": ("GptOss", GPT_OSS | {"num_hidden_layers": 3, "swiglu_limit": 0.5}),
+        "gpt j": ("GPTJ", GPT2 | {"rotary_dim": 4}),
+        "gpt j with rope on whole heads": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
+    }
+)
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",
     "Gemma3Text": "Gemma3ForCausalLM",

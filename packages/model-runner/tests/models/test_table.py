@@ -12,7 +12,7 @@ from llmstack_model_runner.architectures import ARCHITECTURES
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "models.md"
 PARITY = Path(__file__).with_name("test_parity.py")
-MAMBA_CASES = Path(__file__).parents[1] / "helpers" / "model_runner_helpers" / "mamba_cases.py"
+HELPERS = Path(__file__).parents[1] / "helpers" / "model_runner_helpers"
 pytestmark = pytest.mark.skipif(not DOCUMENT.is_file(), reason="the documentation is not part of the distribution")
 
 
@@ -33,7 +33,8 @@ PROVED_ELSEWHERE = {"WhisperForConditionalGeneration"}  # integration-tests/test
 
 def parity_cases() -> dict[str, str]:
     """Test name to family, as the parity tests' source has them: reading it needs no transformers."""
-    return _cases(MAMBA_CASES, "MAMBA_CASES") | _cases(PARITY, "CASES")
+    others = _cases(HELPERS / "mamba_cases.py", "MAMBA_CASES") | _cases(HELPERS / "gemma_cases.py", "GEMMA_CASES")
+    return others | _cases(PARITY, "CASES")
 
 
 def _cases(file: Path, table: str) -> dict[str, str]:
