@@ -1,4 +1,4 @@
-"""Gemma 4: two sizes of heads, late layers that read earlier keys and values, vectors of tokens in every layer.
+"""Gemma 4: two sizes of heads, and late layers that read earlier keys and values.
 
 Layers with a window and layers without have heads of two sizes, and the latter may use their keys as values. The last
 layers of small models keep nothing: each reads what the last layer of its kind before them has written. Small models
