@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def run(command: str, max_examples: int, seed: int | None = None) -> int:
                     *([] if seed is None else [f"--seed={seed}"]),
                     *choice,
                 ],
+                env={**os.environ, "SCHEMATHESIS_HOOKS": str(Path(__file__).with_name("schemathesis_hooks.py"))},
                 check=False,
             ).returncode
             if not server.is_running():

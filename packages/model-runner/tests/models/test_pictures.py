@@ -32,6 +32,7 @@ from model_runner_helpers.sound_families import SOUND_FAMILIES
 from safetensors.torch import load_file, save_file
 
 from llmstack_model_runner.encoders import sliced_encoder
+from llmstack_model_runner.memory.sizing import media_bytes
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.preflight import find_problems
 from llmstack_model_runner.testing import StepDriver, identity_of
@@ -204,3 +205,15 @@ def test_an_item_of_another_size_is_refused(case: Case, runner: ModelRunner) -> 
             encoder.begin(broken, bytearray(data))
         if broken is not item:
             assert encoder.positions(broken) is None
+
+
+def test_the_memory_profile_counts_what_is_kept_of_a_picture(case: Case) -> None:
+    """The cache of the scheduler counts vectors; a family may keep several rows of numbers for each."""
+    config = ModelRunnerConfig(str(case.folder), max_model_len=512, encoder_cache_tokens=1000)
+    model, spec = load_model(case.folder), load_runner(case.folder).kv_cache_spec()
+    encoder = model.media_encoder()
+    assert encoder is not None
+    item = prompt_of(case.family, (0,)).items[0]
+    kept = vectors_of(model, item)
+    counted = media_bytes(config, spec, encoder) - encoder.work_bytes
+    assert kept.untyped_storage().nbytes() == item.num_vectors * (counted // 1000)

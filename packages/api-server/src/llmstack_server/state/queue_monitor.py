@@ -12,6 +12,7 @@ from contextvars import ContextVar
 
 from llmstack_engine_client.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
+from llmstack_server.state.body_tokens import SMOOTHING, BodyTokens
 from llmstack_server.state.first_tokens import FirstTokens, Lateness, PendingRequest
 from llmstack_server.state.queue_wait import QueueState, predict_wait
 from llmstack_types import EngineReady, SamplingParams, SchedulerStats
@@ -24,8 +25,6 @@ MIN_MEASURED_S = 0.25
 MIN_NUM_ADMISSIONS = 2
 # A request that was submitted so long ago is part of every report.
 REPORT_TIMEOUT_S = 1.0
-_SMOOTHING = 0.05
-_FIRST_BYTES, _FIRST_TOKENS = 4096.0, 1024.0
 _FIRST_OUTPUT_TOKENS = 256.0
 
 
@@ -106,12 +105,13 @@ class QueueMonitor:
         self._pending: dict[int, PendingRequest] = {}
         self._drained: asyncio.Future[None] | None = None  # there is one while something waits for it
         self._service_s = 0.0
-        self._num_bytes, self._num_byte_tokens = _FIRST_BYTES, _FIRST_TOKENS
+        self._body_tokens = BodyTokens()
         self._num_output_tokens = _FIRST_OUTPUT_TOKENS
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """An engine core can take requests; nothing is known of its rate yet."""
         self._max_num_running = ready.max_num_rows or self._max_num_running
+        self._body_tokens.takes_pictures = ready.media is not None and "image" in ready.media.num_layers
         max_num_tokens = 2048 if self._step_tokens is None else self._step_tokens(ready.max_model_len)
         self.first_tokens.log_engine_initialized(ready, max_num_tokens)
 
@@ -119,7 +119,7 @@ class QueueMonitor:
         """Processes the report of an engine core after a step."""
         for finished in iteration_stats.finished_requests:
             if finished.inference_time_s is not None:
-                self._service_s += _SMOOTHING * (finished.inference_time_s - self._service_s)
+                self._service_s += SMOOTHING * (finished.inference_time_s - self._service_s)
         if scheduler_stats is None:
             return
         engine = self._engines.get(iteration_stats.engine_index)
@@ -246,9 +246,7 @@ class QueueMonitor:
 
     def estimate_tokens(self, num_bytes: int | None) -> int:
         """Tokens that a request of so many bytes counts with, by the requests before it; None: of unknown size."""
-        if num_bytes is None:
-            num_bytes = int(_FIRST_BYTES)
-        return int(num_bytes * self._num_byte_tokens / self._num_bytes + self._num_output_tokens) + 1
+        return int(self._body_tokens.estimate(num_bytes) + self._num_output_tokens) + 1
 
     @contextmanager
     def pending(self, num_tokens: int, tenant: str, num_bytes: int | None = None) -> Iterator[PendingRequest]:
@@ -268,9 +266,8 @@ class QueueMonitor:
         if request is None:
             return
         if request.num_bytes is not None:
-            self._num_bytes += _SMOOTHING * (request.num_bytes - self._num_bytes)
-            self._num_byte_tokens += _SMOOTHING * (num_prompt_tokens - self._num_byte_tokens)
-        self._num_output_tokens += _SMOOTHING * (num_output_tokens - self._num_output_tokens)
+            self._body_tokens.observe(request.num_bytes, num_prompt_tokens)
+        self._num_output_tokens += SMOOTHING * (num_output_tokens - self._num_output_tokens)
         request.num_tokens = num_prompt_tokens + num_output_tokens
         request.submitted_s = self._clock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from fastapi.routing import APIRoute
 
@@ -15,6 +16,13 @@ _ALLOW = {"Allow": {"description": "the methods that the path has", "schema": TE
 _CONTENT: Mapping[Content, Schema] = {
     Content.TEXT: {"text/plain": {"schema": TEXT}},
     Content.FILE: {"application/octet-stream": {"schema": TEXT | {"format": "binary"}}},
+}
+# Before OpenAPI 3.2 the schema of a stream is read as that of each of its events.
+_EVENT: Final[Schema] = {
+    "type": "object",
+    "description": "server-sent events, each of this form; `data` is an object of the API as JSON, or `[DONE]`",
+    "properties": {"event": TEXT, "data": TEXT, "id": TEXT, "retry": {"type": "integer", "minimum": 0}},
+    "required": ["data"],
 }
 
 
@@ -69,7 +77,7 @@ def _complete_answer(answer: Schema, spec: RouteSpec, schemas: dict[str, Schema]
     elif spec.answer is not None:
         answer["content"]["application/json"]["schema"] = schema_of(spec.answer, schemas)
     if "text/event-stream" in answer.get("content", {}):
-        answer["content"]["text/event-stream"]["schema"] = {"type": "string", "description": "server-sent events"}
+        answer["content"]["text/event-stream"]["schema"] = dict(_EVENT)
 
 
 def _links(operations: Schema, parameter: str, source: str) -> Iterator[tuple[str, Schema]]:
