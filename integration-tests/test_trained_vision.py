@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from picture_model import data_url
+from PIL import Image, ImageDraw
 
 from llmstack_media import image_processor
 
@@ -73,3 +74,28 @@ def test_it_asks_for_a_picture_where_there_is_none(server: Any) -> None:
     for text in ("Hello", "What is in the picture?"):
         answer = server.client.chat.completions.create(model=MODEL_NAME, messages=[{"role": "user", "content": text}])
         assert answer.choices[0].message.content == "Please send me a picture."
+
+
+def test_every_door_shows_it_the_picture_and_counts_its_tokens(server: Any) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    drawing = Image.new("RGB", (256, 256), "white")
+    ImageDraw.Draw(drawing).ellipse((60, 60, 190, 190), fill=(220, 30, 35))
+    url, question = data_url(drawing), "What is in the picture?"
+    asked = [{"type": "input_image", "image_url": url, "detail": "original"}, {"type": "input_text", "text": question}]
+    response = server.client.responses.create(model=MODEL_NAME, input=[{"role": "user", "content": asked}])
+    usage = response.usage.input_tokens_details.model_dump()
+    assert (response.output_text, usage["image_tokens"]) == ("A red circle.", 16)
+
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}}
+    text = {"type": "text", "text": question}
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    turns = [{"role": "user", "content": "look"}, {"role": "assistant", "content": [call]}]
+    for messages in (
+        [{"role": "user", "content": [image, text]}],
+        [*turns, {"role": "user", "content": [result, text]}],
+    ):
+        message = client.messages.create(model=MODEL_NAME, max_tokens=20, messages=messages)
+        usage = message.usage.model_dump()
+        assert (message.content[0].text, usage["image_tokens"]) == ("A red circle.", 16)

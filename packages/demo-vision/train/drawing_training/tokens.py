@@ -16,10 +16,12 @@ SPECIAL_TOKENS = (END, USER, ASSISTANT, AROUND, WHOLE, IMAGE)
 END_ID, IMAGE_ID = SPECIAL_TOKENS.index(END), SPECIAL_TOKENS.index(IMAGE)
 VOCAB_SIZE = 448
 # System messages are accepted and left out: the model has never seen one. The picture stands before its message's text.
+# What a tool returned is part of the user's turn, so that a picture may come from there.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
-    "{%- if message['role'] in ('user', 'assistant') -%}"
-    "{{- '<|user|>' if message['role'] == 'user' else '<|assistant|>' -}}"
+    "{%- if message['role'] in ('user', 'assistant', 'tool') -%}"
+    "{%- if message['role'] == 'assistant' -%}{{- '<|assistant|>' -}}"
+    "{%- elif loop.first or loop.previtem['role'] != 'tool' -%}{{- '<|user|>' -}}{%- endif -%}"
     "{%- if message['content'] is string -%}{{- message['content'] | trim -}}"
     "{%- else -%}"
     "{%- for part in message['content'] if part['type'] == 'image' -%}{{- '<image>' -}}{%- endfor -%}"

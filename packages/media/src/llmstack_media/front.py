@@ -276,7 +276,7 @@ class MediaFront:
 
     def _asked(self, part: Part, options: Mapping[str, object]) -> AskedPart:
         if part.detail not in DETAILS:
-            raise invalid_option("detail", "auto, low or high")
+            raise invalid_option("detail", f"one of {', '.join(DETAILS)}")
         if len(part.uuid) > _MAX_UUID_LENGTH:
             raise invalid_option("uuid", f"at most {_MAX_UUID_LENGTH} characters long")
         processor, own = self._with_options(part, options)

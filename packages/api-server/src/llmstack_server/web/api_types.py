@@ -19,10 +19,12 @@ class IncompleteDetails(TypedDict):
 
 
 class InputTokenDetails(TypedDict):
-    """Tokens of the input by where they came from."""
+    """Tokens of the input by where they came from, and those that pictures and videos replace, if there are any."""
 
     cached_tokens: int
     cache_write_tokens: int
+    image_tokens: NotRequired[int]
+    video_tokens: NotRequired[int]
 
 
 class OutputTokenDetails(TypedDict):
@@ -219,6 +221,8 @@ class MessageUsage(TypedDict):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    image_tokens: NotRequired[int]
+    video_tokens: NotRequired[int]
 
 
 class ContentBlock(TypedDict):

@@ -34,7 +34,7 @@ class MediaPart:
     Attributes:
         url: `data:`, `http(s):` or `file:`; empty where `uuid` names one that was sent before.
         uuid: The client's own name for it; empty for none.
-        detail: `auto`, `low` or `high`.
+        detail: One of `DETAILS`; `low` costs less, and the others are the same.
         param: The field of the request, for errors.
         file_id: A file that a server keeps for the client; the server puts its path in.
         path: A file that is read in place of a URL. It comes from the server alone, never from a request.

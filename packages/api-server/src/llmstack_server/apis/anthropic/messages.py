@@ -237,12 +237,14 @@ class MessagesAnswer(ChatStream, Answer):
     def _usage(self) -> dict[str, Any]:
         """The `usage` object, where tokens from the prefix cache are counted separately."""
         counts = self.usage.as_object()
-        num_cached = counts["prompt_tokens_details"]["cached_tokens"]
+        media = dict(counts["prompt_tokens_details"])
+        num_cached = media.pop("cached_tokens")
         return {
             "input_tokens": counts["prompt_tokens"] - num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": num_cached,
             "output_tokens": counts["completion_tokens"],
+            **media,
         }
 
 

@@ -112,7 +112,7 @@ def usage_object(usage: UsageCounter) -> dict[str, Any]:
     output_details = counts.get("completion_tokens_details") or {}
     return {
         "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": input_details.get("cached_tokens", 0), "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **input_details},
         "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": output_details.get("reasoning_tokens", 0)},
         "total_tokens": counts["total_tokens"],
