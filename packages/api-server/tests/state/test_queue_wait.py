@@ -210,8 +210,8 @@ def test_sizes_are_learned_from_submitted_requests():
     for _ in range(500):
         with monitor.pending(0, "", 8000):
             monitor.note_submitted(1000, 30)
-    assert monitor.estimate_tokens(8000) == pytest.approx(1030, rel=0.1)
-    assert monitor.estimate_tokens(80_000) == pytest.approx(10_030, rel=0.1)
+    assert monitor.sizes.estimate(8000) == pytest.approx(1030, rel=0.1)
+    assert monitor.sizes.estimate(80_000) == pytest.approx(10_030, rel=0.1)
 
 
 @given(TENANTS, st.integers(0, 5000), st.integers(0, 5000), st.integers(1, 2000))

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 
 from llmstack_engine_client.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
-from llmstack_server.state.body_tokens import SMOOTHING, BodyTokens
 from llmstack_server.state.first_tokens import FirstTokens, Lateness, PendingRequest
 from llmstack_server.state.queue_wait import QueueState, predict_wait
+from llmstack_server.state.request_sizes import SMOOTHING, RequestSizes
 from llmstack_types import EngineReady, SamplingParams, SchedulerStats
 
 # Requests often begin and end together, so a rate is the mean over several service times.
@@ -25,7 +25,6 @@ MIN_MEASURED_S = 0.25
 MIN_NUM_ADMISSIONS = 2
 # A request that was submitted so long ago is part of every report.
 REPORT_TIMEOUT_S = 1.0
-_FIRST_OUTPUT_TOKENS = 256.0
 
 
 class DrainRate:
@@ -74,6 +73,7 @@ class QueueMonitor:
     Attributes:
         first_tokens: Predicts the first tokens of requests, and corrects itself by the real ones.
         lateness: How much later than expected these come.
+        sizes: Estimates the tokens of requests by the length of their bodies.
     """
 
     def __init__(
@@ -105,13 +105,12 @@ class QueueMonitor:
         self._pending: dict[int, PendingRequest] = {}
         self._drained: asyncio.Future[None] | None = None  # there is one while something waits for it
         self._service_s = 0.0
-        self._body_tokens = BodyTokens()
-        self._num_output_tokens = _FIRST_OUTPUT_TOKENS
+        self.sizes = RequestSizes()
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """An engine core can take requests; nothing is known of its rate yet."""
         self._max_num_running = ready.max_num_rows or self._max_num_running
-        self._body_tokens.takes_pictures = ready.media is not None and "image" in ready.media.num_layers
+        self.sizes.set_model(takes_pictures=ready.media is not None and "image" in ready.media.num_layers)
         max_num_tokens = 2048 if self._step_tokens is None else self._step_tokens(ready.max_model_len)
         self.first_tokens.log_engine_initialized(ready, max_num_tokens)
 
@@ -191,7 +190,7 @@ class QueueMonitor:
 
     def seconds_after_wait(self, num_tokens: int) -> float:
         """Seconds from the end of its wait to the first token of a request with so many tokens in the queue."""
-        num_prompt_tokens = max(num_tokens - int(self._num_output_tokens), 1)
+        num_prompt_tokens = max(num_tokens - int(self.sizes.num_output_tokens), 1)
         return self.first_tokens.own_seconds(num_prompt_tokens, self._clock())
 
     def _predict_wait(self, tokens: int, tenant: str) -> float | None:
@@ -244,10 +243,6 @@ class QueueMonitor:
         """The request is not submitted after all."""
         self.first_tokens.queued.pop(id(request), None)
 
-    def estimate_tokens(self, num_bytes: int | None) -> int:
-        """Tokens that a request of so many bytes counts with, by the requests before it; None: of unknown size."""
-        return int(self._body_tokens.estimate(num_bytes) + self._num_output_tokens) + 1
-
     @contextmanager
     def pending(self, num_tokens: int, tenant: str, num_bytes: int | None = None) -> Iterator[PendingRequest]:
         """Counts a request as waiting, until a report has it or the block ends."""
@@ -265,9 +260,7 @@ class QueueMonitor:
         request = current_request.get()
         if request is None:
             return
-        if request.num_bytes is not None:
-            self._body_tokens.observe(request.num_bytes, num_prompt_tokens)
-        self._num_output_tokens += SMOOTHING * (num_output_tokens - self._num_output_tokens)
+        self.sizes.observe(request.num_bytes, num_prompt_tokens, num_output_tokens)
         request.num_tokens = num_prompt_tokens + num_output_tokens
         request.submitted_s = self._clock()
 

@@ -19,12 +19,13 @@ class IncompleteDetails(TypedDict):
 
 
 class InputTokenDetails(TypedDict):
-    """Tokens of the input by where they came from, and those that pictures and videos replace, if there are any."""
+    """Tokens of the input by where they came from, and those that media replace, if there are any."""
 
     cached_tokens: int
     cache_write_tokens: int
     image_tokens: NotRequired[int]
     video_tokens: NotRequired[int]
+    audio_tokens: NotRequired[int]
 
 
 class OutputTokenDetails(TypedDict):
@@ -223,6 +224,7 @@ class MessageUsage(TypedDict):
     output_tokens: int
     image_tokens: NotRequired[int]
     video_tokens: NotRequired[int]
+    audio_tokens: NotRequired[int]
 
 
 class ContentBlock(TypedDict):

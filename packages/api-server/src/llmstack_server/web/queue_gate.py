@@ -92,7 +92,7 @@ class QueueGateMiddleware:
         is_upload = MEDIA_TYPE in headers.get("content-type", "").lower()  # bytes of a file say nothing of tokens
         num_bytes = None if is_upload else content_length(headers)
         client = current_client.get()
-        tenant, num_tokens = client.tenant, queue.estimate_tokens(num_bytes)
+        tenant, num_tokens = client.tenant, queue.sizes.estimate(num_bytes)
         received_s = scope["state"].get(RECEIVED_S, time.monotonic())
         if client.is_batch:
             wait_s, ttft_s = queue.predict_wait(num_tokens, tenant), None

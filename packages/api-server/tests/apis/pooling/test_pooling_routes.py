@@ -298,7 +298,7 @@ async def test_a_query_gets_what_the_model_wants_before_it_and_is_cut_as_asked()
          "invalid_type"),
         (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "poem", "text": "a"}]}},
          "text_2.content[0].type", "invalid_value"),
-        (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "input_audio"}]}}, "text_2.content[0].type",
+        (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "file"}]}}, "text_2.content[0].type",
          "unsupported_parameter"),
         (1, "/score", {"text_1": "a", "text_2": {"content": [{"type": "image_url"}]}},
          "text_2.content[0].image_url", "missing_required_parameter"),

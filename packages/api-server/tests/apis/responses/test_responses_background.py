@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import openai
+import pytest
 from server_helpers.responses import RESPONSES, create, named_events
 from server_helpers.waiting import wait_until
 
@@ -72,6 +73,13 @@ async def test_a_stream_of_the_background_goes_on_without_its_client_and_can_be_
     assert engine.aborted_request_ids == []
     rest = await client.responses.retrieve(response_id, stream=True, starting_after=4)
     assert [event.sequence_number async for event in rest] == list(range(5, len(events)))
+    for stream in ("true", "false"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.get(
+                f"/responses/{response_id}", cast_to=object,
+                options={"params": {"stream": stream, "starting_after": 10**18}},
+            )  # fmt: skip
+        assert caught.value.param == "starting_after", "what is refused does not depend on other fields"
 
 
 async def test_a_client_that_leaves_ends_its_request(app: Any, engine: FakeEngineClient):

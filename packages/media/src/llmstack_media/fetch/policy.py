@@ -63,7 +63,9 @@ def http_target(url: str, policy: FetchPolicy) -> Target:
         InvalidRequestError: It is not allowed, or no URL.
     """
     if not policy.domains:
-        raise url_not_allowed("is not fetched: this server fetches no http or https URLs. Send the content in a data: URL")
+        raise url_not_allowed(
+            "is not fetched: this server fetches no http or https URLs. Send the content in a data: URL"
+        )
     parts = split(url)
     scheme = parts.scheme.lower()
     if scheme not in _PORTS:

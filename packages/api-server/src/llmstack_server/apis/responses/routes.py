@@ -68,10 +68,10 @@ def _add_stored_routes(router: Router, responses: SharedResponses) -> None:
     ))  # fmt: skip
     async def retrieve(response_id: str, request: Request) -> Response:
         """Returns a stored response, or its events again."""
-        if not _boolean("stream", request.query_params.get("stream", "false")):
-            return _json(await responses.fetch(response_id))
         after = request.query_params.get("starting_after")
         start = 0 if after is None else parse_count("starting_after", after) + 1
+        if not _boolean("stream", request.query_params.get("stream", "false")):
+            return _json(await responses.fetch(response_id))
         events = with_comments(await responses.follow(response_id, start))
         return StreamingResponse(events, headers=STREAM_HEADERS)
 
