@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
+import torch.nn.functional as F
 
 from llmstack_kernels.activation import gelu_tanh, silu_and_mul
+from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_kernels.grouped_linear import group_rows, grouped_linear, pack_experts
 from llmstack_kernels.layer_norm import fused_add_layer_norm
 from llmstack_kernels.linear import QUANTIZATIONS, linear, pack_linear, quantize
@@ -68,6 +71,12 @@ def checks(bench: Bench) -> Iterator[tuple[str, Check]]:
     rows = {"shape": LLAMA_8B, "lengths": [700, 90], "query_lengths": [1, 33]}
     yield "windowed attention 8B", partial(_attention, **rows, sliding_window=64)
     yield "capped attention 8B", partial(_attention, **rows, soft_cap=30.0)
+    for name, num_heads, head_dim, lengths in (
+        ("SigLIP", 16, 72, [729, 729]),
+        ("Qwen2.5-VL windows", 16, 80, [64, 64, 48]),
+        ("Whisper", 20, 64, [1500]),
+    ):
+        yield f"encoder attention {name}", partial(_encoder_attention, heads=(num_heads, head_dim), lengths=lengths)
     for num_rows in (1, 8, 64, 256):
         for scheme in (None, *QUANTIZATIONS):
             name = f"linear 14336 x 4096 {scheme or 'bf16'}, M = {num_rows}"
@@ -94,6 +103,17 @@ def _attention(
     rows = list(zip(query_lengths or [1] * len(lengths), lengths, strict=True))
     batch = make_batch(bench, shape, rows, kv_dtype=dtype)
     return batch.attend(**options), reference(batch, **options)
+
+
+def _encoder_attention(bench: Bench, heads: tuple[int, int], lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    lengths = bench.pick(lengths, [min(length, 20) for length in lengths])
+    starts, scale = [0, *accumulate(lengths)], heads[1] ** -0.5
+    query, key, value = _random(bench, starts[-1], 3, *heads).unbind(1)
+    rows = [
+        F.scaled_dot_product_attention(*(tensor[start:end].double().transpose(0, 1) for tensor in (query, key, value)))
+        for start, end in pairwise(starts)
+    ]
+    return bidirectional_attention(query, key, value, starts, scale), torch.cat(rows, 1).transpose(0, 1)
 
 
 def _linear(bench: Bench, num_rows: int, scheme: str | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,19 +154,19 @@ def _layer_norm(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
     size = bench.pick(768, 100)
     x, residual = _random(bench, 7, size), _random(bench, 7, size)
     weight, bias = _random(bench, size), _random(bench, size)
-    expected = torch.nn.functional.layer_norm((x + residual).double(), (size,), weight.double(), bias.double(), 1e-5)
+    expected = F.layer_norm((x + residual).double(), (size,), weight.double(), bias.double(), 1e-5)
     return fused_add_layer_norm(x, residual, weight, bias, 1e-5)[0], expected
 
 
 def _silu(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
     x = _random(bench, 7, 2 * bench.pick(14336, 100))
     gate, up = x.double().chunk(2, -1)
-    return silu_and_mul(x), torch.nn.functional.silu(gate) * up
+    return silu_and_mul(x), F.silu(gate) * up
 
 
 def _gelu(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
     x = _random(bench, 7, bench.pick(3072, 100))
-    return gelu_tanh(x), torch.nn.functional.gelu(x.double(), approximate="tanh")
+    return gelu_tanh(x), F.gelu(x.double(), approximate="tanh")
 
 
 def _rotary(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:

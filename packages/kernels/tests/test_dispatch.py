@@ -25,7 +25,7 @@ def test_the_best_available_backend_is_chosen_and_the_reference_where_there_is_n
     assert choose("paged_attention", "cpu", {}) == ("cpu" if library() is None else "native")
     assert choose("paged_attention", "cpu", {"paged_attention": "cpu"}) == "cpu"
     assert choose("paged_attention", "cpu", {"paged_attention": "reference"}) == "reference"
-    assert choose("bidirectional_attention", "cuda", {}) == "reference"
+    assert choose("draw_tokens", "cuda", {}) == "reference"
     assert choose("paged_attention", "cuda", {"paged_attention": "cpu"}) == "reference"
 
 

@@ -28,7 +28,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "activation": {"cpu": ("native",), "cuda": (TRITON,)},
     "argmax": {"cpu": ("native",), "cuda": (TRITON,)},
     "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
-    "bidirectional_attention": {},
+    "bidirectional_attention": {"cpu": ("native",), "cuda": (TRITON,)},
     "causal_convolution": {"cpu": ("native",), "cuda": (TRITON,)},
     "decode_inputs": {"cuda": (TRITON,)},
     "draw_tokens": {"cpu": ("native",)},

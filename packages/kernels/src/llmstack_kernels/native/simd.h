@@ -260,11 +260,16 @@ inline float largest(Floats x) {
 #endif
 }
 
-// p(r) of e^x = 2^n p(r), where n is `shifted` without `shifter`, an integer: Cody-Waite reduction, then a polynomial of
-// degree 6 (the Taylor series, whose remainder on |r| <= ln(2) / 2 is below float's resolution).
-inline Floats exponential_of_rest(Floats x, Floats shifted, Floats shifter) {
+// e^x within 2 units of the last place; 0 below -87.3, e^88 above 88. It is 2^n p(r) by Cody-Waite reduction, with a
+// polynomial of degree 6 (the Taylor series, whose remainder on |r| <= ln(2) / 2 is below float's resolution).
+inline Floats exponential(Floats x) {
+  const Floats lowest = broadcast(-87.3f), highest = broadcast(88.0f);
+  const Floats raised = maximum(x, lowest);
+  const Floats clamped = raised < highest ? raised : highest;
+  const Floats shifter = broadcast(0x1.8p23f);
+  const Floats shifted = multiply_add(clamped, broadcast(1.44269504f), shifter);  // rounds to an integer
   const Floats n = shifted - shifter;
-  Floats r = multiply_add(n, broadcast(-0.693359375f), x);
+  Floats r = multiply_add(n, broadcast(-0.693359375f), clamped);
   r = multiply_add(n, broadcast(2.12194440e-4f), r);
   Floats p = broadcast(1.0f / 720);
   p = multiply_add(p, r, broadcast(1.0f / 120));
@@ -272,29 +277,26 @@ inline Floats exponential_of_rest(Floats x, Floats shifted, Floats shifter) {
   p = multiply_add(p, r, broadcast(1.0f / 6));
   p = multiply_add(p, r, broadcast(0.5f));
   p = multiply_add(p, r, broadcast(1.0f));
-  return multiply_add(p, r, broadcast(1.0f));
-}
-
-// e^x within 2 units of the last place; 0 below -87.3, e^88 above 88.
-inline Floats exponential(Floats x) {
-  const Floats lowest = broadcast(-87.3f), highest = broadcast(88.0f);
-  const Floats raised = maximum(x, lowest);
-  const Floats clamped = raised < highest ? raised : highest;
-  const Floats shifter = broadcast(0x1.8p23f);
-  const Floats shifted = multiply_add(clamped, broadcast(1.44269504f), shifter);  // rounds to an integer
-  const Floats p = exponential_of_rest(clamped, shifted, shifter);
+  p = multiply_add(p, r, broadcast(1.0f));
   const Ints exponent = bits_as<Ints>(shifted) << 23;
   const Floats scaled = bits_as<Floats>(bits_as<Ints>(p) + exponent);
   return x < lowest ? broadcast(0.0f) : scaled;
 }
 
-// The same where x is 0 or less, or slightly more, with fewer instructions; 0 below -88. A NaN stays one.
-inline Floats exponential_below_1(Floats x) {
-  const Floats clamped = maximum(broadcast(-127 * 0.6931471806f), x);
+// 2^x where x is 0 or less, or slightly more, within 3 units of the last place; 0 below -127. A NaN stays one. (The
+// polynomial errs by 1e-7 at most and is 1 at 0. e^x would take a reduction of three more products.)
+inline Floats power_of_2_below_1(Floats x) {
+  const Floats clamped = maximum(broadcast(-127.0f), x);
   const Floats shifter = broadcast(0x1.8p23f + 127);  // the lowest bits of what is shifted are then an exponent's
-  const Floats shifted = multiply_add(clamped, broadcast(1.44269504f), shifter);
-  const Floats power = bits_as<Floats>(bits_as<Ints>(shifted) << 23);  // 0 for the lowest x
-  return exponential_of_rest(clamped, shifted, shifter) * power;
+  const Floats shifted = clamped + shifter;           // rounds to an integer
+  const Floats r = clamped - (shifted - shifter);
+  Floats p = broadcast(0x1.5bba13p-10f);
+  p = multiply_add(p, r, broadcast(0x1.3cea87p-7f));
+  p = multiply_add(p, r, broadcast(0x1.c6b753p-5f));
+  p = multiply_add(p, r, broadcast(0x1.ebf9bcp-3f));
+  p = multiply_add(p, r, broadcast(0x1.62e429p-1f));
+  p = multiply_add(p, r, broadcast(1.0f));
+  return p * bits_as<Floats>(bits_as<Ints>(shifted) << 23);
 }
 
 }  // namespace llmstack

@@ -16,6 +16,7 @@
 #include "../native/threads.h"
 #include "decode.h"
 #include "items.h"
+#include "weights.h"
 
 namespace llmstack {
 namespace {
@@ -45,7 +46,7 @@ struct Tile {
 struct Query {
   int64_t position;
   float slope;  // 0 without ALiBi
-  float largest_score;
+  float largest_score;  // to base 2
   Floats total;  // of the weights, lane by lane
 };
 
@@ -85,7 +86,7 @@ class Attention {
         soft_cap_(static_cast<float>(call.soft_cap)),
         has_bias_(call.soft_cap != 0 || call.alibi_slopes != nullptr || !(call.scale > 0)),
         product_scale_(static_cast<float>(call.scale)),
-        scale_(has_bias_ ? 1.0f : product_scale_),
+        scale_(static_cast<float>(has_bias_ ? kLog2E : call.scale * kLog2E)),
         scratch_(scratch) {
     scratch_.reserve(num_queries_ * item.num_heads, call.head_dim, call.value_dim);
   }
@@ -201,7 +202,7 @@ class Attention {
       const float slope = call_.alibi_slopes == nullptr ? 0.0f : call_.alibi_slopes[head];
       Query& state = scratch_.queries[query] = {position_of(token), slope, -INFINITY, Floats{}};
       if (call_.sinks != nullptr) {  // the largest score so far, with the weight e^0
-        state.largest_score = call_.sinks[head];
+        state.largest_score = call_.sinks[head] * static_cast<float>(kLog2E);
         state.total[0] = 1.0f;
       }
       std::fill_n(sums(query), call_.value_dim / kLanes, Floats{});
@@ -305,7 +306,7 @@ class Attention {
                           : find_largest<false>(products, own, tile.start, queries[i]);
       factors[i] = before - queries[i].largest_score;
     }
-    for (int i = 0; i < num_queries; i += kLanes) store(factors + i, exponential_below_1(load(factors + i)));
+    for (int i = 0; i < num_queries; i += kLanes) store(factors + i, power_of_2_below_1(load(factors + i)));
     for (int i = 0; i < num_queries; ++i) {
       const int own = vectors[i / kRowBlock];
       own == kTileVectors ? weigh<true>(queries[i], i, own) : weigh<false>(queries[i], i, own);
@@ -320,25 +321,16 @@ class Attention {
     const int64_t distance = tile_start - query.position;  // from the query to the tile's first key
     if (has_bias_) bias(products, vectors, distance, query.slope);
     if (distance + vectors * kLanes > 1 || distance <= -call_.sliding_window) hide(products, vectors, distance);
-    Floats best = products[0];
-    for (int v = 1; v < vectors; ++v) best = maximum(best, products[v]);
-    query.largest_score = std::max(query.largest_score, largest(best) * scale_);
+    query.largest_score = std::max(query.largest_score, largest_of<kIsWhole>(products, vectors) * scale_);
   }
 
-  // Weights e^(score - largest score) of query `i` of those together, and their total.
+  // Weights 2^(score - largest score) of query `i` of those together, and their total.
   template <bool kIsWhole>
   void weigh(Query& query, int i, int some_vectors) {
-    const int vectors = kIsWhole ? kTileVectors : some_vectors;
     const Floats* products = scratch_.scores.data() + i * kTileVectors;
     Element* weights = reinterpret_cast<Element*>(scratch_.weights.data()) + i * kTileKeys;
-    const Floats scale = broadcast(scale_), negated = broadcast(-query.largest_score);
-    Floats total = query.total * scratch_.factors[i];
-    for (int v = 0; v < vectors; ++v) {
-      const Floats weight = exponential_below_1(multiply_add(products[v], scale, negated));
-      store(weights + v * kLanes, weight);
-      total += weight;
-    }
-    query.total = total;
+    query.total = store_weights<kIsWhole>(products, some_vectors, scale_, query.largest_score,
+                                          query.total * scratch_.factors[i], weights);
   }
 
   // Distances from a query to the keys of vector `v`, given that to the tile's first key.
@@ -373,7 +365,7 @@ class Attention {
   const float soft_cap_;
   const bool has_bias_;         // products become scores before the largest is found
   const float product_scale_;   // by which products become scores
-  const float scale_;           // what remains to be multiplied when the largest is found; positive
+  const float scale_;           // by which products or biased ones become scores to base 2; positive
   Scratch& scratch_;
 };
 

@@ -99,26 +99,36 @@ struct Product {
   const float* factors;  // null: sums begin at 0
 };
 
+// (Not inlined, and with indices that are constants of the language: the sums then stay in registers.)
 template <int kRows, int kVectors, bool kHasFactors, class Word>
 __attribute__((noinline)) void multiply_block(const Product<Word>& product, Fetch& fetch) {
-  Floats sums[kRows][kVectors] = {};
-  if constexpr (kHasFactors) {
-    for (int r = 0; r < kRows; ++r) {
-      const Floats* before = product.sums + r * product.sums_stride;
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = before[v] * product.factors[r];
+  Floats sums[kRows * kVectors];
+  const auto for_each_sum = [&](const auto& work) __attribute__((always_inline)) {
+    unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+      Floats* const row = product.sums + r * product.sums_stride;
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) { work(r, row[v], sums[r * kVectors + v]); });
+    });
+  };
+  for_each_sum([&](auto r, const Floats& before, Floats& sum) __attribute__((always_inline)) {
+    if constexpr (kHasFactors) {
+      sum = before * product.factors[r];
+    } else {
+      sum = Floats{};
     }
-  }
+  });
   const Word* x = product.x;
   const Words* w = product.w;
-  for (int64_t k = 0; k < product.steps; ++k, ++x, w += product.w_stride) {
-    fetch.next<2>();
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = add_product(sums[r][v], x[r * product.x_stride], w[v]);
-    }
+  const int64_t x_stride = product.x_stride, w_stride = product.w_stride;
+  Fetch next = fetch;
+  for (int64_t k = 0; k < product.steps; ++k, ++x, w += w_stride) {
+    next.next<2>();
+    add_products<kRows, kVectors>(
+        sums, [&](auto r) __attribute__((always_inline)) { return x[r * x_stride]; },
+        [&](auto v) __attribute__((always_inline)) { return w[v]; },
+        [](Floats sum, Word one, Words other) __attribute__((always_inline)) { return add_product(sum, one, other); });
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) product.sums[r * product.sums_stride + v] = sums[r][v];
-  }
+  fetch = next;
+  for_each_sum([](auto, Floats& after, Floats sum) __attribute__((always_inline)) { after = sum; });
 }
 
 template <int kVectors, int kRows, class Word>

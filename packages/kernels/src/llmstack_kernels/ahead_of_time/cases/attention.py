@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from llmstack_kernels.ahead_of_time.case import Claim, CompileCase, meta_tensor
+from llmstack_kernels.bidirectional_attention import triton as bidirectional_attention
 from llmstack_kernels.paged_attention import AttentionInputs
 from llmstack_kernels.paged_attention import triton as paged_attention
 from llmstack_kernels.reshape_and_cache import triton as reshape_and_cache
@@ -134,6 +135,25 @@ def _attend_latents(
     )
 
 
+def _bidirectional_attention_cases() -> Iterator[CompileCase]:
+    """Towers of SigLIP and Qwen2.5-VL with its windows, encoders of Whisper, a text model; queries of a projection."""
+    for name, num_heads, head_dim, length, dtype in (
+        ("siglip_bf16", 16, 72, 729, torch.bfloat16),
+        ("qwen2_5_vl_windows_bf16", 16, 80, 64, torch.bfloat16),
+        ("whisper_fp16", 20, 64, 1500, torch.float16),
+        ("whisper_fp32", 6, 64, 1500, torch.float32),
+        ("siglip_fp32", 16, 72, 729, torch.float32),
+        ("128_bf16", 16, 128, 1024, torch.bfloat16),
+        ("256_bf16", 8, 256, 1024, torch.bfloat16),
+    ):
+        kernel = "_bidirectional_attention_kernel"
+        claims: tuple[Claim, ...] = ("pdl",) if dtype == torch.float32 else ("pdl", "wgmma")
+        heads = meta_tensor(4 * length, 3, num_heads, head_dim, dtype=dtype).unbind(1)
+        starts = range(0, 4 * length + 1, length)
+        call = partial(bidirectional_attention.bidirectional_attention, *heads, starts, head_dim**-0.5)
+        yield CompileCase(name, call, name == "whisper_fp16", {kernel: claims})
+
+
 def _reshape_and_cache_cases() -> Iterator[CompileCase]:
     """Keys and values as slices of the projections of GPT-2 and Llama 8B; the latter into 8 bits, too."""
     pdl: dict[str, tuple[Claim, ...]] = {"_reshape_and_cache_kernel": ("pdl",)}
@@ -204,6 +224,7 @@ def _indices() -> torch.Tensor:
 
 
 CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
+    "bidirectional_attention": _bidirectional_attention_cases,
     "paged_attention": _paged_attention_cases,
     "reshape_and_cache": _reshape_and_cache_cases,
     "rotary_and_cache": _rotary_and_cache_cases,
