@@ -19,7 +19,7 @@ TOLERANCE = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def inputs(num_tokens: int, head_dim: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
-    """Queries, keys and values, which lie among each other and among numbers that nobody may read."""
+    """Queries, keys and values, which lie among each other and among numbers that are no inputs."""
     projected = torch.full((num_tokens + 40, 3, NUM_HEADS + 1, head_dim), torch.nan, dtype=dtype, device=device)
     values = torch.randn(num_tokens, 3, NUM_HEADS, head_dim, device=device)
     projected[:num_tokens, :, :NUM_HEADS] = values.to(dtype)

@@ -1,4 +1,4 @@
-"""Bidirectional attention on a GPU: crops, windows and texts whose tokens attend to each other.
+"""Bidirectional attention on a GPU: crops, windows and texts, each for itself.
 
 A program computes a tile of queries of one row and head, and walks over the row's keys in tiles that begin at its first
 one. So a query's result depends on its own row alone. Rows of one length that follow each other are one launch, so that
@@ -49,6 +49,15 @@ def _store_part(head, rows, is_inside, row_stride, values, START: tl.constexpr, 
 
 
 @triton.jit
+def _weigh(scores, maxima, sums, to_exponent):
+    """Maxima and sums with a tile of scores, its weights, and what was summed up before is to be multiplied with."""
+    higher = tl.maximum(maxima, tl.max(scores, 1))
+    weights = tl.exp2(tl.fma(scores, to_exponent, -(higher * to_exponent)[:, None]))
+    kept = tl.exp2((maxima - higher) * to_exponent)
+    return higher, sums * kept + tl.sum(weights, 1), weights, kept
+
+
+@triton.jit
 def _bidirectional_attention_kernel(
     query,  # [num_rows, num_queries, num_heads, HEAD_DIM], tokens and heads apart by strides
     key,  # [num_rows, length, num_heads, HEAD_DIM], likewise
@@ -96,17 +105,13 @@ def _bidirectional_attention_kernel(
             rest_keys = _load_part(keys, places, is_key, key_step, MAIN, REST, HEAD_DIM)
             scores = tl.dot(own_rest, tl.trans(rest_keys), scores, input_precision="ieee")
         scores = tl.where(is_key[None, :], scores, float("-inf"))
-        higher = tl.maximum(maxima, tl.max(scores, 1))
-        weights = tl.exp2(tl.fma(scores, to_exponent, -(higher * to_exponent)[:, None]))
-        kept = tl.exp2((maxima - higher) * to_exponent)
-        sums = sums * kept + tl.sum(weights, 1)
+        maxima, sums, weights, kept = _weigh(scores, maxima, sums, to_exponent)
         main_values = _load_part(values, places, is_key, value_step, 0, MAIN, HEAD_DIM)
         weights = weights.to(main_values.dtype)
         main = tl.dot(weights, main_values, main * kept[:, None], input_precision="ieee")
         if REST > 0:
             rest_values = _load_part(values, places, is_key, value_step, MAIN, REST, HEAD_DIM)
             rest = tl.dot(weights, rest_values, rest * kept[:, None], input_precision="ieee")
-        maxima = higher
     target = out + (row * num_queries * num_heads + head) * HEAD_DIM
     _store_part(target, rows, is_query, num_heads * HEAD_DIM, main / sums[:, None], 0, HEAD_DIM)
     if REST > 0:
