@@ -7,7 +7,7 @@ no list of starts is copied to the device.
 A head of 72 or 80 numbers is two parts, 64 and the rest: as 128 numbers it would take 1.6 times the products.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, possibly-undefined"
 
 from __future__ import annotations
 

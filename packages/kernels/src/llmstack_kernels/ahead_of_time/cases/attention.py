@@ -148,9 +148,9 @@ def _bidirectional_attention_cases() -> Iterator[CompileCase]:
     ):
         kernel = "_bidirectional_attention_kernel"
         claims: tuple[Claim, ...] = ("pdl",) if dtype == torch.float32 else ("pdl", "wgmma")
-        heads = meta_tensor(4 * length, 3, num_heads, head_dim, dtype=dtype).unbind(1)
-        starts = range(0, 4 * length + 1, length)
-        call = partial(bidirectional_attention.bidirectional_attention, *heads, starts, head_dim**-0.5)
+        query, key, value = meta_tensor(4 * length, 3, num_heads, head_dim, dtype=dtype).unbind(1)
+        starts, scale = range(0, 4 * length + 1, length), head_dim**-0.5
+        call = partial(bidirectional_attention.bidirectional_attention, query, key, value, starts, scale)
         yield CompileCase(name, call, name == "whisper_fp16", {kernel: claims})
 
 
