@@ -30,8 +30,11 @@ from speech_model import (
 from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.model.config import ModelConfigError
+from llmstack_llm.offline.beam_search import BeamSearchParams
 from llmstack_llm.offline.llm import LLM
 from llmstack_llm.requests import GenerationRequest
+from llmstack_media.sound.resample import Resampler
 from llmstack_types import InvalidRequestError, PoolingParams, PoolingTask, SamplingParams, SchedulerOutput
 
 NUM_TOKENS = 20
@@ -168,12 +171,24 @@ def test_one_step_tells_languages_and_silence(llm: LLM, reference: SpeechReferen
     assert found.languages["en"] == pytest.approx(float(expected[ENGLISH]) / total, rel=1e-4)
 
 
-def test_tokens_are_aligned_as_those_of_transformers(llm: LLM, reference: SpeechReference) -> None:
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_tokens_are_aligned_as_those_of_transformers(folder: Path, reference: SpeechReference, num_ranks: int) -> None:
+    """With two ranks each has one of the heads that follow the sound."""
     params = PoolingParams(task=PoolingTask.ALIGNMENT)
-    for token_ids in ([*TIMED, 20, 40, 7], LONG):
-        (output,) = llm.encode(speech_prompt(sound(1), token_ids), params, use_tqdm=False)
-        found = np.array(output.outputs.tolist()).reshape(len(token_ids), 2, NUM_STATES)
-        assert np.abs(found - reference.alignment(sound(1), token_ids)).max() < 1e-5
+    with engine(folder, tensor_parallel_size=num_ranks) as one:
+        for token_ids in ([*TIMED, 20, 40, 7], LONG):
+            (output,) = one.encode(speech_prompt(sound(1), token_ids), params, use_tqdm=False)
+            found = np.array(output.outputs.tolist()).reshape(len(token_ids), 2, NUM_STATES)
+            assert np.abs(found - reference.alignment(sound(1), token_ids)).max() < 1e-5
+
+
+@pytest.mark.full
+def test_stages_refuse_to_align_before_a_window_is_encoded(folder: Path) -> None:
+    params = PoolingParams(task=PoolingTask.ALIGNMENT)
+    with engine(folder, pipeline_parallel_size=2) as one:
+        with pytest.raises(InvalidRequestError) as caught:
+            one.encode(speech_prompt(sound(1), TIMED), params, use_tqdm=False)
+        assert caught.value.code == "unsupported_value"
 
 
 def test_the_forms_of_a_prompt_and_of_sound_are_alike(llm: LLM, answers: Any) -> None:
@@ -194,7 +209,9 @@ def test_the_forms_of_a_prompt_and_of_sound_are_alike(llm: LLM, answers: Any) ->
         (TIMED, "audio_required"),
         (speech_prompt(sound(0, WINDOW + 1), TIMED), "audio_too_long"),
         (speech_prompt(np.full(99, np.nan), TIMED), "invalid_audio"),
-        ({"prompt_token_ids": TIMED, "multi_modal_data": {"audio": (sound(0), 8000)}}, "unsupported_value"),
+        ({"prompt_token_ids": TIMED, "multi_modal_data": {"audio": (sound(0), 8000)}}, "audio_too_long"),
+        ({"prompt_token_ids": TIMED, "multi_modal_data": {"audio": (sound(0), 7)}}, "invalid_audio"),
+        ({"prompt_token_ids": TIMED, "multi_modal_data": {"audio": (sound(0), 16_000.5)}}, "invalid_type"),
         ({"prompt_token_ids": TIMED, "multi_modal_data": {"image": b"x"}}, "invalid_type"),
         ({**speech_prompt(sound(0), TIMED), "cache_salt": "x"}, "unsupported_parameter"),
     ],
@@ -203,6 +220,35 @@ def test_what_is_no_prompt_with_sound_is_refused_by_name(llm: LLM, asked: Any, c
     with pytest.raises(InvalidRequestError) as caught:
         llm.generate(asked, GREEDY, use_tqdm=False)
     assert caught.value.code == code
+
+
+def test_sound_of_another_rate_is_converted_as_a_file_is(llm: LLM) -> None:
+    given = sound(3, 44_100)
+    resampler = Resampler(44_100, 16_000)
+    converted = np.concatenate([resampler.feed(given), resampler.finish()])
+    asked = [{"prompt_token_ids": TIMED, "multi_modal_data": {"audio": pair}}
+             for pair in ((given, 44_100), (converted, 16_000), (given, 16_000.0 * 44_100 / 16_000))]  # fmt: skip
+    first, *others = tokens(llm.generate(asked, GREEDY, use_tqdm=False))
+    assert others == [first, first]
+
+
+def test_a_beam_search_is_refused_by_name(llm: LLM) -> None:
+    asked = speech_prompt(sound(0), TIMED)
+    beams = SamplingParams(n=2, use_beam_search=True, temperature=0, max_tokens=4)
+    calls: list[Any] = [
+        lambda: llm.generate(asked, beams, use_tqdm=False),
+        lambda: llm.beam_search(asked, BeamSearchParams(beam_width=2, max_tokens=4)),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match="rules") as caught:
+            call()
+        assert (caught.value.param, caught.value.code) == ("use_beam_search", "unsupported_parameter")
+
+
+def test_a_model_that_transcribes_is_not_served_without_sound(folder: Path) -> None:
+    for options in ({"language_model_only": True}, {"limit_mm_per_prompt": {"audio": 0}}):
+        with pytest.raises(ModelConfigError, match="sound"):
+            engine(folder, **options)
 
 
 def test_float16_weights_are_computed_in_bfloat16(folder: Path) -> None:

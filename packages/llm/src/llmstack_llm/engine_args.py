@@ -104,6 +104,7 @@ class EngineArgs(
         )
         if self.trust_remote_code:
             self._check_repository_code(model_config)
+        self._check_sound(model_config)
         if self.stream_interval != 1:
             defaults = {**model_config.default_sampling, "stream_interval": self.stream_interval}
             model_config = dataclasses.replace(model_config, default_sampling=defaults)
@@ -116,6 +117,15 @@ class EngineArgs(
         if problem := repository_code_problem(model_config.hf_config):
             raise ModelConfigError(problem)
         warn_about_code(model_config.hf_config)
+
+    def _check_sound(self, model_config: ModelConfig) -> None:
+        from llmstack_llm.model.config import ModelConfigError
+        from llmstack_model_files import SPEECH_ARCHITECTURE
+
+        is_without = self.language_model_only or self.max_media_items.get("audio") == 0
+        if is_without and model_config.architecture == SPEECH_ARCHITECTURE:
+            flag = "--language-model-only" if self.language_model_only else '--limit-mm-per-prompt {"audio": 0}'
+            raise ModelConfigError(f"{flag}: {SPEECH_ARCHITECTURE} answers to sound alone, so none is no model")
 
     def media_options(self, model_config: ModelConfig) -> MediaOptions:
         """How the front end takes pictures of requests."""

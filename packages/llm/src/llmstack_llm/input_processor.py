@@ -319,6 +319,8 @@ class InputProcessor:
             raise request_errors.unsupported_value(
                 name, "what ends this model's reasoning is not known here (--reasoning-parser)"
             )
+        if self.media.speech is not None and values.get("use_beam_search"):
+            raise request_errors.no_beams_of_speech(sampling.names)
         embeds = read_prompt_embeds(prompt, sampling, self.limits) if isinstance(prompt, Mapping) else None
         text, token_ids = self._text_and_ids(prompt, param) if embeds is None else (embeds.text, embeds.token_ids)
         if is_cut := values.get("truncate_prompt_tokens") is not None:

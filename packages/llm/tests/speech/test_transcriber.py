@@ -63,7 +63,7 @@ class FakeSound:
 class Windows:
     stats: Any = None
 
-    async def open(self, samples: Any, tenant: str = "") -> Any:
+    async def open(self, samples: Any, tenant: str = "", rate: int | None = None) -> Any:
         assert samples[1] - samples[0] <= WINDOW
         return samples
 

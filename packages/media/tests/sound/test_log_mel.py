@@ -77,3 +77,14 @@ async def test_sound_that_is_no_window_is_refused(samples: Any, code: str) -> No
     with pytest.raises(InvalidRequestError) as caught:
         await WindowFront(LogMel()).open(samples)
     assert caught.value.code == code
+
+
+async def test_a_window_of_another_rate_is_converted() -> None:
+    front, seconds = WindowFront(LogMel()), np.arange(48_000, dtype=np.float32) / 48_000
+    window = await front.open(np.sin(2 * np.pi * 300 * seconds), rate=48_000)
+    assert window.num_samples == 16_000
+    assert (await front.open(np.zeros(3 * WINDOW), rate=48_000)).num_samples == WINDOW
+    for num_samples, rate, code in ((3 * WINDOW + 1, 48_000, "audio_too_long"), (9, 0, "invalid_audio")):
+        with pytest.raises(InvalidRequestError) as caught:
+            await front.open(np.zeros(num_samples), rate=rate)
+        assert caught.value.code == code

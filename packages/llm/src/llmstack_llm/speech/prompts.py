@@ -10,6 +10,7 @@ from llmstack_llm.admission.rules import check_text
 from llmstack_llm.requests import RenderedPrompt
 from llmstack_llm.speech.served import Speech, at_start
 from llmstack_llm.text.tokenizer import Tokenizer
+from llmstack_types import InvalidRequestError
 
 MEDIA_KEY: Final = "multi_modal_data"
 _KEYS: Final = ("prompt", "prompt_token_ids", MEDIA_KEY)
@@ -38,7 +39,7 @@ def read_sound_prompt(prompt: Mapping[str, Any], tokenizer: Tokenizer | None, pa
     """The parts of `{"prompt": …, "multi_modal_data": {"audio": …}}`.
 
     The same may be divided into an `encoder_prompt` with the sound and a `decoder_prompt`. Sound is an array at the
-    model's rate, or (array, samples per second).
+    model's rate, or (array, samples per second) at any.
 
     Raises:
         InvalidRequestError: A key is missing, unknown, or has a wrong value.
@@ -77,12 +78,13 @@ async def open_sound_prompt(prompt: SoundPrompt, speech: Speech, tenant: str, pa
     """The prompt with its window opened.
 
     Raises:
-        InvalidRequestError: The sound has another rate than the model's, or is no window.
+        InvalidRequestError: The sound is no window, or has a rate that no sound has.
     """
-    if prompt.sample_rate not in (None, speech.sample_rate):
-        reason = f"this model takes {speech.sample_rate} samples per second, and not {prompt.sample_rate}"
-        raise request_errors.unsupported_value(f"{param}.{MEDIA_KEY}.audio", reason)
-    window = await speech.open(prompt.samples, tenant)
+    try:
+        window = await speech.open(prompt.samples, tenant, prompt.sample_rate)
+    except InvalidRequestError as error:
+        name = f"{param}.{MEDIA_KEY}.audio"
+        raise InvalidRequestError(error.message, param=name, code=error.code) from error
     return RenderedPrompt(prompt.text or "", prompt.token_ids, media=(at_start(window),))
 
 
@@ -103,7 +105,7 @@ def _read_sound(data: object, param: str) -> tuple[Any, int | None]:
     given = data["audio"]
     if isinstance(given, list) and len(given) == 1:
         (given,) = given
-    if isinstance(given, tuple) and len(given) == 2 and type(given[1]) in (int, float):
+    if isinstance(given, tuple) and len(given) == 2 and type(given[1]) in (int, float) and given[1] % 1 == 0:
         return given[0], int(given[1])
     if isinstance(given, list | tuple | str | bytes):
         raise request_errors.invalid_type(f"{param}.audio", "one array, or (array, rate)", given)

@@ -61,11 +61,11 @@ class WindowOpener(Protocol):
         """When each of some tokens begins, in seconds of the window, from their weights under `alignment`."""
         ...
 
-    async def open(self, samples: Samples, tenant: str = "") -> OpenedMedia:
-        """A window of sound.
+    async def open(self, samples: Samples, tenant: str = "", rate: int | None = None) -> OpenedMedia:
+        """A window of sound, whose samples are at the model's rate, or at `rate` in Hz.
 
         Raises:
-            InvalidRequestError: It is longer than a window, or not finite.
+            InvalidRequestError: It is longer than a window, not finite, or of a rate that no sound has.
         """
         ...
 
@@ -182,13 +182,18 @@ class Speech:
         """What has been done so far, for metrics."""
         return self._windows.stats
 
-    async def open(self, samples: Samples, tenant: str = "") -> OpenedMedia:
-        """A window of sound for requests of one tenant; at most `window_samples` of one channel, from -1 to 1.
+    async def open(self, samples: Samples, tenant: str = "", rate: int | None = None) -> OpenedMedia:
+        """A window of sound for requests of one tenant.
+
+        Args:
+            samples: Of one channel, from -1 to 1, as many as a window is long.
+            tenant: An opaque id of the API key.
+            rate: Of the samples, in Hz; None is `sample_rate`.
 
         Raises:
-            InvalidRequestError: They are too many, or not finite.
+            InvalidRequestError: They are too many, not finite, or of a rate that no sound has.
         """
-        return await self._windows.open(samples, tenant)
+        return await self._windows.open(samples, tenant, rate)
 
     def check(self, language: str | None, task: str = DEFAULT_TASK) -> None:
         """Raises as `prompt`, where a language that is not given is detected first."""
@@ -346,6 +351,6 @@ def make_speech(folder: Path, max_model_len: int, options: MediaOptions) -> Spee
         log_mel = read_log_mel(*files)
     except ProcessorConfigError as error:
         raise EngineStartError(f"the model transcribes, but {error}") from error
-    windows = WindowFront(log_mel)
+    windows = WindowFront(log_mel, cache_bytes=options.cache_bytes)
     sounds = SoundFiles(log_mel.sample_rate, make_fetcher(options), max_s=options.max_audio_s)
     return Speech(read_speech_tokens(folder), windows, log_mel.sample_rate, log_mel.num_samples, max_model_len, sounds)

@@ -15,13 +15,18 @@ from llmstack_media.memory import SealedMemory
 from llmstack_media.parts import MediaStats, digest_of
 from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.sound.log_mel import LogMel, Samples
+from llmstack_media.sound.resample import Resampler
 from llmstack_media.sound.samples import as_floats
+from llmstack_media.sound.wave_files import check_shape
 from llmstack_media.store import Key, MediaStore, PreparedMedia
 from llmstack_types import ServerOverloadedError
 from llmstack_types.media import memory_name
 
 _MAX_PLACES: Final = 2
 """Spectrograms that are computed at once: each takes 30 ms of a processor, and 25 MB."""
+KEPT_BYTES: Final = 64 << 20
+"""Of spectrograms that no request uses. A window is wanted again while its file is transcribed, and its vectors are
+kept elsewhere: memory does not grow with the length of a file."""
 _CONVOLUTION_STRIDE: Final = 2
 """Frames of a spectrogram for each one of the encoder."""
 
@@ -62,10 +67,16 @@ class WindowFront:
         log_mel: How they are prepared.
     """
 
-    def __init__(self, log_mel: LogMel, *, cache_bytes: int = 1 << 30, max_held_bytes: int = 4 << 30) -> None:
-        """`cache_bytes`: Of spectrograms that are kept for later requests. `max_held_bytes`: That running ones use."""
+    def __init__(self, log_mel: LogMel, *, cache_bytes: int = KEPT_BYTES, max_held_bytes: int = 4 << 30) -> None:
+        """Limits of memory.
+
+        Args:
+            log_mel: How windows are prepared.
+            cache_bytes: Of spectrograms that are kept for later requests, `KEPT_BYTES` at most.
+            max_held_bytes: Of those that running requests use.
+        """
         self.log_mel = log_mel
-        self._store = MediaStore(cache_bytes, max_held_bytes)
+        self._store = MediaStore(min(cache_bytes, KEPT_BYTES), max_held_bytes)
         self._places = FairBudget(_MAX_PLACES, _MAX_PLACES)
         self._num_bytes = 0
 
@@ -74,19 +85,25 @@ class WindowFront:
         """What has been done so far, for metrics."""
         return MediaStats(self._store.num_queries, self._store.num_hits, self._num_bytes, 0.0, {}, {})
 
-    async def open(self, samples: ArrayLike, tenant: str = "") -> OpenedWindow:
+    async def open(self, samples: ArrayLike, tenant: str = "", rate: int | None = None) -> OpenedWindow:
         """A window of sound.
 
         Args:
-            samples: At most `log_mel.num_samples` at its rate, of one channel, from -1 to 1, or of an integer type.
+            samples: At most `log_mel.window_s` of one channel, from -1 to 1, or of an integer type.
             tenant: An opaque id of the API key.
+            rate: Of the samples, in Hz; None is the model's. Those of another rate are converted.
 
         Raises:
-            InvalidRequestError: They are too many, of several channels, or no finite numbers.
+            InvalidRequestError: They are too many, of several channels, no finite numbers, or of a rate that no sound
+              has.
         """
-        copied = as_floats(samples)
-        if len(copied) > self.log_mel.num_samples:
+        copied, own_rate = as_floats(samples), self.log_mel.sample_rate
+        rate = own_rate if rate is None else rate
+        check_shape(1, rate)
+        if len(copied) * own_rate > self.log_mel.num_samples * rate:
             raise audio_too_long(f"is longer than a window of {self.log_mel.window_s} s")
+        if rate != own_rate:
+            copied = await asyncio.to_thread(_converted, copied, rate, own_rate)
         digest = await asyncio.to_thread(self._digest, copied)
         self._num_bytes += copied.nbytes
         return OpenedWindow(self, (tenant, digest), copied)
@@ -134,3 +151,9 @@ class WindowFront:
             return SealedMemory.of(self.log_mel.compute(samples).tobytes(), memory_name(key[1]))
         except OSError as error:
             raise ServerOverloadedError("there is no memory for sound", reason="media") from error
+
+
+def _converted(samples: Samples, rate: int, new_rate: int) -> Samples:
+    """A window at another rate, as a file of it would be read."""
+    resampler = Resampler(rate, new_rate)
+    return np.concatenate([resampler.feed(samples), resampler.finish()])

@@ -114,21 +114,26 @@ class Whisper(LayerNormDecoder):
 
     @property
     def alignment_size(self) -> int:
-        """Of the heads that follow the sound, one after the other; only where one process has all heads."""
-        return len(self._speech_tokens.alignment_heads) * self._encoder.num_states if self._sharding.is_whole else 0
+        """Of the heads that follow the sound, one after the other; 0 where stages have some of their layers each."""
+        is_possible = self._sharding.num_stages == 1
+        return len(self._speech_tokens.alignment_heads) * self._encoder.num_states if is_possible else 0
 
     def align(self, metadata: AttentionMetadata, tokens: slice) -> torch.Tensor:
-        """The weights of these heads, [num_tokens, num_heads * num_states]."""
+        """The weights of these heads, [num_tokens, num_heads * num_states]; ranks add what each has of them."""
         rows = metadata.cross
         if rows is None or rows.queries is None or not self.alignment_size:
             raise ValueError("the queries of this step were not kept, or no heads follow the sound")
-        blocks = rows.block_tables[tokens.start].long()
-        weights = []
-        for layer, head in self._speech_tokens.alignment_heads:
-            queries = rows.queries[layer][tokens, head].float()
-            keys = rows.caches[layer][0][blocks, head].flatten(0, 1)[: self._encoder.num_states].float()
-            weights.append((queries @ keys.t() * self.cross_scale).softmax(-1))
-        return torch.cat(weights, dim=1)
+        blocks, num_states = rows.block_tables[tokens.start].long(), self._encoder.num_states
+        own = self._sharding.share(self._settings.block.num_heads)
+        like = rows.queries[0]
+        weights = like.new_zeros((tokens.stop - tokens.start, self.alignment_size), dtype=torch.float32)
+        for place, (layer, head) in enumerate(self._speech_tokens.alignment_heads):
+            if head in own:
+                queries = rows.queries[layer][tokens, head - own.start].float()
+                keys = rows.caches[layer][0][blocks, head - own.start].flatten(0, 1)[:num_states].float()
+                columns = slice(place * num_states, (place + 1) * num_states)
+                weights[:, columns] = (queries @ keys.t() * self.cross_scale).softmax(-1)
+        return self._sharding.all_reduce(weights)
 
     def _caches(self, kv_caches: KVCaches, metadata: AttentionMetadata) -> Iterable[LayerCache]:
         if metadata.cross is None:

@@ -89,7 +89,7 @@ async def _prepare(
     if fields.model is None:
         raise missing_parameter("model")
     if "word" in granularities and not state.engine.limits.alignment_size:
-        reason = "this model, or its ranks, give no times of words"
+        reason = "no heads of this model follow the sound, or --pipeline-parallel-size divides its layers"
         raise request_errors.unsupported_parameter("timestamp_granularities", reason)
     shown = _shown(fields, task, granularities, has_logprobs=has_logprobs)
     sampling = _sampling(fields)
