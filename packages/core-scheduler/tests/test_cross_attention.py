@@ -5,6 +5,7 @@ from hashlib import sha256
 import pytest
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_core_scheduler.adapter_places import MAX_NUM_OVERTAKERS
 from llmstack_core_scheduler.testing import FakeEncoder, FakeKVCacheManager, FakeModelRunner, next_token, seen_ids
 from llmstack_types import EngineCoreRequest, InvalidRequestError, MediaItem, MediaSpec, SamplingParams
 
@@ -66,6 +67,20 @@ def test_a_request_that_runs_keeps_its_room_from_one_that_goes_before_it():
     stats = rig.run(request("first", "y"))
     assert rig.ends == ["late", "first"]
     assert (stats.num_encoded, stats.num_repeats) == (2, 0)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_a_steady_flow_about_one_sound_lets_another_one_in(policy):
+    rig = Rig(room=10, policy=policy)
+    for number in range(200):
+        rig.scheduler.add_request(request(f"x{number}", "x"))
+        if number == 2:
+            rig.scheduler.add_request(request("y", "y"))
+        rig.step()
+    assert "y" in rig.ends
+    assert rig.ends.index("y") <= 2 + MAX_NUM_OVERTAKERS + 4
+    rig.run()
+    assert len(rig.ends) == 201
 
 
 @pytest.mark.parametrize("places", [[], [(0, 1), (1, 1)], [(1, 1)], [(0, 2)]])

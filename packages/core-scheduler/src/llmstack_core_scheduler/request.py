@@ -62,7 +62,7 @@ class Request:
         num_cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; -1 before.
         pools_whole_prompt: Whether it returns a vector that takes the hidden states of all its tokens.
         prefix_salt: Only requests with the same one share cached prefixes: it holds salt and adapter.
-        num_overtakers: Requests of other adapters that were admitted while it waited for a place of its adapter.
+        num_overtakers: Requests that were admitted while it waited for a place of its adapter, or for the encoder.
         media: The items of its prompt, without their memory, each with its number; empty for a prompt of tokens.
         media_end: The place behind the last item; 0 for a prompt of tokens.
         num_media_seen: Items that it has come to, up to the furthest one.

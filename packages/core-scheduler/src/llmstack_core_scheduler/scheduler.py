@@ -293,7 +293,7 @@ class Scheduler:
         while plan.budget and len(self.running) < num_places and (request := order.next()):
             if not places.has_room(request) or self._waits(request, plan):
                 order.skip(request)
-            elif not self._admit(request, plan, order):
+            elif not self._admit(request, plan, order, places):
                 break  # no request overtakes one that waits for room
             elif request.status is RequestStatus.RUNNING:
                 places.add(request)
@@ -305,7 +305,7 @@ class Scheduler:
             return True
         return waits_for_progress(request, plan, self._config)
 
-    def _admit(self, request: Request, plan: StepPlan, order: AdmissionOrder) -> bool:
+    def _admit(self, request: Request, plan: StepPlan, order: AdmissionOrder, places: AdapterPlaces) -> bool:
         """Admits the request if the step and the pool have room for it; False changes nothing.
 
         One that waits for the encoder is skipped, unless that is at work for it: then it runs without a row.
@@ -320,7 +320,7 @@ class Scheduler:
             return False
         num_tokens = self._chunks.cut(request, start, num_tokens, plan)
         if not num_tokens and self._encoding and not (can_cut and self._encoding.has_begun(request, start)):
-            order.skip(request)
+            places.wait_for_encoder(request, order)
             return can_cut  # whole prompts are encoded one after the other
         if (block_ids := allocation.allocate(start + max(num_tokens, 1), plan)) is None:
             return False
