@@ -1,4 +1,4 @@
-"""Who may overtake a request that waits for its adapter's place, or for the encoder."""
+"""Who may overtake a request that waits for an adapter or the encoder."""
 
 from __future__ import annotations
 

@@ -319,8 +319,6 @@ class InputProcessor:
             raise request_errors.unsupported_value(
                 name, "what ends this model's reasoning is not known here (--reasoning-parser)"
             )
-        if self.media.speech is not None and values.get("use_beam_search"):
-            raise request_errors.no_beams_of_speech(sampling.names)
         embeds = read_prompt_embeds(prompt, sampling, self.limits) if isinstance(prompt, Mapping) else None
         text, token_ids = self._text_and_ids(prompt, param) if embeds is None else (embeds.text, embeds.token_ids)
         if is_cut := values.get("truncate_prompt_tokens") is not None:
@@ -332,7 +330,7 @@ class InputProcessor:
         if not token_ids:
             raise request_errors.empty_array(param)
         has_media = self.media.speech is not None or (isinstance(prompt, RenderedPrompt) and prompt.media)
-        placed = self.media.placed(prompt, param, is_cut=is_cut) if has_media else ()
+        placed = self.media.placed(prompt, param, sampling, is_cut=is_cut) if has_media else ()
         if self.limits.placeholders and embeds is None and not placed:
             rules.check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(

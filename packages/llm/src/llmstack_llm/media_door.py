@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits, limits_with
+from llmstack_llm.admission.sampling import CheckedSampling
 from llmstack_llm.chat.media_chat import render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
 from llmstack_llm.media.options import MediaOptions
@@ -81,18 +82,28 @@ class MediaDoor:
         ids = tokenizer.special_tokens
         return {ids[token]: token for token in tokens if token in ids}
 
-    def placed(self, prompt: object, param: str, *, is_cut: bool) -> tuple[PlacedMedia, ...]:
-        """The media of a prompt, which a model that transcribes needs.
+    def placed(
+        self, prompt: object, param: str, sampling: CheckedSampling | None = None, *, is_cut: bool
+    ) -> tuple[PlacedMedia, ...]:
+        """The media of a prompt, which a model that transcribes needs. `sampling`: None for one that pools.
 
         Raises:
-            InvalidRequestError: They are to be cut, or there is no sound.
+            InvalidRequestError: They are to be cut, there is no sound, or a beam search of a model that transcribes.
         """
+        if sampling is not None and sampling.values.get("use_beam_search"):
+            self.check_beams(sampling.names)
         found = prompt.media if isinstance(prompt, RenderedPrompt) else ()
         if found and is_cut:
             raise request_errors.media_not_cut()
         if self.speech is not None and not found:
             raise request_errors.audio_required(param)
         return found
+
+    def check_beams(self, names: Mapping[str, str]) -> None:
+        """Raises InvalidRequestError for a beam search of a model that transcribes. `names`: Of fields elsewhere."""
+        if self.speech is not None:
+            reason = "a beam search ranks what a model finds probable, without the rules of one that transcribes"
+            raise request_errors.unsupported_parameter(names.get("use_beam_search", "use_beam_search"), reason)
 
     async def render(self, renderers: ChatRenderers, chat: ChatPrompt, gate: TextGate) -> RenderedPrompt:
         """The conversation as text and token ids, its media counted and not decoded; see `render_with_media`."""

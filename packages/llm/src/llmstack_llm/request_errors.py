@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from llmstack_types import (
     EngineLostError,
     InvalidRequestError,
@@ -95,12 +93,6 @@ def audio_required(param: str) -> InvalidRequestError:
     """A prompt without sound, for a model that transcribes."""
     message = "This model transcribes speech: its prompts need audio, which /v1/audio/transcriptions takes."
     return InvalidRequestError(message, param=param, code="audio_required")
-
-
-def no_beams_of_speech(names: Mapping[str, str]) -> InvalidRequestError:
-    """A beam search of a model that transcribes. `names`: Of fields, where the caller has others."""
-    reason = "a beam search ranks what a model finds probable, without the rules of one that transcribes"
-    return unsupported_parameter(names.get("use_beam_search", "use_beam_search"), reason)
 
 
 def generation_not_supported() -> InvalidRequestError:

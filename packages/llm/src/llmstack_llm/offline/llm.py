@@ -215,6 +215,7 @@ class LLM(OfflinePooling):
             InvalidRequestError: A prompt or its parameters are wrong; nothing is computed then.
         """
         processor = self.llm_engine.input_processor
+        processor.media.check_beams(BEAM_PARAM_NAMES)
         sampling = processor.check_params(params.to_sampling_params(), BEAM_PARAM_NAMES)
         all_prompts = prompt_list(prompts)
         adapters = self.llm_engine.resolve_adapters(lora_request, len(all_prompts))
