@@ -2,10 +2,10 @@
 
 python benchmarks/long_speech.py MODEL FOLDER --minutes 1 10 60
 
-`MODEL` is a Whisper folder, such as tiny.en, and `FOLDER` has recordings in English (`jfk.wav`, `two_cities.wav`). They
-are joined again and again until the file is long enough. What is said in each alone is what every copy has to say, in
-every format. Prints a row for each length, and ends with status 1 where a check fails. An hour takes some minutes for
-each format on two processors: `--formats` says which are asked for.
+`MODEL` is a Whisper folder, such as tiny.en, and `FOLDER` has sound files in English (`jfk.wav`, `two_cities.wav`).
+They are joined again and again until the file is long enough. What is said in each alone is what every copy has to say,
+in every format. Prints a row for each length, and ends with status 1 where a check fails. An hour takes some minutes
+for each format on two processors: `--formats` says which are asked for.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def words_of(text: str) -> list[str]:
 
 
 def joined(folder: Path) -> Samples:
-    """All recordings of a folder, each followed by a pause."""
+    """All sound files of a folder, each followed by a pause."""
     parts: list[Samples] = []
     for path in sorted(folder.glob("*.wav")):
         with path.open("rb") as file:
@@ -202,7 +202,7 @@ def measure(
 
 
 def check_nothing_said(address: str) -> list[str]:
-    """Silence and noise, in which nothing is said; what was heard in them."""
+    """Silence and noise, in which nothing is said; what was found in them."""
     random = np.random.default_rng(1)
     silence = np.zeros(40 * RATE, np.float32)
     noise = 0.05 * random.standard_normal(40 * RATE).astype(np.float32)
