@@ -44,6 +44,8 @@ MAX_CHANGED = 0.02
 """Share of words that are understood otherwise beside another speaker. None is left out, and none is added."""
 MAX_RISE_MIB = 48.0
 """From the second length to the last one: Python's own heaps breathe."""
+KV_BYTES = 64 << 20
+"""Of keys and values: little, since memory counts from the first time that something is written to it."""
 Samples = NDArray[np.float32]
 _Edits = tuple[int, int, int, int]
 """How many edits, and of each kind."""
@@ -152,11 +154,12 @@ def drift_s(words: list[Mapping[str, Any]], once: list[Mapping[str, Any]], perio
 
 
 def memory_mib(server: psutil.Process) -> dict[str, float]:
-    """Resident memory of each process of a server, in MiB: the one that answers, the engine core, what decodes."""
+    """Memory of each process of a server, in MiB: the one that answers, the engine core, what decodes."""
     found = {}
     for one in [server, *server.children(recursive=True)]:
         name = next((word for word in one.cmdline()[1:] if word.startswith("llmstack") or word == "serve"), "other")
-        found[f"{name}-{one.pid}"] = round(one.memory_info().rss / MIB, 1)
+        memory = one.memory_info()  # files that are mapped are the system's
+        found[f"{name}-{one.pid}"] = round((memory.rss - memory.shared) / MIB, 1)
     return found
 
 
@@ -227,6 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     unit, problems, rows = joined(args.folder), list[str](), list[dict[str, Any]]()
     options = [args.model, "--served-model-name", "m", "--dtype", "float32", "--max-upload-mb", "512"]
+    options += ["--kv-cache-memory-bytes", str(KV_BYTES)]
     with serving(*options) as (server, address):
         problems += check_nothing_said(address)
         for minutes in args.minutes:

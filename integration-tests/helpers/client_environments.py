@@ -91,6 +91,17 @@ def with_pip(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProces
     return run([folder / "bin/python", "-m", "pip", "install", "--quiet", *names], folder, INSTALL_TIMEOUT_S)
 
 
+def with_new_python(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """The same by Python 3.12 or newer, for clients that need it."""
+    if sys.version_info >= (3, 12):
+        return with_pip(folder, names)
+    for python in (f"python3.{minor}" for minor in range(15, 11, -1)):
+        path = shutil.which(python)
+        if path is not None and run([path, "-m", "venv", folder], folder, INSTALL_TIMEOUT_S).returncode == 0:
+            return run([folder / "bin/python", "-m", "pip", "install", "--quiet", *names], folder, INSTALL_TIMEOUT_S)
+    pytest.skip("needs Python 3.12 or newer, which is not installed")
+
+
 def with_pip_and_ours(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """A virtual environment that takes what it needs from the developers' one, so that PyTorch is not copied."""
     venv.create(folder, with_pip=True)
@@ -118,7 +129,7 @@ def installed(folder: Path, requirement: str) -> tuple[str, str]:
         return name, json.loads((folder / "node_modules" / name / "package.json").read_text())["version"]
     name = re.split(r"[\[<>=]", requirement)[0]
     plain = re.sub(r"[-_.]+", "-", name).lower()
-    for found in distributions(path=[str(packages_of(folder))]):
+    for found in distributions(path=[str(one) for one in folder.glob("lib/python3*/site-packages")]):
         if re.sub(r"[-_.]+", "-", found.name).lower() == plain:
             return name, found.version
     raise AssertionError(f"{name} is not installed in its environment")

@@ -8,11 +8,10 @@ import io
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from media_helpers.sounds import Samples, pcm16, tone, wav
+from media_helpers.sounds import encoded, pcm16, tone, wav
 
 from llmstack_media.audio.files import Sound, SoundFiles
 from llmstack_types import InvalidRequestError, ServerOverloadedError
@@ -84,28 +83,6 @@ async def test_a_request_that_ends_while_it_is_decoded_leaves_nothing(files: Sou
     await asyncio.wait_for(asyncio.gather(*files._jobs, return_exceptions=True), 60)
     assert not files._jobs
     (await opened(files, wav(pcm16(tone())))).close()
-
-
-def encoded(kind: str, samples: Samples, codec: str, rate: int = 48_000, *, with_video: bool = False) -> bytes:
-    av: Any = pytest.importorskip("av", reason="PyAV is not installed")
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=kind) as container:
-        video = container.add_stream("mpeg4", rate=10) if with_video else None
-        stream = container.add_stream(codec, rate=rate, layout="mono") if codec else None
-        if video is not None:
-            video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
-            picture = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")
-            container.mux([*video.encode(picture), *video.encode(None)])
-        if stream is None:
-            container.close()
-            return buffer.getvalue()
-        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
-        frame.sample_rate = rate
-        resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=stream.frame_size)
-        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-            container.mux(stream.encode(piece))
-        container.mux(stream.encode(None))
-    return buffer.getvalue()
 
 
 FORMATS = [
