@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from llmstack_media.audio.sound import sound_samples
+from llmstack_media.sound.samples import sound_samples
 
 RATE = 16_000
 FORMATS = ("verbose_json", "json", "text", "srt", "vtt")

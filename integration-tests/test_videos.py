@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 import video_model
+from media_helpers.films import film, read_by_transformers, smooth
 from picture_model import QUESTION, data_url, picture
 from PIL import Image
 from video_model import animation, frames_of, frames_url, video_url
@@ -73,6 +75,16 @@ def ask(server: Any, content: Any, **fields: Any) -> Any:
     )
 
 
+@pytest.mark.parametrize(("kind", "codec"), [("mp4", "libx264"), ("webm", "libvpx")])
+def test_a_film_has_the_tokens_of_transformers(server: Any, folder: Path, kind: str, codec: str) -> None:
+    data = film(smooth(11), kind, codec)
+    frames = [Image.fromarray(one) for one in read_by_transformers(data)[0]]
+    expected = video_model.reference_answer(folder, [(frames, 2.75)], NUM_TOKENS)
+    url = f"data:video/{kind};base64," + base64.b64encode(data).decode()
+    found = ask(server, [{"type": "video_url", "video_url": {"url": url}}])
+    assert found.choices[0].token_ids == expected
+
+
 def gif(width: int, height: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("P", (width, height)).save(buffer, "GIF")
@@ -124,14 +136,14 @@ def test_a_request_chooses_how_many_frames_are_taken(server: Any) -> None:
     ("url", "code", "text"),
     [
         ("http://127.0.0.1/a.gif", "media_url_not_allowed", "This URL"),
-        ("data:video/mp4;base64,AAAAHGZ0eXBpc29tAAACAGlzb21pc28y", "unsupported_media_format", "This is not a video"),
+        ("data:video/mp4;base64,I0VYVE0zVQpodHRwOi8vMTI3LjAuMC4xOjkvYS50cwo=", "unsupported_media_format", "This is not a video"),
         (data_url(picture(0).convert("RGB")).replace("png", "gif"), "", ""),
         (video_url(SHORT[:-300]), "invalid_image", "This video cannot be read"),
         ("data:video/jpeg;base64," + ",".join(["AAAA"] * 769), "image_too_large", "This video has more than the 768"),
         (frames_url([*FRAMES, picture(0)]), "invalid_image", "This video has frames of different sizes"),
         (video_url(gif(9000, 9000)), "image_too_large", "This video has 9000"),
     ],
-    ids=["address", "mp4", "still", "truncated", "many", "sizes", "large"],
+    ids=["address", "playlist", "still", "truncated", "many", "sizes", "large"],
 )  # fmt: skip
 def test_what_is_no_video_is_refused_by_name(server: Any, url: str, code: str, text: str) -> None:
     content = [{"type": "video_url", "video_url": {"url": url}}]

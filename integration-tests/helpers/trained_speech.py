@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoProcessor, WhisperForConditionalGeneration
 
-from llmstack_media.audio.sound import sound_samples
+from llmstack_media.sound.samples import sound_samples
 
 FOLDER = Path(os.environ.get("LLMSTACK_SPEECH", "speech-models"))
 RATE = 16_000

@@ -34,7 +34,15 @@ def unsupported_format(param: str | None = None) -> InvalidRequestError:
 
 def unsupported_video(param: str | None = None) -> InvalidRequestError:
     """Bytes that are no video of an allowed format."""
-    message = "This is not a video of an allowed format: animated GIF or WebP, or a list of pictures."
+    message = (
+        "This is not a video of an allowed format: MP4, WebM, Matroska, animated GIF or WebP, or a list of pictures."
+    )
+    return InvalidRequestError(message, param=param, code="unsupported_media_format")
+
+
+def video_decoder_missing(param: str | None = None) -> InvalidRequestError:
+    """A video in a container, where nothing is installed that decodes it."""
+    message = "This server reads animated pictures alone; MP4 and WebM need llmstack-media[av], which is not installed."
     return InvalidRequestError(message, param=param, code="unsupported_media_format")
 
 

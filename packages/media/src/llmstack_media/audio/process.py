@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from llmstack_media.containers import has_av
 from llmstack_media.memory import open_place
 from llmstack_media.pool.process import MAX_MEMORY_BYTES, quiet
-from llmstack_media.sound.av_blocks import has_av
 from llmstack_media.sound.samples import sound_samples
 from llmstack_types import InvalidRequestError
 from llmstack_types.child_pool.server import Work, serve_children

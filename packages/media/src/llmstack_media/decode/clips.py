@@ -1,4 +1,4 @@
-"""Videos as frames: animated pictures, and lists of pictures of one size."""
+"""Videos as frames: animated pictures, containers such as MP4, and lists of pictures of one size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from PIL import Image
 
+from llmstack_media.decode.containers import decode_shots, demuxer_of, read_shots
 from llmstack_media.decode.headers import ImageHeader, checked_header, opened, read_header
 from llmstack_media.decode.pictures import Pixels, decode_image, pixels_of
 from llmstack_media.decode.pixels import WHITE, Color
@@ -78,9 +79,21 @@ def decode_frames(
         frames = _split(data, limits)
         yield from (decode_image(frames[index], limits, background) for index in wanted)
         return
+    if demuxer := _container_of(data):
+        yield from decode_shots(data, demuxer, wanted, limits)
+        return
     with opened(data) as image:
         header = checked_header(image, data, limits)
         yield from _frames_of_animation(image, header, wanted, background)
+
+
+def _container_of(data: bytes) -> str | None:
+    """The demuxer of what is no picture; an AVIF begins as an MP4 does."""
+    try:
+        format_of(data)
+    except InvalidRequestError:
+        return demuxer_of(data)
+    return None
 
 
 def _frames_of_animation(
@@ -121,6 +134,8 @@ def too_many_frames(max_frames: int) -> Exception:
 
 
 def _clip_of_animation(data: bytes, limits: MediaLimits) -> Clip:
+    if demuxer := _container_of(data):
+        return Clip(*read_shots(data, demuxer, limits))
     try:
         name = format_of(data)
     except InvalidRequestError as error:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image
 
+from llmstack_media.containers import has_av
 from llmstack_media.decode.clips import decode_frames, read_clip
 from llmstack_media.decode.headers import read_header
 from llmstack_media.decode.pictures import decode_image
@@ -25,7 +26,6 @@ from llmstack_media.limits import MediaLimits
 from llmstack_media.memory import open_place
 from llmstack_media.processors.checkpoints import Processors, processors
 from llmstack_media.processors.sound import SoundProcessor
-from llmstack_media.sound.av_blocks import has_av
 from llmstack_media.sound.samples import Samples, check_least, sound_samples
 from llmstack_types import InvalidRequestError
 from llmstack_types.child_pool.server import Work, serve_children
@@ -45,7 +45,7 @@ def work_on_pictures(configuration: dict[str, Any]) -> Work:
     background = tuple(configuration.get("background") or WHITE)
     Image.init()  # all decoders, before a child is forked
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # one job has the time of one processor
-    if made.audio is not None and has_av():
+    if (made.audio is not None or made.video is not None) and has_av():
         importlib.import_module("av")
 
     def work(job: dict[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from llmstack_media.containers import MATROSKA, MATROSKA_START, MP4
 from llmstack_media.errors import unsupported_sound_format
 
 HEAD_BYTES: Final = 16
 """So many bytes of a file tell its format."""
 WAV: Final = "wav"
 _MP3 = "mp3"
-_MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
 _ADTS_MASK, _ADTS = 0xFFF6, 0xFFF0
 _LAYERS = 0x06
 _STARTS = (
-    (b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1aE\xdf\xa3", "matroska,webm"), (b"ID3", _MP3),
+    (b"fLaC", "flac"), (b"OggS", "ogg"), (MATROSKA_START, MATROSKA), (b"ID3", _MP3),
     (b"\0\0\x01\xba", "mpeg"),
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ def sound_format(head: bytes) -> str:
         if head.startswith(start):
             return name
     if head[4:8] == b"ftyp":
-        return _MP4
+        return MP4
     sync = int.from_bytes(head[:2], "big")
     if len(head) > 1 and sync & _ADTS_MASK == _ADTS:
         return "aac"
