@@ -1,4 +1,4 @@
-"""Videos as frames: animated pictures, containers such as MP4, and lists of pictures of one size."""
+"""Videos as frames: animations, containers such as MP4, lists of pictures."""
 
 from __future__ import annotations
 

@@ -76,14 +76,14 @@ def decode_shots(data: bytes, demuxer: str, wanted: Sequence[int], limits: Media
         check_size(size[1], size[0], limits)
         frames, shown, pixels = found.decode(stream), -1, None
         for index in wanted:
+            frame = None
             while shown < index:
                 frame, shown = next(frames, None), shown + 1
                 if frame is None:
                     raise invalid_image(f"ends before its frame {index}")
-                pixels = None
-            if pixels is None:
+            if frame is not None:  # None where the same one is wanted again
                 pixels = frame.to_ndarray(format="rgb24")
-            if pixels.shape != size:
+            if pixels is None or pixels.shape != size:
                 raise invalid_image("has frames of different sizes")
             yield pixels
 
