@@ -80,3 +80,18 @@ def test_a_number_of_experts_is_not_absent_under_its_other_name() -> None:
     whole = {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}
     assert "num_experts" not in text_config_of(whole | {"text_config": {"num_local_experts": 4}})
     assert text_config_of(whole | {"text_config": {}})["num_experts"] == 60
+
+
+def test_the_part_that_thinks_is_the_text_model_of_one_that_speaks() -> None:
+    text = {"model_type": "qwen2_5_omni_text", "hidden_size": 64}
+    thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": text, "audio_config": {"d_model": 8}}
+    published = {
+        "architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "torch_dtype": "bfloat16",
+        "thinker_config": thinker, "talker_config": {"hidden_size": 3},
+    }  # fmt: skip
+    found = text_config_of(published)
+    assert (found["architectures"], found["model_type"]) == (["Qwen2ForCausalLM"], "qwen2")
+    assert (found["hidden_size"], found["num_hidden_layers"], found["tie_word_embeddings"]) == (64, 28, False)
+    assert (found["torch_dtype"], found[TEXT_PART_OF]) == ("bfloat16", "Qwen2_5OmniModel")
+    alone = text_config_of({**thinker, "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"]})
+    assert (alone["hidden_size"], alone["architectures"]) == (64, ["Qwen2ForCausalLM"])

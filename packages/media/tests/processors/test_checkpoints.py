@@ -122,3 +122,19 @@ def test_a_model_of_sound_takes_no_pictures() -> None:
         _ = found.pictures
     with pytest.raises(ProcessorConfigError, match="is not WhisperFeatureExtractor"):
         processors({"feature_extractor_type": "Other"}, model={"model_type": "qwen2_audio"})
+
+
+def test_windows_and_kinds_of_models_of_sound() -> None:
+    files = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}
+    voxtral = processors(files, model={"model_type": "voxtral"}).audio
+    assert voxtral is not None
+    found = [(one.grid, one.num_units, one.num_vectors) for one in map(voxtral.layout, (1, 480_000, 480_001))]
+    assert found == [((3000,), 1500, 375), ((3000,), 1500, 375), ((6000,), 3000, 750)]
+    both = {**files, "image_processor_type": "Qwen2VLImageProcessor", "chunk_length": 300}
+    omni = processors(both, tokenizer={"extra_special_tokens": {"image_token": "<|IMAGE|>"}},
+                      model={"model_type": "qwen2_5_omni"})  # fmt: skip
+    assert omni.pictures.placeholder == "<|IMAGE|>"
+    assert omni.audio is not None
+    assert (omni.video, omni.audio.max_s, omni.audio.placeholder) == (None, 300.0, "<|AUDIO|>")
+    layout = omni.audio.layout(16_000 * 3)
+    assert (layout.grid, layout.num_units, layout.num_vectors) == ((300,), 150, 75)

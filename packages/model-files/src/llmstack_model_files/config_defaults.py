@@ -58,6 +58,18 @@ _QWEN2_VL: Mapping[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e6,
 }
+_QWEN2_5_OMNI: Mapping[str, Any] = {
+    "vocab_size": 152_064,
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 28,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
 _GEMMA: Mapping[str, Any] = {"vocab_size": 256_000, "max_position_embeddings": 8192}
 _ROBERTA: Mapping[str, Any] = {"vocab_size": 50_265, "max_position_embeddings": 512}
 
@@ -158,6 +170,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "original_max_position_embeddings": 4096,
     },
     "qwen2": {**_QWEN, "max_window_layers": 28},
+    "qwen2_5_omni_text": _QWEN2_5_OMNI,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen3": {**_QWEN, "max_window_layers": 28, "head_dim": 128},

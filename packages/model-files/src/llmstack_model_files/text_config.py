@@ -57,6 +57,9 @@ WHOLES: Mapping[str, _Whole] = {
     "Mistral3ForConditionalGeneration": _Whole("mistral", is_tied=True),
     "Qwen2AudioForConditionalGeneration": _Whole("qwen2"),
     "Qwen2VLForConditionalGeneration": _Whole("qwen2_vl_text"),
+    "Qwen2_5OmniForConditionalGeneration": _Whole("qwen2_5_omni_text"),
+    "Qwen2_5OmniModel": _Whole("qwen2_5_omni_text"),
+    "Qwen2_5OmniThinkerForConditionalGeneration": _Whole("qwen2_5_omni_text"),
     "Qwen2_5_VLForConditionalGeneration": _Whole("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _Whole("qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": _Whole("qwen3_vl_moe_text"),
@@ -82,6 +85,7 @@ TEXT_TYPES: Mapping[str, _Text] = {
     "mistral": _Text("MistralForCausalLM", "mistral"),
     "phi3": _Text("Phi3ForCausalLM", "phi3"),
     "qwen2": _Text("Qwen2ForCausalLM", "qwen2"),
+    "qwen2_5_omni_text": _Text("Qwen2ForCausalLM", "qwen2"),
     "qwen2_5_vl_text": _Text("Qwen2ForCausalLM", "qwen2"),
     "qwen2_vl_text": _Text("Qwen2ForCausalLM", "qwen2"),
     "qwen3_5_moe_text": _Text("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
@@ -101,6 +105,7 @@ _FLAT_TYPES = ("qwen2_vl", "qwen2_5_vl")  # whose published configurations have 
 
 def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the text model of a class in `WHOLES`; any other one, or of other texts, as it is."""
+    config = _without_speaker(config)
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     whole = WHOLES.get(name)
@@ -124,6 +129,15 @@ def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if "tie_word_embeddings" in config:
         own["tie_word_embeddings"] = bool(config["tie_word_embeddings"]) or found.get("tie_word_embeddings") is True
     return {**completed, **rope, **text.fixed, **own}
+
+
+def _without_speaker(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that reads and writes text, where another one speaks it; any other as it is."""
+    thinker = config.get("thinker_config")
+    if config.get("model_type") != "qwen2_5_omni" or not isinstance(thinker, Mapping):
+        return config
+    common = {key: config[key] for key in ("architectures", *_COMMON) if config.get(key) is not None}
+    return {**common, **thinker, "architectures": config.get("architectures")}
 
 
 def _of_text(rope: Any) -> Any:

@@ -67,6 +67,10 @@ PICTURE_ENCODERS: Mapping[str, str] = {
 # Of classes that take sound in chats, the same.
 SOUND_ENCODERS: Mapping[str, str] = {
     "Qwen2AudioForConditionalGeneration": "llmstack_model_runner.models.qwen2_audio:Qwen2AudioEncoder",
+    "Qwen2_5OmniForConditionalGeneration": "llmstack_model_runner.models.qwen_omni:Qwen2_5OmniEncoder",
+    "Qwen2_5OmniModel": "llmstack_model_runner.models.qwen_omni:Qwen2_5OmniEncoder",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "llmstack_model_runner.models.qwen_omni:Qwen2_5OmniEncoder",
+    "VoxtralForConditionalGeneration": "llmstack_model_runner.models.voxtral:VoxtralEncoder",
 }
 
 # Types of `vision_config` that such an encoder reads, where a class has several; that of an absent one comes first.

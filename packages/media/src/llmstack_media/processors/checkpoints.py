@@ -17,9 +17,11 @@ from llmstack_media.processors.pixtral import LightOnOcrImageProcessor, PixtralI
 from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.processors.qwen2_audio import Qwen2AudioProcessor
 from llmstack_media.processors.qwen2_vl import Qwen2VLImageProcessor
+from llmstack_media.processors.qwen_omni import Qwen2_5OmniProcessor
 from llmstack_media.processors.qwen_video import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from llmstack_media.processors.sound import SoundProcessor
 from llmstack_media.processors.video import VideoProcessor
+from llmstack_media.processors.voxtral import VoxtralProcessor
 
 PROCESSORS: Mapping[str, type[ImageProcessor]] = {
     one.name: one
@@ -40,7 +42,10 @@ VIDEO_PROCESSORS: Mapping[str, type[VideoProcessor]] = {
     name: Qwen2VLVideoProcessor if name in _QWEN[:2] else Qwen3VLVideoProcessor for name in _QWEN
 }
 # Types of models that take sound, to their processor.
-SOUND_PROCESSORS: Mapping[str, type[SoundProcessor]] = {"qwen2_audio": Qwen2AudioProcessor}
+SOUND_PROCESSORS: Mapping[str, type[SoundProcessor]] = {
+    "qwen2_5_omni": Qwen2_5OmniProcessor, "qwen2_5_omni_thinker": Qwen2_5OmniProcessor,
+    "qwen2_audio": Qwen2AudioProcessor, "voxtral": VoxtralProcessor,
+}  # fmt: skip
 _ENDINGS = ("Fast", "Pil")
 # Names of older files, for the same classes.
 _OLDER_NAMES = {

@@ -13,6 +13,8 @@ Samples = NDArray[np.float32]
 """[num_samples] of one channel, from -1 to 1."""
 FEATURE_EXTRACTOR: Final = "WhisperFeatureExtractor"
 _FLOOR = 1e-10
+_FRAMES_AT_ONCE = 3000
+"""Frames of half a minute: memory beside the result does not grow with the length."""
 _RANGE = 8.0
 """Powers of ten below the loudest value of a window that are kept."""
 _MEL_BREAK_HZ, _MEL_BREAK, _HZ_PER_MEL = 1000.0, 15.0, 200.0 / 3.0
@@ -66,9 +68,11 @@ class LogMel:
         padded = self._padded(samples)
         num_sounding = min(self.num_frames, -(-(len(samples) + self.fft_size // 2) // self.hop))
         frames = np.lib.stride_tricks.sliding_window_view(padded, self.fft_size)[:: self.hop][:num_sounding]
-        power = np.abs(np.fft.rfft(frames * self._hann, axis=1)) ** 2
         mel = np.full((self.num_frames, self.num_bins), np.log10(_FLOOR))
-        np.log10(np.maximum(power @ self._filters, _FLOOR), out=mel[:num_sounding])
+        for start in range(0, num_sounding, _FRAMES_AT_ONCE):
+            part = slice(start, min(start + _FRAMES_AT_ONCE, num_sounding))
+            power = np.abs(np.fft.rfft(frames[part] * self._hann, axis=1)) ** 2
+            np.log10(np.maximum(power @ self._filters, _FLOOR), out=mel[part])
         mel = (np.maximum(mel, mel.max() - _RANGE) + 4.0) / 4.0
         return np.ascontiguousarray(mel.T, dtype=np.float32)
 

@@ -70,5 +70,9 @@ class PromptEncoder(SlicedEncoder):
 
     def own_name(self, name: str) -> str | None:
         """The slot's name of a tensor in a checkpoint; None if it belongs to the language model."""
-        found = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
+        found = (
+            name.removeprefix("thinker.")
+            .removeprefix("model.")
+            .replace("vision_tower.vision_model.", "vision_tower.", 1)
+        )
         return found if found.startswith(self.prefixes) else None

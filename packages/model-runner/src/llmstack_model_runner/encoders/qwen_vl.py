@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +35,7 @@ class QwenForm:
         inner_names: The linear layers into the feed-forward; of two the first is the gate, and norms have no shift.
         outer_name: The linear layer out of it.
         merger_names: What makes one vector of a square of patches: its norm, and both linear layers.
+        qkv_names: The linear layers that make queries, keys and values.
         has_windows: Whether most layers attend in windows.
         has_positions: Whether patches have a bias and a learned position.
     """
@@ -45,6 +46,7 @@ class QwenForm:
     inner_names: tuple[str, ...]
     outer_name: str
     merger_names: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")
+    qkv_names: tuple[str, ...] = ("attn.qkv",)
     has_windows: bool = False
     has_positions: bool = False
 
@@ -64,6 +66,7 @@ QWEN2_5 = QwenForm(
     {**_SHARED, "hidden_size": 1280, "intermediate_size": 3420, "window_size": 112},
     "hidden_size", "silu", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", has_windows=True,
 )  # fmt: skip
+OMNI = replace(QWEN2_5, defaults={**QWEN2_5.defaults, "hidden_size": 3584}, qkv_names=("attn.q", "attn.k", "attn.v"))
 QWEN3 = QwenForm(
     {**_SHARED, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
      "num_position_embeddings": 2304},
@@ -183,7 +186,8 @@ class _Layer:
         self._norms = [
             form.make_norm(prefix + name, size, NORM_EPS, dtype=dtype, device=device) for name in ("norm1", "norm2")
         ]
-        self._qkv, self._out = linear(size, {"attn.qkv": 3 * size}), linear(size, {"attn.proj": size})
+        self._qkv = linear(size, dict.fromkeys(form.qkv_names, 3 * size // len(form.qkv_names)))
+        self._out = linear(size, {"attn.proj": size})
         self._mlp_in = linear(size, dict.fromkeys(form.inner_names, inner_size))
         self._mlp_out = linear(inner_size, {form.outer_name: size})
         self._is_quick = activation == QUICK_GELU

@@ -88,9 +88,9 @@ class FrameTower:
         return collect_slots([*self._convolutions, self._table, *self.layers, self.norm])
 
     def work_bytes(self, num_states: int) -> int:
-        """Upper estimate of what so many states need while they are encoded."""
+        """Upper estimate of what so many states need while they are encoded; windows are convolved one by one."""
         return self.dtype.itemsize * (
-            STRIDE * num_states * _WIDTH * (self.num_bins + self.size)
+            STRIDE * min(num_states, self.num_states) * _WIDTH * (self.num_bins + self.size)
             + num_states * (_HIDDEN_COPIES * self.size + self.inner_size)
         )
 

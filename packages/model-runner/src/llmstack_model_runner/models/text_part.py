@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from llmstack_model_runner.models.base import Model
 
+_SPEAKING = ("talker.", "token2wav.")
+"""Of tensors of what speaks the text, which is not served."""
+_THINKER = "thinker."
 # Prefixes of the text model's tensors, as several generations of checkpoints write them; the first that fits counts.
 _PREFIXES = {
     "language_model.model.": "model.",
@@ -26,7 +29,8 @@ class TextPart(Model):
 
     def is_ignored(self, name: str) -> bool:
         """Whether the tensor belongs to another part, or the text model does not need it."""
-        return name.removeprefix("model.").startswith(_OTHER_PARTS) or super().is_ignored(_own_name(name))
+        inner = name.removeprefix(_THINKER).removeprefix("model.")
+        return inner.startswith(_OTHER_PARTS) or name.startswith(_SPEAKING) or super().is_ignored(_own_name(name))
 
 
 def make_text_part(model_class: type[Model]) -> type[Model]:
@@ -35,6 +39,7 @@ def make_text_part(model_class: type[Model]) -> type[Model]:
 
 
 def _own_name(name: str) -> str:
+    name = name.removeprefix(_THINKER)
     for prefix, own in _PREFIXES.items():
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)

@@ -196,7 +196,7 @@ def tiles_of(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict
     return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor([layout[1:] for layout in layouts])}
 
 
-def _patches(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+def of_patches(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
     flat = [one.repeat_interleave(2, dim=2).flatten(1) for one in values]
     return {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor(layouts)}
 
@@ -238,7 +238,7 @@ def before_language_model(name: str) -> str:
 _KINDS = {PLACEHOLDER: 1, VIDEO_PLACEHOLDER: 2}
 M_ROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
 _TOKENS = {"image_token_id": PLACEHOLDER, "video_token_id": VIDEO_PLACEHOLDER}
-_QWEN_FILES = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 30}
+QWEN_FILES = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 30}
 _QWEN3_VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 32,
                  "patch_size": 14, "num_position_embeddings": 25}  # fmt: skip
 _QWEN3_ROPE = {"rope_theta": 1e4, "rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2],
@@ -308,7 +308,7 @@ FAMILIES: dict[str, PictureFamily] = {
         TEXT | {"rope_theta": 1e4, "rope_scaling": M_ROPE, "use_sliding_window": False, "tie_word_embeddings": False,
                 "vision_config": {"depth": 3, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14,
                                   "mlp_ratio": 2}, **_TOKENS},
-        _QWEN_FILES, _patches, hub_name=of_qwen_2_vl,
+        QWEN_FILES, of_patches, hub_name=of_qwen_2_vl,
         by_tokens=kinds_of,
     ),
     "qwen 2.5 vl": PictureFamily(
@@ -317,7 +317,7 @@ FAMILIES: dict[str, PictureFamily] = {
                 "vision_config": {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2,
                                   "out_hidden_size": 32, "patch_size": 14, "window_size": 56,
                                   "fullatt_block_indexes": [1], "tokens_per_second": 2}, **_TOKENS},
-        _QWEN_FILES, _patches, hub_name=of_qwen_2_vl, sizes=((170, 90), (60, 195), (90, 90)),
+        QWEN_FILES, of_patches, hub_name=of_qwen_2_vl, sizes=((170, 90), (60, 195), (90, 90)),
         by_tokens=kinds_of,
     ),
     "qwen 3 vl": PictureFamily(
@@ -325,7 +325,7 @@ FAMILIES: dict[str, PictureFamily] = {
         {"text_config": _QWEN3_VISION_TEXT | {"model_type": "qwen3_vl_text"},
          "vision_config": _QWEN3_VISION | {"deepstack_visual_indexes": [0, 2], "model_type": "qwen3_vl"},
          "tie_word_embeddings": False, **_TOKENS},
-        _QWEN_FILES | _HALVES, _patches, video_preprocessor=_HALVES | _VIDEO,
+        QWEN_FILES | _HALVES, of_patches, video_preprocessor=_HALVES | _VIDEO,
         by_tokens=kinds_of,
     ),
     "qwen 3 vl with experts": PictureFamily(
@@ -334,7 +334,7 @@ FAMILIES: dict[str, PictureFamily] = {
                                               "num_experts_per_tok": 2, "moe_intermediate_size": 24},
          "vision_config": _QWEN3_VISION | {"deepstack_visual_indexes": [1], "model_type": "qwen3_vl_moe"},
          "tie_word_embeddings": False, **_TOKENS},
-        _QWEN_FILES | _HALVES, _patches, video_preprocessor=_HALVES | _VIDEO,
+        QWEN_FILES | _HALVES, of_patches, video_preprocessor=_HALVES | _VIDEO,
         by_tokens=kinds_of,
     ),
     "qwen 3.5": PictureFamily(
@@ -348,7 +348,7 @@ FAMILIES: dict[str, PictureFamily] = {
                                                     "mrope_interleaved": True}},
          "vision_config": _QWEN3_VISION | {"model_type": "qwen3_5"},
          "tie_word_embeddings": False, **_TOKENS},
-        _QWEN_FILES | _HALVES, _patches, video_preprocessor=_HALVES | _VIDEO, spread=0.12,
+        QWEN_FILES | _HALVES, of_patches, video_preprocessor=_HALVES | _VIDEO, spread=0.12,
         offset_norms=r"language_model\.(norm|.*(layer|[qk]_)norm)",
         by_tokens=kinds_of,
     ),

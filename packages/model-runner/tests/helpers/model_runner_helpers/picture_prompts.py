@@ -45,7 +45,7 @@ def prompt_of(family: PictureFamily, seeds: Sequence[int], num_before: int = 3) 
     items, values, layouts = [], [], []
     for seed in seeds:
         picture = family.item(seed)
-        items.append(replace(picture.item, offset=len(tokens)))
+        items.append(replace(picture.item, offset=len(tokens) + picture.item.offset))
         values.append(picture.values)
         layouts.append(picture.item.layout)
         tokens += [*picture.tokens, (11 * seed + 5) % 50, 7]

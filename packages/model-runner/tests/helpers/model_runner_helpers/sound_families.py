@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,16 @@ from llmstack_media import SoundProcessor, processors
 from llmstack_types import MediaItem
 from model_runner_helpers.picture_families import (
     PLACEHOLDER,
+    QWEN_FILES,
     TEXT,
+    VIDEO_PLACEHOLDER,
     Picture,
     PictureFamily,
     before_language_model_alone,
     ids_of,
+    of_patches,
+    of_qwen_2_vl,
+    prepare,
     with_bytes,
 )
 
@@ -31,15 +37,19 @@ class SoundFamily(PictureFamily):
 
     Attributes:
         seconds: Of sounds.
+        options: Of transformers' feature extractor, when it is called.
+        placeholder: The id of a sound's tokens.
     """
 
     seconds: tuple[float, ...] = (1.3, 0.61, 2.0)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    placeholder: int = PLACEHOLDER
 
     def item(self, seed: int) -> Picture:
         ours, samples = self.ours_of_sounds(), sound(seed, self.seconds[seed % len(self.seconds)])
         layout, array = ours.layout(len(samples)), ours.prepare(samples)
         assert array.shape == layout.shape
-        tokens, runs = ids_of(ours.placeholders(layout))
+        tokens, runs = ids_of(ours.placeholders(layout), self.placeholder)
         item = MediaItem(b"", "audio", 0, len(tokens), tuple(runs), layout.grid, layout.num_units)
         return Picture(tokens, with_bytes(item, array.tobytes()), torch.from_numpy(self.spectrogram(samples)))
 
@@ -55,6 +65,27 @@ class SoundFamily(PictureFamily):
     def spectrogram(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """What transformers reads of one sound."""
         extractor = transformers.WhisperFeatureExtractor(**self.preprocessor)
+        made = extractor(samples, sampling_rate=RATE, return_tensors="np", **self.options)
+        found: np.ndarray[Any, Any] = made.input_features[0]
+        return found
+
+
+@dataclass(frozen=True)
+class OmniFamily(SoundFamily):
+    """Every third item is a picture. Each has a token before it and one behind it, which transformers looks for."""
+
+    def item(self, seed: int) -> Picture:
+        is_picture = seed % 3 == 1
+        found = prepare(self.ours(), self.sizes[0], seed) if is_picture else super().item(seed)
+        before, behind = (VISION_START, VISION_END) if is_picture else (SOUND_START, SOUND_END)
+        return found._replace(tokens=[before, *found.tokens, behind], item=replace(found.item, offset=1))
+
+    def nested(self) -> dict[str, Any]:
+        image = {key: value for key, value in self.preprocessor.items() if key not in _FEATURES}
+        return {"feature_extractor": _FEATURES, "image_processor": image}
+
+    def spectrogram(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        extractor = transformers.WhisperFeatureExtractor(**_FEATURES)
         found: np.ndarray[Any, Any] = extractor(samples, sampling_rate=RATE, return_tensors="np").input_features[0]
         return found
 
@@ -74,6 +105,31 @@ def _one_window(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> d
     return {"input_features": torch.stack(values), "feature_attention_mask": mask}
 
 
+def _windows(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    length = 100 * WINDOW_S
+    parts = [one.reshape(one.shape[0], -1, length).transpose(0, 1) for one in values]
+    return {"input_features": torch.cat(parts)}
+
+
+def _both_kinds(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    sounds = [(one, layout[0]) for one, layout in zip(values, layouts, strict=True) if len(layout) == 1]
+    found = of_patches(
+        [one for one in values if one.dim() > 2], [layout for layout in layouts if len(layout) == 3]
+    ) if len(sounds) < len(values) else {}  # fmt: skip
+    if sounds:
+        mask = torch.zeros(len(sounds), sounds[0][0].shape[1], dtype=torch.long)
+        for row, (_, num_frames) in zip(mask, sounds, strict=True):
+            row[:num_frames] = 1
+        found |= {"input_features": torch.stack([one for one, _ in sounds]), "feature_attention_mask": mask}
+    return found
+
+
+def _of_omni(name: str) -> str:
+    """`model.layers.0…`, `visual.…` and `audio_tower.…`."""
+    return of_qwen_2_vl(name).replace("model.audio_tower.", "audio_tower.", 1)
+
+
+SOUND_START, SOUND_END, VISION_START, VISION_END = 90, 91, 92, 93
 _FEATURES = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": WINDOW_S}
 SOUND_FAMILIES: dict[str, PictureFamily] = {
     "qwen 2 audio": SoundFamily(
@@ -84,5 +140,32 @@ SOUND_FAMILIES: dict[str, PictureFamily] = {
                           "max_source_positions": 50 * WINDOW_S},
          "audio_token_index": PLACEHOLDER, "tie_word_embeddings": False},
         _FEATURES, _one_window, hub_name=before_language_model_alone,
+    ),
+    "voxtral": SoundFamily(
+        "Voxtral",
+        {"text_config": TEXT | {"model_type": "llama", "head_dim": 8, "rope_theta": 1e4},
+         "audio_config": {"model_type": "voxtral_encoder", "hidden_size": 24, "num_hidden_layers": 3,
+                          "num_attention_heads": 3, "intermediate_size": 96, "num_mel_bins": 16,
+                          "max_source_positions": 50 * WINDOW_S},
+         "audio_token_id": PLACEHOLDER, "tie_word_embeddings": False},
+        _FEATURES, _windows, hub_name=before_language_model_alone, seconds=(1.3, 2.7, 4.0),
+        options={"truncation": False, "padding": True, "pad_to_multiple_of": RATE * WINDOW_S},
+    ),
+    "qwen 2.5 omni": OmniFamily(
+        "Qwen2_5OmniThinker",
+        {"text_config": TEXT | {"model_type": "qwen2_5_omni_text", "rope_theta": 1e4,
+                                "rope_scaling": {"type": "default", "mrope_section": [1, 1, 2]}},
+         "audio_config": {"model_type": "qwen2_5_omni_audio_encoder", "d_model": 24, "encoder_layers": 3,
+                          "encoder_attention_heads": 3, "encoder_ffn_dim": 40, "num_mel_bins": 16, "n_window": 25,
+                          "output_dim": 32, "max_source_positions": 50 * WINDOW_S},
+         "vision_config": {"model_type": "qwen2_5_omni_vision_encoder", "depth": 3, "hidden_size": 32,
+                           "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 32, "patch_size": 14,
+                           "window_size": 56, "fullatt_block_indexes": [1]},
+         "image_token_index": PLACEHOLDER, "audio_token_index": VIDEO_PLACEHOLDER, "video_token_index": 94,
+         "audio_start_token_id": SOUND_START, "audio_end_token_id": SOUND_END,
+         "vision_start_token_id": VISION_START, "tie_word_embeddings": False},
+        {**QWEN_FILES, **_FEATURES}, _both_kinds, hub_name=_of_omni, sizes=((170, 90),),
+        by_tokens=lambda tokens: {"attention_mask": torch.ones(1, len(tokens), dtype=torch.long)},
+        placeholder=VIDEO_PLACEHOLDER,
     ),
 }  # fmt: skip
