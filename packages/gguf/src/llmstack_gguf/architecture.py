@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ _SAMPLING_KEYS = {
 }
 # So many layers are built in no time, and then miss their weights.
 _MAX_UNCHECKED_LAYERS = 256
+_THREE_AXES = ("qwen2vl", "qwen3vl", "qwen3vlmoe")
 
 
 def model_config(header: Header, rope_factors: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
@@ -98,9 +100,23 @@ def _llama_fields(header: Header, values: Values, rope_factors: Mapping[str, Seq
     elif rotary_dim != head_dim:
         raise GGUFError("rotation of a part of each head is not supported.")
     scaling = _rope_scaling(values, rope_factors.get(ROPE_FACTORS), theta, head_dim)
+    if (sections := _sections(header)) is not None and scaling is None:
+        scaling = sections
     if scaling is not None:
         fields["rope_scaling"] = scaling
     return fields | variant_fields(header, values, fields, rope_factors)
+
+
+def _sections(header: Header) -> dict[str, Any] | None:
+    """How rows and columns of pictures share the rotary embedding of Qwen-VL; for text all axes are equal."""
+    found = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
+    if header.architecture not in _THREE_AXES or not isinstance(found, array):
+        return None
+    sections = [int(one) for one in found[:4]]
+    if len(sections) < 3 or any(one < 1 for one in sections[:3]) or any(sections[3:]):
+        raise GGUFError(f"{header.architecture}.rope.dimension_sections has no three axes.")
+    is_interleaved = {"mrope_interleaved": True} if header.architecture != "qwen2vl" else {}
+    return {"rope_type": "default", "mrope_section": sections[:3], **is_interleaved}
 
 
 def generation_config(header: Header) -> dict[str, Any]:

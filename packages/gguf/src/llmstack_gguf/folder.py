@@ -14,12 +14,13 @@ import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmstack_gguf.architecture import ROPE_TENSORS, generation_config, model_config
-from llmstack_gguf.header import GGUFError, Header
+from llmstack_gguf.header import GGUFError, Header, read_header
+from llmstack_gguf.projector import picture_files
 from llmstack_gguf.split import model_files, read_model
 from llmstack_gguf.tokenizer import tokenizer_files
 
@@ -27,10 +28,11 @@ logger = logging.getLogger(__name__)
 
 LINK_NAME = "model.gguf"
 _OTHER_LINKS = "model-part-{:05}.gguf"
+PROJECTOR_LINK = "mmproj.gguf"
 MAX_FOLDERS = 32
 _MAX_ROPE_FACTORS = 4096
 _NOTHING: Mapping[str, Any] = {}
-_FORMAT = "4"
+_FORMAT = "5"
 """Is part of a folder's name, and changes when the conversion does."""
 
 
@@ -50,21 +52,54 @@ def model_folder(path: Path, generation: Mapping[str, Any] = _NOTHING) -> Path:
     """
     files = [Path(os.path.realpath(part)) for part in model_files(path)]  # links of the hub's cache lose their names
     more = [json.dumps(generation, sort_keys=True)] if generation else []
-    identity = "\0".join([_FORMAT, *map(_identity, files), *more])
+
+    def contents() -> dict[str, Any]:
+        header = read_model(files)
+        found = _contents(files, header)
+        return found | {"generation_config.json": {**generation, **found["generation_config.json"]}}
+
+    names = (_OTHER_LINKS.format(number + 1) if number else LINK_NAME for number in range(len(files)))
+    return _made("\0".join([_FORMAT, *map(_identity, files), *more]), contents, dict(zip(names, files, strict=True)))
+
+
+def picture_folder(folder: Path, projector: Path) -> Path:
+    """The model folder of a text model and an encoder of pictures for it; made unless it is in the cache.
+
+    `folder`: What `model_folder` returned for the text model. A folder with this encoder is returned as it is.
+
+    Raises:
+        GGUFError: The encoder is not supported, or belongs to another model.
+        OSError: The file cannot be read, or the cache not written.
+    """
+    file = Path(os.path.realpath(projector))
+    own = folder / PROJECTOR_LINK
+    if own.is_symlink():
+        if Path(os.path.realpath(own)) != file:
+            raise GGUFError(f"{own.resolve().name} is the encoder of this model, and {projector.name} another one.")
+        return folder
+
+    def contents() -> dict[str, Any]:
+        found = {one.name: json.loads(one.read_text(encoding="utf-8")) for one in folder.glob("*.json")}
+        return found | _picture_contents(file, found["config.json"])
+
+    links = {one.name: Path(os.path.realpath(one)) for one in folder.iterdir() if one.is_symlink()}
+    return _made("\0".join([folder.name, _identity(file)]), contents, {**links, PROJECTOR_LINK: file})
+
+
+def _made(identity: str, contents: Callable[[], Mapping[str, Any]], links: Mapping[str, Path]) -> Path:
+    """The folder of this identity; `contents` are those of its files, which are asked for unless it is there."""
     cache = _own_cache()
     folder = cache / hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     if (folder / "config.json").is_file():
         os.utime(folder)
         return folder
-    header = read_model(files)
-    contents = _contents(files, header)
-    contents["generation_config.json"] = {**generation, **contents["generation_config.json"]}
+    files = contents()
     made = Path(tempfile.mkdtemp(prefix=".", dir=cache))
     try:
-        for name, content in contents.items():
+        for name, content in files.items():
             (made / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        for number, file in enumerate(files):
-            (made / (_OTHER_LINKS.format(number + 1) if number else LINK_NAME)).symlink_to(file)
+        for name, file in links.items():
+            (made / name).symlink_to(file)
         try:
             made.rename(folder)
         except OSError:  # another process was first
@@ -77,13 +112,17 @@ def model_folder(path: Path, generation: Mapping[str, Any] = _NOTHING) -> Path:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files of a folder that `model_folder` made, in order; none for any other folder."""
+    """The GGUF files of a folder that `model_folder` made, in order; none for any other folder.
+
+    An encoder of pictures comes last.
+    """
     real = Path(os.path.realpath(folder))
     link = real / LINK_NAME
     if real.parent != Path(os.path.realpath(cache_folder())) or not link.is_symlink():
         return []
     others = sorted(real.glob(_OTHER_LINKS.replace("{:05}", "*")))
-    return [Path(os.path.realpath(each)) for each in (link, *others)]
+    beside = [each for each in (real / PROJECTOR_LINK,) if each.is_symlink()]
+    return [Path(os.path.realpath(each)) for each in (link, *others, *beside)]
 
 
 def _identity(file: Path) -> str:
@@ -105,6 +144,13 @@ def _contents(files: Sequence[Path], header: Header) -> dict[str, Any]:
     except GGUFError as error:  # with a tokenizer of another folder, the model runs
         logger.warning("%s: %s Name a folder with the model's tokenizer (--tokenizer).", file.name, error)
     return contents
+
+
+def _picture_contents(file: Path, text: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return picture_files(read_header(file), text)
+    except GGUFError as error:
+        raise GGUFError(f"{file.name} is not supported beside this text model: {error}") from None
 
 
 def _rope_factors(files: Sequence[Path], header: Header) -> dict[str, list[float]]:

@@ -86,6 +86,20 @@ _QWEN_3 = replace(
     layer={**_ATTENTION, **_HEAD_NORMS, **_GATED},
     interleaves_heads=False,
 )
+_QWEN_2 = replace(_LLAMA, class_name="Qwen2ForCausalLM", model_type="qwen2", interleaves_heads=False)
+_QWEN_3_MOE = replace(
+    _QWEN_3,
+    class_name="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    layer={
+        **_ATTENTION,
+        **_HEAD_NORMS,
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+    },
+)
 _GEMMA = replace(
     _LLAMA, class_name="GemmaForCausalLM", model_type="gemma", interleaves_heads=False, has_offset_norms=True
 )
@@ -120,21 +134,9 @@ _QWEN_35 = replace(
 )
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
-    "qwen2": replace(_LLAMA, class_name="Qwen2ForCausalLM", model_type="qwen2", interleaves_heads=False),
+    "qwen2": _QWEN_2,
     "qwen3": _QWEN_3,
-    "qwen3moe": replace(
-        _QWEN_3,
-        class_name="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe",
-        layer={
-            **_ATTENTION,
-            **_HEAD_NORMS,
-            "ffn_gate_inp": "mlp.gate",
-            "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-            "ffn_up_exps": "mlp.experts.{}.up_proj",
-            "ffn_down_exps": "mlp.experts.{}.down_proj",
-        },
-    ),
+    "qwen3moe": _QWEN_3_MOE,
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
     "gemma3": replace(
@@ -236,6 +238,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer={**_LLAMA.layer, **GRANITE},
         interleaves_heads=False,
     ),
+    "qwen2vl": _QWEN_2,
+    "qwen3vl": _QWEN_3,
+    "qwen3vlmoe": _QWEN_3_MOE,
     "lfm2": _LFM2,
     "lfm2moe": replace(_LFM2, class_name="Lfm2MoeForCausalLM", model_type="lfm2_moe"),
     "mamba2": replace(_NEMOTRON, class_name="Mamba2ForCausalLM", model_type="mamba2"),

@@ -159,7 +159,7 @@ def _with_experts(header: Header, values: Values, common: Mapping[str, Any]) -> 
     fields["num_experts_per_tok"] = values.integer("expert_used_count")
     if header.architecture == "llama":
         return fields | {"num_local_experts": num_experts}
-    if header.architecture != "qwen3moe":
+    if header.architecture not in ("qwen3moe", "qwen3vlmoe"):
         raise GGUFError("mixtures of experts of this architecture are not supported.")
     inner_size = values.integer("expert_feed_forward_length")
     return fields | {"num_experts": num_experts, "moe_intermediate_size": inner_size, "norm_topk_prob": True}
