@@ -101,6 +101,7 @@ class EngineArgs(
             skip_tokenizer_init=self.skip_tokenizer_init,
             use=ModelUse.from_options(self.runner, self.task, self.convert),
             pooler_config=self.pooler_config,
+            mmproj=self.mmproj,
         )
         if self.trust_remote_code:
             self._check_repository_code(model_config)

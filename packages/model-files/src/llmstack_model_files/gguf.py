@@ -33,8 +33,33 @@ def open_gguf(path: Path, generation: Mapping[str, Any] = _NOTHING) -> Path:
         raise ModelFilesError(f"{path.name} cannot be opened: {error.strerror} ({error.filename}).") from error
 
 
+def with_projector(folder: Path, projector: str) -> Path:
+    """The folder of a model of GGUF files with an encoder of pictures in another one, llama.cpp's `mmproj`.
+
+    `folder`: What `open_gguf` returned for the text model.
+
+    Raises:
+        ModelFilesError: One of the two is no such file, or the encoder is not supported or of another model.
+    """
+    from llmstack_gguf import GGUFError, picture_folder
+
+    file = Path(projector).expanduser()
+    if not gguf_weights(folder):
+        raise ModelFilesError(f"{file.name[:128]} belongs to a text model in a GGUF file, and {folder} is none.")
+    if not file.is_file():
+        raise ModelFilesError(f"There is no file {projector[:256]}.")
+    try:
+        return picture_folder(folder, file)
+    except GGUFError as error:
+        raise ModelFilesError(str(error)) from error
+    except OSError as error:
+        raise ModelFilesError(f"{file.name} cannot be opened: {error.strerror} ({error.filename}).") from error
+
+
 def gguf_weights(folder: Path) -> list[Path]:
     """The GGUF files of a folder that `open_gguf` returned, in order; none for a folder with weights of its own.
+
+    An encoder of pictures comes last.
 
     Raises:
         ModelFilesError: A file is gone.

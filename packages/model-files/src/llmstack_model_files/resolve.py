@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmstack_model_files.folder import ModelFilesError
-from llmstack_model_files.gguf import SUFFIX, choose_files, only_gguf, open_gguf, split_quantization
+from llmstack_model_files.gguf import SUFFIX, choose_files, only_gguf, open_gguf, split_quantization, with_projector
 from llmstack_model_files.registered import PACKAGED, RegisteredModel, find_packaged
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ ENTRY_POINT_GROUP = "llmstack.models"
 """Entry points of installed packages: a model's name, and a function that returns its folder or GGUF file."""
 
 
-def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
+def resolve_model(name_or_path: str, revision: str | None = None, mmproj: str | None = None) -> Path:
     """The folder of a model: the folder itself, else an installed package's, else the hub's cache, else a download.
 
     A GGUF file, `repository:quantization`, or a folder with nothing but one GGUF file stands for a folder too, which is
@@ -47,9 +47,16 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
     A complete copy in the cache is used without asking the hub whether there is a newer one. The environment variables
     of huggingface-hub hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
 
+    `mmproj`: A GGUF file with an encoder of pictures, for a model in another one.
+
     Raises:
         ModelFilesError: Neither a folder nor a repository that can be reached; the text is one line that says why.
     """
+    folder = _resolve(name_or_path, revision)
+    return folder if mmproj is None else with_projector(folder, mmproj)
+
+
+def _resolve(name_or_path: str, revision: str | None) -> Path:
     folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder):
         return _checked_folder(folder)

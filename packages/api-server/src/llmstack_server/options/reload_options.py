@@ -104,6 +104,8 @@ def engine_args_of(
     changes = dict(entry.settings)
     if model_path is None and entry.model is not None:
         model_path = str(resolve_model(entry.model, changes.get("revision", engine.revision)))
+    if entry.model is not None:
+        changes["mmproj"] = None  # it belongs to the model of the start
     return replace(engine, **changes, model=model_path or start_model_path, weights_name=entry.name)
 
 

@@ -93,6 +93,12 @@ class ModelOptions(OptionGroup):
         flag="--gguf-activations",
         help="inputs of the layers of a GGUF file on a CPU: 'rounded' to 8 bits in groups, which is faster, or 'exact'",
     )
+    mmproj: str | None = option(
+        None,
+        flag="--mmproj",
+        metavar="FILE",
+        help="GGUF file with the encoder of pictures for a text model in another one, as llama.cpp writes it",
+    )
     max_model_len: int | None = option(
         None,
         flag="--max-model-len",

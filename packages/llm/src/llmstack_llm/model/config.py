@@ -97,12 +97,14 @@ def load_model_config(
     skip_tokenizer_init: bool = False,
     use: ModelUse | None = None,
     pooler_config: Mapping[str, Any] | None = None,
+    mmproj: str | None = None,
 ) -> ModelConfig:
     """Resolves the folders and reads their configurations.
 
     `generation_config`, `override_generation_config`: See `sampling_defaults`.
     `hf_overrides`: Values in place of those in `config.json`; objects are merged.
     `max_logprobs`: -1 allows the whole vocabulary.
+    `mmproj`: See `resolve_model`.
 
     Raises:
         ModelConfigError, GenerationConfigError: A needed fact is missing, or an option contradicts the model.
@@ -111,7 +113,7 @@ def load_model_config(
     """
     from llmstack_model_files import read_model_config, resolve_model
 
-    path = resolve_model(model, revision)
+    path = resolve_model(model, revision, mmproj)
     tokenizer_path = None
     if not skip_tokenizer_init:
         is_own = tokenizer is None or tokenizer == model

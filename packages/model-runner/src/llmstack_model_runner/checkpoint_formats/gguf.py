@@ -16,9 +16,20 @@ from pathlib import Path
 
 import torch
 
-from llmstack_gguf import ROPE_TENSORS, GGUFError, Header, Target, TensorInfo, read_model, target_of
+from llmstack_gguf import (
+    PROJECTOR,
+    ROPE_TENSORS,
+    GGUFError,
+    Header,
+    Target,
+    TensorInfo,
+    read_header,
+    read_model,
+    target_of,
+)
 from llmstack_kernels.linear import BLOCK_TYPES, AnyStoredWeight, BlockWeight, StoredWeight, join_stored
 from llmstack_model_runner.checkpoint_formats.floats import mxfp4_of_numbers
+from llmstack_model_runner.checkpoint_formats.gguf_pictures import halves_of_heads, read_pictures
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -35,12 +46,16 @@ def read_gguf(paths: Sequence[Path], head_dim: int) -> Iterator[tuple[str, Unrea
     """The tensors of a model of GGUF files under the names that repositories of Hugging Face have.
 
     Token embeddings are widened, as rows are looked up in them; where the output head shares them, it is given too and
-    keeps their few bits. `head_dim` is for the order of rows of queries and keys.
+    keeps their few bits. `head_dim` is for the order of rows of queries and keys. The last file may be an encoder.
 
     Raises:
         ValueError: The file is damaged, or a scale is no finite number.
     """
     try:
+        beside = read_header(paths[-1]) if len(paths) > 1 else None
+        if beside is not None and beside.architecture == PROJECTOR:
+            yield from read_pictures(beside, partial(_read_dense, _mapped(paths[-1]), beside))
+            paths = paths[:-1]
         header = read_model(paths)
         targets = {name: target_of(header, name) for name in header.tensors if name not in ROPE_TENSORS}
     except GGUFError as error:
@@ -54,6 +69,11 @@ def read_gguf(paths: Sequence[Path], head_dim: int) -> Iterator[tuple[str, Unrea
             if name == _EMBEDDINGS and _HEAD not in header.tensors:
                 yield _HEAD_NAME, UnreadWeight(read)
             yield own_name, UnreadWeight(partial(_widened, read) if name in _TABLES else read)
+
+
+def _read_dense(data: torch.Tensor, header: Header, name: str) -> torch.Tensor:
+    found = _read(data, name, header.tensors[name])
+    return found.dequantize(torch.float32) if isinstance(found, AnyStoredWeight) else found
 
 
 def _mapped(path: Path) -> torch.Tensor:
@@ -138,11 +158,10 @@ def _placed(
         return _in_order(tensor, _grouped_rows(tensor.shape[0], *target.qkv_heads))
     if not target.has_interleaved_heads:
         return tensor
-    num_rows = tensor.shape[0]  # in the order of pairs that are rotated together; here halves are
+    num_rows = tensor.shape[0]
     if num_rows % head_dim:
         raise ValueError(f"{name[:128]} has {num_rows} rows, which are no heads of {head_dim}.")
-    order = torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
-    return _in_order(tensor, order)
+    return _in_order(tensor, halves_of_heads(num_rows, num_rows // head_dim, name))
 
 
 def _in_form(tensor: torch.Tensor | AnyStoredWeight, name: str, form: str) -> torch.Tensor:
