@@ -137,6 +137,29 @@ def test_times_of_qwen_2_5_are_the_bits_of_a_number() -> None:
         ours("qwen3_vl", {"size": SIZE}).layout(Clip(4, 2e5, 64, 64))
 
 
+def test_vectors_of_llava_onevision_are_counted_as_in_the_reference() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        composite = importlib.import_module("transformers.models.llava_onevision.processing_llava_onevision")
+    options = {"image_processor_type": "LlavaOnevisionImageProcessor", "size": {"height": 70, "width": 70}}
+    model = {"model_type": "llava_onevision", "vision_config": {"patch_size": 14}}
+    made = processors(
+        options, {"num_image_tokens": 25}, model=model, video_preprocessor={"size": options["size"]}
+    ).video
+    assert made is not None
+    stand_in = SimpleNamespace(num_image_tokens=25, video_token="<video>")
+    for clip in (Clip(1, 1.0, 30, 40), Clip(7, 2.0, 64, 300), Clip(20, 0.0, 64, 64), Clip(200, 9.0, 64, 64)):
+        layout = made.layout(clip)
+        assert len(layout.frames) == min(clip.num_frames, 32)
+        frames = np.stack([noise(np.random.default_rng(1), clip.width, clip.height)] * len(layout.frames))
+        array = made.prepare(frames, layout)
+        assert array.shape == layout.shape == (len(layout.frames), 3, 70, 70)
+        text = composite.LlavaOnevisionProcessor.replace_video_token(stand_in, {"pixel_values_videos": [array]}, 0)
+        assert text_of(made.placeholders(layout)) == text
+    assert "becomes " in refused(lambda: made.with_options({"num_frames": 700}).layout(Clip(700, 0.0, 64, 64)))
+    assert made.largest().num_vectors <= made.max_vectors
+
+
 def refused(work: Any) -> str:
     with pytest.raises(InvalidRequestError) as caught:
         work()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from model_runner_helpers.backend_picture_families import BACKEND_FAMILIES
-from model_runner_helpers.picture_prompts import load_model
+from model_runner_helpers.picture_families import prepare, prepare_video
+from model_runner_helpers.picture_prompts import (
+    Prompt,
+    expected,
+    generate,
+    load_model,
+    load_runner,
+    logits_in_chunks,
+    vectors_of,
+)
 
 from llmstack_model_runner.architectures import BACKEND_TOWERS, encoder_of
 from llmstack_model_runner.models.transformers_backend.paused_layers import PausedLayers
@@ -120,3 +130,24 @@ def test_every_class_and_tower_of_the_table_is_tested() -> None:
     assert tested == {(name, tower) for name, towers in BACKEND_TOWERS.items() for tower in towers}
     for name in BACKEND_TOWERS:
         assert encoder_of({"architectures": [name]}) is not None
+
+
+def test_frames_of_a_video_are_encoded_together_beside_pictures(tmp_path: Path) -> None:
+    family = BACKEND_FAMILIES["llava onevision"]
+    reference = family.write(tmp_path)
+    video = prepare_video(family.ours_of_videos(), (70, 50), 3, 1.0, 5)
+    picture = prepare(family.ours(), (30, 95), 1)
+    tokens = [3, 10, 17]
+    items = []
+    for one in (picture, video):
+        items.append(replace(one.item, offset=len(tokens) + one.item.offset))
+        tokens += [*one.tokens, 5, 7]
+    inputs = family.inputs([picture.values], [picture.item.layout]) | {"pixel_values_videos": video.values[None]}
+    prompt = Prompt(tokens, tuple(items), inputs, family)
+    outputs, logits = expected(reference, prompt)
+    model = load_model(tmp_path)
+    for size in (1000, 23):
+        found = logits_in_chunks(model, tokens + outputs[:-1], prompt.items, size)
+        assert (found - logits).abs().max() <= 2e-5 * max(1.0, float(logits.abs().max()))
+    assert torch.equal(vectors_of(model, items[1], 1), vectors_of(model, items[1]))
+    assert generate(load_runner(tmp_path), prompt, 23) == outputs

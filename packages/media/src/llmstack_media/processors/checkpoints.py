@@ -12,7 +12,7 @@ from llmstack_media.processors.gemma3 import Gemma3ImageProcessor
 from llmstack_media.processors.got_ocr2 import AyaVisionImageProcessor, GotOcr2ImageProcessor
 from llmstack_media.processors.idefics3 import Idefics3ImageProcessor, SmolVLMImageProcessor
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor
-from llmstack_media.processors.llava_onevision import LlavaOnevisionImageProcessor
+from llmstack_media.processors.llava_onevision import LlavaOnevisionImageProcessor, LlavaOnevisionVideoProcessor
 from llmstack_media.processors.pixtral import LightOnOcrImageProcessor, PixtralImageProcessor
 from llmstack_media.processors.processor import ImageProcessor
 from llmstack_media.processors.qwen2_audio import Qwen2AudioProcessor
@@ -39,7 +39,8 @@ _OF_MODELS: Mapping[str, type[ImageProcessor]] = {
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # Types of models that take videos, to their processor.
 VIDEO_PROCESSORS: Mapping[str, type[VideoProcessor]] = {
-    name: Qwen2VLVideoProcessor if name in _QWEN[:2] else Qwen3VLVideoProcessor for name in _QWEN
+    **{name: Qwen2VLVideoProcessor if name in _QWEN[:2] else Qwen3VLVideoProcessor for name in _QWEN},
+    "llava_onevision": LlavaOnevisionVideoProcessor,
 }
 # Types of models that take sound, to their processor.
 SOUND_PROCESSORS: Mapping[str, type[SoundProcessor]] = {

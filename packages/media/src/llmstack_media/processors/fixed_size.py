@@ -156,13 +156,14 @@ class LlavaImageProcessor(CLIPImageProcessor):
         return boolean(files.image, "do_pad", False)
 
 
-def fixed_size(files: CheckpointFiles, default: int) -> tuple[int, int]:
-    """Height and width that `size` says.
+def fixed_size(files: CheckpointFiles, default: int, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
+    """Height and width that `size` says. `options`: Where it is, if not among those for pictures.
 
     Raises:
         ProcessorConfigError: It says something else.
     """
-    size = size_of(files.image.get("size"), "size", {"height": default, "width": default}, is_square=True)
+    values = files.image if options is None else options
+    size = size_of(values.get("size"), "size", {"height": default, "width": default}, is_square=True)
     if set(size) != {"height", "width"}:
         raise ProcessorConfigError("size must have the keys height and width")
     return _height_and_width(size)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from llmstack_media.errors import ProcessorConfigError
-from llmstack_media.processors.config_values import MAX_SIDE, CheckpointFiles, checked_integer, integer
+import numpy as np
+from numpy.typing import NDArray
+
+from llmstack_media.decode.clips import Clip
+from llmstack_media.decode.pictures import Pixels
+from llmstack_media.errors import ProcessorConfigError, image_too_large
+from llmstack_media.limits import MAX_VIDEO_FRAMES
+from llmstack_media.processors.config_values import (
+    MAX_SIDE,
+    CheckpointFiles,
+    boolean,
+    checked_integer,
+    integer,
+    number,
+)
 from llmstack_media.processors.fixed_size import fixed_size
-from llmstack_media.processors.layout import ImageLayout
+from llmstack_media.processors.layout import ImageLayout, Piece, VideoLayout
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor, grids_of
+from llmstack_media.processors.processor import BICUBIC, CLIP_MEAN, CLIP_STD, channels_first
+from llmstack_media.processors.video import DEFAULT_FRAMES, VideoProcessor
 
 _KIND = "anyres_max_"
 _MAX_TILES_PER_SIDE = 6
@@ -80,6 +95,87 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
         if ratio > _LEAST_RATIO:
             rows, columns = int(rows // ratio), int(columns // ratio)
         return rows * columns + rows + per_side**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionVideoProcessor(VideoProcessor):
+    """Frames of one size, whose vectors are joined by fours. The grid is (frames, rows, columns of patches).
+
+    Attributes:
+        side: Of a frame, in pixels.
+        patch_size: Of the encoder.
+    """
+
+    name: ClassVar[str] = "LlavaOnevisionVideoProcessor"
+    options: ClassVar[tuple[str, ...]] = ("num_frames", "fps")
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = LlavaOnevisionImageProcessor.INERT
+
+    side: int
+    patch_size: int
+    video_token: str
+
+    @classmethod
+    def of_checkpoint(cls, files: CheckpointFiles, max_vectors: int) -> Self:
+        values = files.video
+        height, width = fixed_size(files, 384, values)
+        if height != width:
+            raise ProcessorConfigError("size of a frame must be a square")
+        is_chosen = boolean(values, "do_sample_frames", False)
+        num_frames = integer(values, "num_frames", 0, 0, MAX_VIDEO_FRAMES) if is_chosen else 0
+        return cls(
+            **cls._common(values),
+            num_frames=num_frames,
+            fps=number(values, "fps", 1.0) if is_chosen and not num_frames and values.get("fps") else 0.0,
+            max_vectors=max_vectors,
+            side=height,
+            patch_size=files.encoder_patch_size(),
+            video_token=files.token("video_token", "<video>"),
+        )
+
+    @property
+    def placeholder(self) -> str:
+        return self.video_token
+
+    def placeholders(self, layout: VideoLayout) -> tuple[Piece, ...]:
+        return (Piece(self.video_token, layout.num_vectors),)
+
+    def layout(self, clip: Clip) -> VideoLayout:
+        found = self._layout(self._choose(clip), self.rate(clip))
+        if found.num_vectors > self.max_vectors:
+            raise image_too_large(
+                f"becomes {found.num_vectors} tokens, and may become {self.max_vectors}: fewer frames (num_frames, "
+                "fps) become fewer"
+            )
+        return found
+
+    def largest(self) -> VideoLayout:
+        most = max(1, min((self.max_vectors - 1) // self._vectors_of_frame, MAX_VIDEO_FRAMES))
+        return self._layout(range(most), 1.0)
+
+    def prepare(self, frames: Iterable[Pixels], layout: VideoLayout) -> NDArray[np.uint8]:
+        return channels_first([self._resized(frame, self.side, self.side) for frame in frames])
+
+    @property
+    def _vectors_of_frame(self) -> int:
+        return math.ceil(self.side // self.patch_size / 2) ** 2
+
+    def _choose(self, clip: Clip) -> Sequence[int]:
+        """Of a list all, unless their number is limited; else evenly, by transformers' arithmetic."""
+        total = clip.num_frames
+        count = float(total)
+        if self.fps and not clip.is_list:
+            count = min(max(total / self.rate(clip) * self.fps, 1.0), total)
+        limit = self.num_frames or (MAX_VIDEO_FRAMES if self.fps or clip.is_list else DEFAULT_FRAMES)
+        count = min(int(count), limit)
+        return [int(index) for index in np.arange(0, total, total / count).astype(np.float32)]
+
+    def _layout(self, frames: Sequence[int], rate: float) -> VideoLayout:
+        per_side, count = self.side // self.patch_size, len(frames)
+        return VideoLayout(
+            (count, 3, self.side, self.side), (count, per_side, per_side), count * per_side**2,
+            count * self._vectors_of_frame + 1, tuple(frames), tuple(index / rate for index in frames),
+        )  # fmt: skip
 
 
 def _max_tiles(files: CheckpointFiles) -> int:

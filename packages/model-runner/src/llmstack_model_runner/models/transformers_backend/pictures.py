@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from llmstack_media import ImageLayout, ImageProcessor, LlavaNextImageProcessor
+from llmstack_media import ImageLayout, ImageProcessor, LlavaNextImageProcessor, VideoProcessor
 from llmstack_media.processors.fixed_size import FixedSizeProcessor
 from llmstack_media.processors.got_ocr2 import GotOcr2ImageProcessor
 from llmstack_media.processors.pixtral import PixtralImageProcessor
@@ -62,6 +62,16 @@ class TransformersEncoder(ImageEncoder):
         self._given: dict[str, torch.Tensor] = {}
         self._model: Any = None
         self._layers: PausedLayers
+
+    def take_videos(self, processor: VideoProcessor) -> None:
+        """Lets items be videos of LLaVA-OneVision, whose frames have the size of a tile.
+
+        Raises:
+            ValueError: They have another size.
+        """
+        if processor.largest().shape[1:] != self._largest["image"].shape[1:]:
+            raise self._unsupported("frames of its videos are not as large as tiles of its pictures")
+        self._take("video", processor)
 
     def _unsupported(self, reason: str) -> UnsupportedByTransformersError:
         return UnsupportedByTransformersError(self._model_class.__name__, reason)
@@ -132,7 +142,10 @@ class TransformersEncoder(ImageEncoder):
         return self._layers.finish(lambda: self._features(item, values), known)
 
     def _features(self, item: MediaItem, values: torch.Tensor) -> torch.Tensor:
-        found = self._model.get_image_features(**self._inputs(item, values)).pooler_output
+        if item.kind == "video":
+            found = self._model.get_video_features(pixel_values_videos=values[None]).pooler_output
+        else:
+            found = self._model.get_image_features(**self._inputs(item, values)).pooler_output
         parts = [found] if isinstance(found, torch.Tensor) else [*found]
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
