@@ -11,4 +11,6 @@ it is imported only when such a model is loaded.
 - `probe`: a run on a few tokens, which finds out what attention the model needs and rejects what is not supported
 - `head`: hidden states to logits, by the model's own code
 - `model`: the backend as a `CausalLM`
+- `pictures`: encoders of classes with pictures, beside any text model
+- `paused_layers`: their layers, some at a time
 """

@@ -2,7 +2,7 @@
 
 The model's own `forward` is called once for each part. Layers that ran before give the outputs that they had, and
 behind the last layer of the part the call is left. So all that is between layers is the model's own code, and every
-layer computes what it would in one call.
+layer computes what it would in one call. What comes before the layers, such as patches, is computed in each part again.
 """
 
 from __future__ import annotations
