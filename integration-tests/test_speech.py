@@ -103,6 +103,34 @@ def test_answers_are_those_of_transformers(folder: Path, answers: Any, name: str
         assert name != "preempted" or counter(one, "vllm:num_preemptions")
 
 
+async def test_a_window_that_ends_behind_its_sound_costs_less_and_is_a_short_one(
+    folder: Path, reference: SpeechReference
+) -> None:
+    args = EngineArgs(str(folder), dtype="float32", skip_tokenizer_init=True)
+    engine = AsyncLLM.from_engine_args(args, multiprocess=False)
+    try:
+        await engine.wait_until_ready()
+        speech, given = engine.speech, GivenSampling({"temperature": 0.0, "max_tokens": NUM_TOKENS})
+        assert speech is not None
+        answers, samples = dict[str, list[int]](), sound(0, 15_000)
+        windows = [await speech.open(samples, silence_s=silence_s) for silence_s in (0, 1, None)]
+        requests = [
+            GenerationRequest(str(number), speech.prompt(window, language="en"), given)
+            for number, window in enumerate(windows)
+        ]
+        stream = await engine.submit(*requests)
+        async with stream:
+            async for output in stream:
+                answers[output.request_id] = list(output.outputs[0].token_ids)
+        prompt = [START, ENGLISH, TRANSCRIBE]
+        expected = [reference.answer(samples, prompt, NUM_TOKENS, count) for count in (50, 100, 100)]
+        assert [answers[str(number)] for number in range(3)] == expected
+        assert expected[0] != expected[1]
+        assert speech.stats.num_queries == 3
+    finally:
+        await engine.shutdown()
+
+
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_windows_of_a_server_survive_its_engine_core(folder: Path, answers: Any, is_killed: bool) -> None:
     args = EngineArgs(str(folder), dtype="float32", skip_tokenizer_init=True, max_engine_restarts=1)

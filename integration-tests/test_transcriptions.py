@@ -77,7 +77,7 @@ def test_the_official_client_has_the_same_text_in_every_format(server: Any, file
 
 def test_the_example_of_the_page_runs(server: Any, file: Path, tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "speech.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    code = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
     shutil.copy(file, tmp_path / "jfk.wav")
     (tmp_path / "example.py").write_text(code.replace("http://localhost:8000", server.url))
     done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)

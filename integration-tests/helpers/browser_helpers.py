@@ -26,11 +26,11 @@ ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic"
 
 
 @contextmanager
-def open_browser() -> Iterator[Any]:
+def open_browser(*arguments: str) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     with tempfile.TemporaryDirectory() as folder:
-        for argument in (*ARGUMENTS, f"--user-data-dir={folder}", "--window-size=1200,900"):
+        for argument in (*ARGUMENTS, *arguments, f"--user-data-dir={folder}", "--window-size=1200,900"):
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))

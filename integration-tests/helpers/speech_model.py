@@ -95,10 +95,12 @@ class SpeechReference:
         return torch.stack([found[layer][0, head] for layer, head in GENERATION["alignment_heads"]], dim=1).numpy()
 
     @torch.no_grad()
-    def answer(self, samples: Any, token_ids: Sequence[int], num_tokens: int) -> list[int]:
-        """Tokens under transformers' own rules, up to the end token."""
+    def answer(
+        self, samples: Any, token_ids: Sequence[int], num_tokens: int, num_states: int = NUM_STATES
+    ) -> list[int]:
+        """Tokens under transformers' own rules, up to the end token; of the first states of a window alone."""
         features = self._extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
-        encoded = self._model.model.encoder(features)
+        encoded = self._encoded(features, num_states)
         rules: list[Any] = [
             SuppressTokensAtBeginLogitsProcessor(self._generation.begin_suppress_tokens, len(token_ids)),
             SuppressTokensLogitsProcessor(self._generation.suppress_tokens),
@@ -113,3 +115,13 @@ class SpeechReference:
                 scores = rule(known, scores)
             answer.append(int(scores.argmax()))
         return answer
+
+    def _encoded(self, features: torch.Tensor, num_states: int) -> Any:
+        encoder = self._model.model.encoder
+        positions, most = encoder.embed_positions, encoder.config.max_source_positions
+        encoder.embed_positions = torch.nn.Embedding.from_pretrained(positions.weight[:num_states])
+        encoder.config.max_source_positions = num_states
+        try:
+            return encoder(features[:, :, : 2 * num_states])
+        finally:
+            encoder.embed_positions, encoder.config.max_source_positions = positions, most

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-from llmstack_types import InvalidRequestError
+from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.vocabulary import MediaKind
 
 FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
@@ -76,6 +76,11 @@ def audio_too_short(reason: str, param: str | None = None) -> InvalidRequestErro
 def audio_too_long(reason: str, param: str | None = None) -> InvalidRequestError:
     """Sound over a limit of time. `reason` follows "This audio"."""
     return InvalidRequestError(f"This audio {reason}.", param=param, code="audio_too_long")
+
+
+def no_room() -> ServerOverloadedError:
+    """The disk is full, or other requests have what is free for audio."""
+    return ServerOverloadedError("there is no room on the disk for audio", reason="media")
 
 
 def url_not_allowed(reason: str, param: str | None = None) -> InvalidRequestError:

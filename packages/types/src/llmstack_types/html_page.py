@@ -19,8 +19,9 @@ class HtmlPage(NamedTuple):
 
 
 def html_page(
-    template: str, style: str, script: str, *, has_server: bool = True, has_pictures: bool = False
-) -> HtmlPage:
+    template: str, style: str, script: str, *, has_server: bool = True, has_pictures: bool = False,
+    has_worklet: bool = False,
+) -> HtmlPage:  # fmt: skip
     """Puts style and script where the template has `/* style */` and `/* script */`.
 
     The policy allows them by their hashes, and connections to the server that the page comes from. A template with
@@ -28,12 +29,13 @@ def html_page(
 
     `has_server`: Whether it may connect to its server; a page that is made as a file has none.
     `has_pictures`: Whether it shows files that its user gives it.
+    `has_worklet`: Whether it makes scripts of its own text, as a module that reads a microphone has to be one.
     """
     script = f'"use strict";\n{script}'
     directives = [
         "default-src 'none'",
         f"style-src '{_hash(style)}'",
-        f"script-src '{_hash(script)}'",
+        f"script-src '{_hash(script)}'" + (" blob:" if has_worklet else ""),
         "connect-src 'self'" if has_server else "connect-src 'none'",
         "img-src blob: data:" if has_pictures else "img-src data:",
         "base-uri 'none'",

@@ -102,7 +102,8 @@ class MediaSpec:
         is_atomic: Tokens of one item attend to each other, so that a step computes all of them or none.
         max_num_tokens: The largest item of each kind, in tokens.
         has_cross_attention: Every token of a prompt attends to its one item, until the request ends. The item has the
-            first token as its place, which is embedded as all others, and one vector for each of its units.
+            first token as its place, which is embedded as all others, and one vector for each of its units. It has
+            room for the largest item's, whatever its length.
         alignment_size: Numbers of each token under the pooling task `alignment`; 0 where that is not possible.
         slice_units: Units of a slice: a layer over more of them is computed in several, which count as layers each. 0
             is for layers that are computed whole.
@@ -123,8 +124,8 @@ class MediaSpec:
         return self.num_layers[item.kind] * num_slices(item.num_units, self.slice_units)
 
     def num_vectors(self, item: MediaItem) -> int:
-        """The vectors that are kept of an item."""
-        return item.num_units if self.has_cross_attention else item.num_vectors
+        """The vectors that there has to be room for, of an item that the model takes."""
+        return self.max_num_tokens[item.kind] if self.has_cross_attention else item.num_vectors
 
     def num_cache_tokens(self, asked: int, max_num_batched_tokens: int) -> int:
         """Vectors that the encoder cache has room for: those `asked` for.

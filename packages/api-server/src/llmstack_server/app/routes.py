@@ -11,6 +11,7 @@ from llmstack_server.apis.anthropic.routes import add_anthropic_routes
 from llmstack_server.apis.audio.routes import add_audio_routes
 from llmstack_server.apis.openai.routes import add_openai_routes
 from llmstack_server.apis.pooling.routes import add_pooling_routes
+from llmstack_server.apis.realtime.routes import add_realtime_route
 from llmstack_server.apis.responses.routes import add_responses_routes
 from llmstack_server.app.adapter_routes import add_adapter_routes
 from llmstack_server.app.chat_page import add_chat_page
@@ -54,6 +55,7 @@ def build_router(state: ServerState) -> Router:
     add_openai_routes(router, state)
     add_pooling_routes(router, state)
     add_audio_routes(router, state)
+    add_realtime_route(router, state)
     if state.config.http.state_dir is not None:
         from llmstack_server.apis.batches.routes import add_batch_routes  # late: SQLite and the parser of forms
 

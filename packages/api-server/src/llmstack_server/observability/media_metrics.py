@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.speech.served import Speech
@@ -29,6 +29,7 @@ _OF_SPEECH = {
     "audio_repeated_seconds": "Seconds of sound that were in more than one window.",
     "audio_decoded_seconds": "Seconds of sound that were decoded.",
     "audio_decode_cpu_seconds": "Processor time of the children that decode sound.",
+    "realtime_audio_seconds": "Seconds of sound that realtime sessions have sent.",
 }
 
 
@@ -46,11 +47,15 @@ class SpeechMetrics:
         if speech is None or speech.files is None:
             return
         counts, files = speech.counts, speech.files
-        values = (counts.sound_s, counts.passed_s, counts.repeated_s, files.decoded_s, files.processor_s)
+        of_files = (counts.sound_s, counts.passed_s, counts.repeated_s, files.decoded_s, files.processor_s)
+        values = (*of_files, counts.session_s)
         for (name, text), value in zip(_OF_SPEECH.items(), values, strict=True):
             family = CounterMetricFamily(PREFIX + name, text, labels=("model_name",))
             family.add_metric((self._model_name,), value)
             yield family
+        sessions = GaugeMetricFamily(PREFIX + "realtime_sessions", "Open realtime sessions.", labels=("model_name",))
+        sessions.add_metric((self._model_name,), counts.num_sessions)
+        yield sessions
         text = "Sound files that were refused, by the code of the error."
         family = CounterMetricFamily(PREFIX + "audio_failures", text, labels=("model_name", "code"))
         for code, number in files.failures.items():

@@ -23,6 +23,7 @@ from llmstack_server.options.http_options import (
     BatchConfig,
     CORSConfig,
     RateLimits,
+    RealtimeConfig,
     RequestLogConfig,
     ResponseStoreConfig,
     TLSConfig,
@@ -41,7 +42,7 @@ from llmstack_server.options.vllm_flags import FlagList, read_flag_list, with_fo
 _GROUPS: Sequence[type[Any]] = (
     EngineArgs, NameOptions, HubOptions, ChatOptions, AnswerConfig,
     SourceOptions, HTTPConfig, AccessOptions, TLSConfig, CORSConfig, RequestLogConfig, RateLimits, ResponseStoreConfig,
-    BatchConfig,
+    BatchConfig, RealtimeConfig,
     ObservabilityConfig, ProcessConfig, AdapterNames, ReloadOptions,
 )  # fmt: skip
 SERVE_OPTIONS: Sequence[Option] = tuple(

@@ -19,6 +19,7 @@ from llmstack_server.options.http_options import (
     BatchConfig,
     CORSConfig,
     RateLimits,
+    RealtimeConfig,
     RequestLogConfig,
     ResponseStoreConfig,
     TLSConfig,
@@ -71,6 +72,7 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
+    realtime: RealtimeConfig = field(default_factory=RealtimeConfig)
 
     def __post_init__(self) -> None:
         if self.uds is not None:
@@ -229,6 +231,7 @@ def _http_config(settings: Settings, keys: tuple[str, ...], operator_keys: tuple
         "answers": settings.build(AnswerConfig),
         "response_store": settings.build(ResponseStoreConfig),
         "batches": settings.build(BatchConfig),
+        "realtime": settings.build(RealtimeConfig),
     }
     if tls is None or None in themes.values():
         return None

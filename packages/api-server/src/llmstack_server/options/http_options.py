@@ -207,6 +207,38 @@ class BatchConfig(OptionGroup):
 
 
 @positional_group
+class RealtimeConfig(OptionGroup):
+    """Limits of the sessions of `/v1/realtime`."""
+
+    title = "Limits"
+
+    max_sessions: int = option(
+        32,
+        flag="--max-realtime-sessions",
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="open sessions of /v1/realtime in each API process; further ones are answered with 503",
+    )
+    max_sessions_per_key: int = option(
+        8,
+        flag="--max-realtime-sessions-per-key",
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="those of one API key, or of all clients without keys; further ones are answered with 429",
+    )
+    idle_timeout_s: float | None = option(
+        60.0,
+        flag="--realtime-idle-timeout",
+        at_least=0,
+        aliases={0: None, "0": None, "0.0": None},
+        metavar="S",
+        help="seconds without a message after which a session ends; 0 for no limit",
+    )
+
+
+@positional_group
 class AnswerConfig(OptionGroup):
     """Contents of answers that do not depend on the request."""
 

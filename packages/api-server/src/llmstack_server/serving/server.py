@@ -16,6 +16,7 @@ from llmstack_server.app import build_app
 from llmstack_server.app.adapter_routes import load_configured_adapters
 from llmstack_server.observability.logs import leave_out_paths, level_number
 from llmstack_server.observability.request_log import RequestLog
+from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving.early_refusals import early_refusal
 from llmstack_server.serving.event_loop import handled_signals
@@ -24,6 +25,7 @@ from llmstack_server.serving.tls import make_tls_context, refresh_certificates, 
 from llmstack_server.serving.uvicorn_protocol import limited_protocol
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.websocket import can_open_websockets
 from llmstack_types import EngineDeadError, LLMStackError
 
 if TYPE_CHECKING:
@@ -181,6 +183,7 @@ class Server:
     async def _drain(self) -> None:
         state, timeout_s = self._state, self._state.config.http.shutdown_timeout_s
         state.lifecycle.advance(LifecycleState.DRAINING)
+        state.in_flight.ask_to_end()
         if state.in_flight.count:
             logger.info("draining: %d requests in flight, up to %g s", state.in_flight.count, timeout_s)
         if not await state.in_flight.wait_until_idle(timeout_s):
@@ -207,12 +210,22 @@ class Server:
         self._uvicorn.force_exit = True
 
 
+def _websocket_protocol(http: HTTPConfig) -> Any:
+    """The protocol behind the opening of a WebSocket; `none` where its library is not installed."""
+    if not can_open_websockets():
+        return "none"
+    from llmstack_server.serving.websocket_protocol import limited_websocket  # late: few servers have the library
+
+    return limited_websocket(http)
+
+
 def _uvicorn_config(state: ServerState) -> uvicorn.Config:
     http, app = state.config.http, build_app(state)
     config = uvicorn.Config(
         app,
         http=limited_protocol(http, early_refusal(state, app.table)),
-        ws="none",
+        ws=_websocket_protocol(http),
+        ws_per_message_deflate=False,  # a few bytes could become many
         lifespan="off",
         loop="none",
         log_config=None,

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.serving.early_answers import EagerLoop, answering, waited_s
 from llmstack_server.serving.early_refusals import EarlyRefusal
+from llmstack_server.serving.send_timer import SendTimer
 from llmstack_server.web.body import LINGER_BYTES, LINGER_S
 from llmstack_server.web.errors import (
     ErrorAnswer,
@@ -79,8 +80,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_lingering_bytes = 0
         self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
-        self._send_timer: asyncio.TimerHandle | None = None
-        self._num_unsent_bytes = 0
+        self._send_timer = SendTimer(self.loop, self.send_timeout_s)
         self._socket: socket.socket | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
@@ -92,16 +92,16 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._stop_send_timer()
+        self._send_timer.stop()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Starts waiting for the client to read."""
         super().pause_writing()
-        self._start_send_timer()
+        self._send_timer.start(self.transport)
 
     def resume_writing(self) -> None:
-        self._stop_send_timer()
+        self._send_timer.stop()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -212,6 +212,15 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_in_body and self.cycle.response_complete:
             self._start_timer(self.linger_s)
 
+    def handle_websocket_upgrade(self) -> None:
+        """Hands the connection over, unless an earlier request is still being answered on it."""
+        self._stop_timer()
+        if self._can_answer():
+            self._send_timer.stop()
+            super().handle_websocket_upgrade()
+        else:
+            self._close()
+
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not HTTP, unless an answer was sent already."""
         self._refuse(invalid_http())
@@ -233,23 +242,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _start_send_timer(self) -> None:
-        self._stop_send_timer()
-        self._num_unsent_bytes = self.transport.get_write_buffer_size()
-        self._send_timer = self.loop.call_later(self.send_timeout_s, self._on_send_timeout)
-
-    def _stop_send_timer(self) -> None:
-        if self._send_timer is not None:
-            self._send_timer.cancel()
-            self._send_timer = None
-
-    def _on_send_timeout(self) -> None:
-        """Cuts off a client that has read nothing; a slow one goes on."""
-        if self.transport.get_write_buffer_size() < self._num_unsent_bytes:
-            self._start_send_timer()
-        else:
-            self.transport.abort()
 
     def _on_timeout(self) -> None:
         self._timer = None

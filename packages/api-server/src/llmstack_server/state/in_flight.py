@@ -16,6 +16,15 @@ class InFlight:
         self._idle.set()
         self._cuts: set[asyncio.Future[None]] = set()
         self._num_readers = 0
+        self._ending = asyncio.Event()
+
+    def ask_to_end(self) -> None:
+        """Tells what would go on for as long as its client likes that the server stops."""
+        self._ending.set()
+
+    async def wait_for_end(self) -> None:
+        """Returns once `ask_to_end` was called."""
+        await self._ending.wait()
 
     @property
     def count(self) -> int:

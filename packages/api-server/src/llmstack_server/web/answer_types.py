@@ -219,6 +219,12 @@ class ChatFacts(TypedDict):
     pictures: PictureLimits | None
 
 
+class SpeechFacts(TypedDict):
+    """How sound can be sent to a model that transcribes; `realtime`: whether `/v1/realtime` can be opened."""
+
+    realtime: bool
+
+
 class Model(TypedDict):
     """A name that requests may use, and the model behind it."""
 
@@ -230,6 +236,7 @@ class Model(TypedDict):
     parent: str | None
     max_model_len: int | None
     chat: ChatFacts | None
+    speech: SpeechFacts | None
     permission: list[Permission]
     weights: NotRequired[Weights]
     previous_weights: NotRequired[list[dict[str, Any]]]

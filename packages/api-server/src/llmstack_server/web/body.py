@@ -45,8 +45,12 @@ async def read_json_object(
         ClientDisconnected: The client has disconnected.
     """
     check_media_type(headers)
-    body = await read_body(headers, receive, limits)
-    json_limits = JSONLimits.of_body(limits.max_bytes)
+    return await decode_body(await read_body(headers, receive, limits), limits.max_bytes, turns)
+
+
+async def decode_body(body: bytes | bytearray, max_bytes: int, turns: Turns) -> dict[str, Any]:
+    """The JSON object of a body that may have `max_bytes`; raises HTTPError as `read_json_object`."""
+    json_limits = JSONLimits.of_body(max_bytes)
     if len(body) <= PIECE_BYTES:
         return decode_object(body, json_limits)
     async with turns.turn(len(body)):

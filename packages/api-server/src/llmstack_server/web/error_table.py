@@ -73,6 +73,13 @@ KINDS = (
     ErrorKind(
         "method_not_supported", 405, INVALID_REQUEST, "a method that the path does not have", varying_headers=("allow",)
     ),
+    ErrorKind(
+        "websocket_required",
+        426,
+        INVALID_REQUEST,
+        "a request to `/v1/realtime` that opens no WebSocket, or a server without the library for one",
+        headers={"upgrade": "websocket", "connection": "upgrade"},
+    ),
     ErrorKind("server_shutting_down", 503, UNAVAILABLE, "the server is shutting down", headers={**_RETRY, **_CLOSE}),
     ErrorKind(
         "engine_unavailable",
@@ -152,6 +159,7 @@ KINDS = (
     _invalid("audio_required", "a prompt without sound, for a model that transcribes", "the prompt"),
     _invalid("audio_too_long", "sound that is longer than allowed", _PART),
     _invalid("audio_too_short", "sound of less than a tenth of a second", _PART),
+    _invalid("session_idle", "a realtime session in which no message came for `--realtime-idle-timeout`", None, 408),
     _invalid("media_not_found", "a `uuid` without content that is not known, or not any more", _PART),
     _invalid(
         "request_budget_exceeded",

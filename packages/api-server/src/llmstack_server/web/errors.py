@@ -215,6 +215,19 @@ def _retry_after(wait_s: float) -> dict[str, str]:
     return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
 
 
+def websocket_required(*, has_library: bool) -> ErrorAnswer:
+    """426 `websocket_required`; `has_library`: Whether this server can open one."""
+    message = "This route is opened as a WebSocket."
+    if not has_library:
+        message = "This server has no library for WebSockets: pip install 'llmstack-server[av]'."
+    return error_answer("websocket_required", message)
+
+
+def session_idle(limit_s: float) -> ErrorAnswer:
+    """408 `session_idle`, the last event of a realtime session to which nothing is sent."""
+    return error_answer("session_idle", f"The session ends: no message came for {limit_s:g} seconds.")
+
+
 def server_shutting_down() -> ErrorAnswer:
     """503 `server_shutting_down`, for new requests during the drain."""
     return error_answer("server_shutting_down", "The server is shutting down.")

@@ -27,6 +27,7 @@ from llmstack_server.web.errors import (
 )
 from llmstack_server.web.keep_alive import PART_WRITER, PartWriter
 from llmstack_server.web.routes import Key, RouteTable, route_path
+from llmstack_server.web.websocket import opening_request
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
@@ -51,8 +52,10 @@ class RequestContextMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            if scope["type"] != "websocket":
+                await self._app(scope, receive, send)
+                return
+            scope, receive, send = opening_request(scope, receive, send)
         start_s = time.monotonic()
         request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id

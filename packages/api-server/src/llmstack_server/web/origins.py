@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from llmstack_server.options.config import HTTPConfig, is_loopback
 from llmstack_server.web.errors import HTTPError, cross_site_request, unknown_host
+from llmstack_server.web.websocket import WEBSOCKET
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = (b"same-origin", b"none")
@@ -17,7 +18,8 @@ _ANY = "*"
 class OriginGuard:
     """Refuses what browsers send for a foreign page: to a route that changes state, or under a foreign name.
 
-    Only without API keys: browsers send a key for a foreign page after a preflight alone, which CORS decides.
+    Only without API keys: browsers send a key for a foreign page after a preflight alone, which CORS decides. The page
+    that opens a WebSocket is looked at in any case.
     """
 
     def __init__(self, http: HTTPConfig) -> None:
@@ -45,12 +47,10 @@ class OriginGuard:
                 site = value
         if self._checks_hosts and host not in (b"", self._known_host):  # none with HTTP/1.0, which no browser speaks
             self._check_host(host)
-        if (
-            not self._is_open
-            or (site is None and origin is None)
-            or site in _OWN_SITES
-            or scope["method"] in _SAFE_METHODS
-        ):
+        if (site is None and origin is None) or site in _OWN_SITES:
+            return
+        is_socket = WEBSOCKET in scope.get("state", ())  # no preflight comes before it, with a key or without
+        if not is_socket and (not self._is_open or scope["method"] in _SAFE_METHODS):
             return
         if not self._is_allowed(site, origin or b"", host):
             raise HTTPError(cross_site_request())

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llmstack_server.options.http_options import RateLimits
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import HTTPError, rate_limit_exceeded
+from llmstack_server.web.websocket import WEBSOCKET
 
 
 class KeyLimiter:
@@ -50,7 +51,7 @@ class KeyLimiter:
 
 
 class RateLimitMiddleware:
-    """Applies the limits to every key; only POST requests count, and none of a batch."""
+    """Applies the limits to every key. POST requests count, and open WebSockets; requests of a batch do not."""
 
     def __init__(self, app: ASGIApp, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
         limits = state.config.http.rate_limits
@@ -59,7 +60,8 @@ class RateLimitMiddleware:
         self._limiters = [KeyLimiter(limits, clock) for _ in range(len(state.config.http.api_keys) + 1)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or "client" in scope["state"]:
+        is_counted = scope["type"] == "http" and (scope["method"] == "POST" or WEBSOCKET in scope["state"])
+        if not is_counted or "client" in scope["state"]:
             await self._app(scope, receive, send)
             return
         limiter = self._limiters[scope["state"].get("api_key_index", -1)]

@@ -37,7 +37,7 @@ from llmstack_llm.media.served import make_fetcher
 from llmstack_llm.outputs.request_output import CompletionOutput
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.requests import RenderedPrompt
-from llmstack_llm.speech.sound import Sound
+from llmstack_llm.speech.sound import LiveSound, Sound
 from llmstack_llm.speech.words import TimedToken, Word, words_of
 from llmstack_types import EngineStartError, PoolingParams, PoolingTask
 
@@ -61,8 +61,12 @@ class WindowOpener(Protocol):
         """When each of some tokens begins, in seconds of the window, from their weights under `alignment`."""
         ...
 
-    async def open(self, samples: Samples, tenant: str = "", rate: int | None = None) -> OpenedMedia:
+    async def open(
+        self, samples: Samples, tenant: str = "", rate: int | None = None, silence_s: int | None = None
+    ) -> OpenedMedia:
         """A window of sound, whose samples are at the model's rate, or at `rate` in Hz.
+
+        `silence_s`: Seconds of silence behind it at least; None fills a whole window.
 
         Raises:
             InvalidRequestError: It is longer than a window, not finite, or of a rate that no sound has.
@@ -82,11 +86,15 @@ class SpeechCounts:
         sound_s: Of files that have a transcript.
         passed_s: That passed while these were transcribed.
         repeated_s: Of sound that was in more than one window, since an answer did not reach the end of its own.
+        num_sessions: Sessions that are open now, whose sound comes while they are transcribed.
+        session_s: Of sound that sessions have sent.
     """
 
     sound_s: float = 0.0
     passed_s: float = 0.0
     repeated_s: float = 0.0
+    num_sessions: int = 0
+    session_s: float = 0.0
 
 
 class SoundOpener(Protocol):
@@ -118,6 +126,14 @@ class SoundOpener(Protocol):
 
     async def fetch(self, url: str, tenant: str = "", param: str = "file_url") -> Sound:
         """The same of what a URL names; it must be allowed."""
+        ...
+
+    async def begin(self, given_rate: int, tenant: str = "") -> LiveSound:
+        """Sound that is yet to come: 16, 24 or 48 thousand samples a second.
+
+        Raises:
+            ServerOverloadedError: There is no room for it.
+        """
         ...
 
     async def start(self) -> None:
@@ -182,18 +198,22 @@ class Speech:
         """What has been done so far, for metrics."""
         return self._windows.stats
 
-    async def open(self, samples: Samples, tenant: str = "", rate: int | None = None) -> OpenedMedia:
+    async def open(
+        self, samples: Samples, tenant: str = "", rate: int | None = None, silence_s: int | None = None
+    ) -> OpenedMedia:
         """A window of sound for requests of one tenant.
 
         Args:
             samples: Of one channel, from -1 to 1, as many as a window is long.
             tenant: An opaque id of the API key.
             rate: Of the samples, in Hz; None is `sample_rate`.
+            silence_s: Of a window that may be shorter than those of the model's training, and costs less: seconds of
+                silence behind the sound at least. None fills a whole window, as answers that are kept need it.
 
         Raises:
             InvalidRequestError: They are too many, not finite, or of a rate that no sound has.
         """
-        return await self._windows.open(samples, tenant, rate)
+        return await self._windows.open(samples, tenant, rate, silence_s)
 
     def check(self, language: str | None, task: str = DEFAULT_TASK) -> None:
         """Raises as `prompt`, where a language that is not given is detected first."""

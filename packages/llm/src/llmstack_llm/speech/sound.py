@@ -1,4 +1,4 @@
-"""A decoded file of sound, of which windows are read."""
+"""Sound of which windows are read: a decoded file, or one that still grows."""
 
 from __future__ import annotations
 
@@ -40,4 +40,30 @@ class Sound(Protocol):
 
     def close(self) -> None:
         """Frees its room. Idempotent."""
+        ...
+
+
+class LiveSound(Sound, Protocol):
+    """Sound that grows until it ends. `llmstack_media.audio.live_sound.LiveSound` is one."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there will be no more."""
+        ...
+
+    async def add(self, data: bytes) -> None:
+        """Adds samples: integers of 16 bits, little-endian, at the rate that it was made for.
+
+        Raises:
+            InvalidRequestError: They end within a sample, or are too many; nothing was added.
+            ServerOverloadedError: There is no room for them.
+        """
+        ...
+
+    async def end(self) -> None:
+        """Ends the sound. Idempotent."""
+        ...
+
+    async def wait_for_growth(self, num_samples: int) -> None:
+        """Returns once it has more samples than `num_samples`, or has ended."""
         ...

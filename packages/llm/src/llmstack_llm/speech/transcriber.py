@@ -33,7 +33,7 @@ _MAX_WINDOWS: Final = 8
 _MIN_ADVANCE_S: Final = 1.0
 _MIN_VOICED: Final = int(0.6 * LEVELS_PER_S)
 """Levels above a pause's that are worth another window behind the end of an answer."""
-_RETRY_S: Final = 0.25
+RETRY_S: Final = 0.25
 _POOLED: Final = ("priority", "cache_salt", "tenant")
 """Options that a request which pools has too."""
 
@@ -125,6 +125,7 @@ class Transcriber:
         self._tokenizer: Any = None
         self._num_requests = 0
         self._has_begun = False
+        self._passed_s = 0.0
         self._previous: list[int] = list(asked.previous)
 
     async def segments(self) -> AsyncIterator[Segment]:
@@ -150,14 +151,18 @@ class Transcriber:
                 for segment in await running[0]:
                     yield segment
                 running.popleft()
-            counts = self._speech.counts
-            counts.sound_s += self._sound.duration_s
-            counts.passed_s += time.monotonic() - began_s
-            counts.repeated_s += self.repeated_s
+            self._passed_s = time.monotonic() - began_s
+            self._count()
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    def _count(self) -> None:
+        counts = self._speech.counts
+        counts.sound_s += self._sound.duration_s
+        counts.passed_s += self._passed_s
+        counts.repeated_s += self.repeated_s
 
     async def _detected(self, stretch: Stretch) -> str | None:
         start = stretch.start * self._sound.level_samples
@@ -169,27 +174,35 @@ class Transcriber:
 
     async def _transcribed(self, stretch: Stretch) -> list[Segment]:
         """The segments of a stretch, whose windows follow one another where the answers end."""
-        level_samples, found = self._sound.level_samples, list[Segment]()
-        seek, end = stretch.start * level_samples, min(stretch.stop * level_samples, self._sound.num_samples)
+        found, end = list[Segment](), self._end_of(stretch)
+        seek = stretch.start * self._sound.level_samples
         while seek < end:
-            stop = min(seek + self._speech.window_samples, end)
-            window = await self._speech.open(await self._sound.read(seek, stop), self._tenant)
-            answer, no_speech_prob = await self._answered(window)
-            passages = [] if answer is None else answer.passages
-            covered = self._covered(passages, seek, stop, end)
-            if covered < stop and passages and passages[-1].end is None:
-                passages = passages[:-1]  # it is in the next window as a whole
-            if answer is not None and passages:
-                made = [self._segment(one, answer, seek, stop) for one in passages]
-                made = [replace(one, no_speech_prob=no_speech_prob) for one in made]
-                if self._asked.has_words:
-                    made = with_words(made, await self._words(window, answer, stop - seek))
-                found += [one for one in made if one.text.strip()]
-                if self._asked.is_chained:
-                    self._previous += [token for one in passages for token in one.token_ids]
-            self.repeated_s += (stop - covered) / self._sound.rate
-            seek = covered
+            segments, seek = await self._transcribed_window(seek, end)
+            found += segments
         return found
+
+    def _end_of(self, stretch: Stretch) -> int:
+        return min(stretch.stop * self._sound.level_samples, self._sound.num_samples)
+
+    async def _transcribed_window(self, seek: int, end: int) -> tuple[list[Segment], int]:
+        """The segments of the window at a place of a stretch that ends at another, and where the next one begins."""
+        stop = min(seek + self._speech.window_samples, end)
+        window = await self._speech.open(await self._sound.read(seek, stop), self._tenant)
+        answer, no_speech_prob = await self._answered(window)
+        passages = [] if answer is None else answer.passages
+        covered = self._covered(passages, seek, stop, end)
+        if covered < stop and passages and passages[-1].end is None:
+            passages = passages[:-1]  # it is in the next window as a whole
+        self.repeated_s += (stop - covered) / self._sound.rate
+        if answer is None or not passages:
+            return [], covered
+        made = [self._segment(one, answer, seek, stop) for one in passages]
+        made = [replace(one, no_speech_prob=no_speech_prob) for one in made]
+        if self._asked.has_words:
+            made = with_words(made, await self._words(window, answer, stop - seek))
+        if self._asked.is_chained:
+            self._previous += [token for one in passages for token in one.token_ids]
+        return [one for one in made if one.text.strip()], covered
 
     def _covered(self, passages: list[Passage], seek: int, stop: int, end: int) -> int:
         """Where the next window begins: the end of this one, unless its answer ends before what is said there."""
@@ -242,10 +255,17 @@ class Transcriber:
         prompt = self._speech.detection(window)
         return self._speech.read_detection(await self._run(prompt, self._speech.detection_sampling)).no_speech_prob
 
-    async def _generated(self, window: OpenedMedia, temperature: float) -> _Answer:
+    async def _generated(
+        self, window: OpenedMedia, temperature: float, previous: Sequence[int] = (), max_tokens: int | None = None
+    ) -> _Answer:
+        """An answer, behind the text before and what is given here of it; `max_tokens` limits it further."""
         language = self.language if self._speech.tokens.is_multilingual else None
-        prompt = self._speech.prompt(window, language=language, task=self._asked.task, previous=self._previous)
-        output = await self._run(prompt, {"logprobs": 0, **self._asked.sampling, "temperature": temperature})
+        before = [*self._previous, *previous]
+        prompt = self._speech.prompt(window, language=language, task=self._asked.task, previous=before)
+        sampling = {"logprobs": 0, **self._asked.sampling, "temperature": temperature}
+        if max_tokens is not None:
+            sampling["max_tokens"] = min(max_tokens, sampling.get("max_tokens") or max_tokens)
+        output = await self._run(prompt, sampling)
         passages = read_passages(output.token_ids, self._speech.tokens)
         text = "".join(self._tokenizer.decode(passage.token_ids) for passage in passages)
         data = text.encode("utf-8", "replace")
@@ -291,7 +311,7 @@ class Transcriber:
             except ServerOverloadedError:
                 if not self._has_begun:
                     raise
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
             else:
                 self._has_begun = True
                 return result

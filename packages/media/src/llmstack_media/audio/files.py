@@ -12,9 +12,10 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from llmstack_media.audio.process import num_level_samples
+from llmstack_media.audio.level_meter import num_level_samples
+from llmstack_media.audio.live_sound import LiveSound
 from llmstack_media.budgets import FairBudget
-from llmstack_media.errors import audio_too_long, counted_refusals, invalid_audio, named_refusals
+from llmstack_media.errors import audio_too_long, counted_refusals, invalid_audio, named_refusals, no_room
 from llmstack_media.fetch.fetcher import Fetcher
 from llmstack_media.fetch.policy import FetchPolicy
 from llmstack_media.limits import DECODED_PER_S
@@ -155,6 +156,15 @@ class SoundFiles:
                 del data
                 return await self.open(file, tenant, param)
 
+    async def begin(self, given_rate: int, tenant: str = "") -> LiveSound:
+        """Sound that is yet to come, of `given_rate` Hz; see `LiveSound`.
+
+        Raises:
+            ServerOverloadedError: There is no room for it.
+        """
+        file = await asyncio.to_thread(self._new_file)
+        return LiveSound(file, given_rate, self._rate, self._shares, tenant, self._max_s)
+
     async def start(self) -> None:
         """Starts the process that decodes, for which the first file would wait; if it cannot, that file says so."""
         with contextlib.suppress(ServerOverloadedError):
@@ -207,8 +217,3 @@ def _write(file: BinaryIO, data: bytes) -> None:
         file.flush()
     except OSError as error:
         raise no_room() from error
-
-
-def no_room() -> ServerOverloadedError:
-    """The disk is full, or other requests have what is free for audio."""
-    return ServerOverloadedError("there is no room on the disk for audio", reason="media")

@@ -10,24 +10,17 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmstack_media.audio.level_meter import LevelMeter
 from llmstack_media.containers import has_av
 from llmstack_media.memory import open_place
 from llmstack_media.pool.process import MAX_MEMORY_BYTES, quiet
 from llmstack_media.sound.samples import sound_samples
 from llmstack_types import InvalidRequestError
 from llmstack_types.child_pool.server import Work, serve_children
-
-_LEVEL_S: Final = 0.02
-
-
-def num_level_samples(rate: int) -> int:
-    """Samples for which there is one level."""
-    return round(_LEVEL_S * rate)
 
 
 def work_on_sound(configuration: dict[str, Any]) -> Work:
@@ -56,25 +49,15 @@ def work_on_sound(configuration: dict[str, Any]) -> Work:
 
 def _decode(source: BinaryIO, target: BinaryIO, place: dict[str, Any], rate: int, max_s: float) -> int:
     """Writes samples and levels; the number of samples."""
-    num_samples, level_samples = 0, num_level_samples(rate)
-    waiting, levels = np.zeros(0, np.float32), []
+    num_samples, meter, levels = 0, LevelMeter(rate), []
     for samples in sound_samples(source, rate, max_s):
         os.close(open_place(place, os.O_RDONLY))  # ends this child where no request waits for it
         target.write(np.clip(samples, -1.0, 1.0).tobytes())
         num_samples += len(samples)
-        waiting = np.concatenate([waiting, samples])
-        whole = len(waiting) - len(waiting) % level_samples
-        levels.append(_levels(waiting[:whole], level_samples))
-        waiting = waiting[whole:]
-    levels.append(_levels(waiting, max(1, len(waiting))))
+        levels.append(meter.feed(samples))
+    levels.append(meter.finish())
     target.write(np.concatenate(levels).tobytes())
     return num_samples
-
-
-def _levels(samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
-    """The root of the mean square of each so many samples."""
-    levels: NDArray[np.float32] = np.sqrt(np.square(samples.reshape(-1, num_samples)).mean(axis=1))
-    return levels
 
 
 def main() -> None:

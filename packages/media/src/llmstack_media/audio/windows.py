@@ -40,8 +40,9 @@ class OpenedWindow:
         pieces: Nothing stands in a prompt for it.
     """
 
-    def __init__(self, front: WindowFront, key: Key, samples: Samples) -> None:
+    def __init__(self, front: WindowFront, log_mel: LogMel, key: Key, samples: Samples) -> None:
         self._front = front
+        self._log_mel = log_mel
         self._key = key
         self._samples = samples
         self.digest = key[1]
@@ -54,7 +55,7 @@ class OpenedWindow:
         Raises:
             ServerOverloadedError: There is no memory for it, or too many wait.
         """
-        return await self._front._prepare(self._key, self._samples)
+        return await self._front._prepare(self._log_mel, self._key, self._samples)
 
     def close(self) -> None:
         """Nothing is fetched for a window: its samples are the caller's."""
@@ -85,13 +86,17 @@ class WindowFront:
         """What has been done so far, for metrics."""
         return MediaStats(self._store.num_queries, self._store.num_hits, self._num_bytes, 0.0, {}, {})
 
-    async def open(self, samples: ArrayLike, tenant: str = "", rate: int | None = None) -> OpenedWindow:
+    async def open(
+        self, samples: ArrayLike, tenant: str = "", rate: int | None = None, silence_s: int | None = None
+    ) -> OpenedWindow:
         """A window of sound.
 
         Args:
             samples: At most `log_mel.window_s` of one channel, from -1 to 1, or of an integer type.
             tenant: An opaque id of the API key.
             rate: Of the samples, in Hz; None is the model's. Those of another rate are converted.
+            silence_s: Seconds of silence behind it at least, of a window that may be shorter than the model's; None is
+                silence to the end of a whole window.
 
         Raises:
             InvalidRequestError: They are too many, of several channels, no finite numbers, or of a rate that no sound
@@ -104,9 +109,12 @@ class WindowFront:
             raise audio_too_long(f"is longer than a window of {self.log_mel.window_s} s")
         if rate != own_rate:
             copied = await asyncio.to_thread(_converted, copied, rate, own_rate)
-        digest = await asyncio.to_thread(self._digest, copied)
+        log_mel = self.log_mel
+        if silence_s is not None:
+            log_mel = log_mel.shortened(len(copied) + silence_s * log_mel.sample_rate)
+        digest = await asyncio.to_thread(_digest, log_mel, copied)
         self._num_bytes += copied.nbytes
-        return OpenedWindow(self, (tenant, digest), copied)
+        return OpenedWindow(self, log_mel, (tenant, digest), copied)
 
     def token_starts(self, weights: memoryview, num_tokens: int, num_samples: int) -> list[float]:
         """When each of some tokens begins, in seconds of the window.
@@ -124,36 +132,38 @@ class WindowFront:
         """Frees all memory. Nothing may be held any more."""
         self._store.close()
 
-    def _digest(self, samples: Samples) -> bytes:
-        return digest_of((("kind", "audio"), *self.log_mel.identity()), samples.tobytes())
-
-    async def _prepare(self, key: Key, samples: Samples) -> PreparedMedia:
+    async def _prepare(self, log_mel: LogMel, key: Key, samples: Samples) -> PreparedMedia:
         entry = self._store.acquire(key)
         if entry is None:
-            num_bytes = self.log_mel.num_bytes
+            num_bytes = log_mel.num_bytes
             async with self._places.hold(key[0], 1):
                 self._store.reserve(key[0], num_bytes)
                 try:
-                    memory = await asyncio.to_thread(self._filled, key, samples)
+                    memory = await asyncio.to_thread(_filled, log_mel, key, samples)
                 except BaseException:
                     self._store.cancel(key[0], num_bytes)
                     raise
-            entry = self._store.add(key, self._layout, memory)
+            entry = self._store.add(key, _layout(log_mel), memory)
         return PreparedMedia(self._store, entry, "audio")
-
-    @property
-    def _layout(self) -> ImageLayout:
-        num_frames = self.log_mel.num_frames
-        return ImageLayout((self.log_mel.num_bins, num_frames, 4), (num_frames,), num_frames // _CONVOLUTION_STRIDE, 1)
-
-    def _filled(self, key: Key, samples: Samples) -> SealedMemory:
-        try:
-            return SealedMemory.of(self.log_mel.compute(samples).tobytes(), memory_name(key[1]))
-        except OSError as error:
-            raise ServerOverloadedError("there is no memory for sound", reason="media") from error
 
 
 def _converted(samples: Samples, rate: int, new_rate: int) -> Samples:
     """A window at another rate, as a file of it would be read."""
     resampler = Resampler(rate, new_rate)
     return np.concatenate([resampler.feed(samples), resampler.finish()])
+
+
+def _digest(log_mel: LogMel, samples: Samples) -> bytes:
+    return digest_of((("kind", "audio"), *log_mel.identity()), samples.tobytes())
+
+
+def _layout(log_mel: LogMel) -> ImageLayout:
+    num_frames = log_mel.num_frames
+    return ImageLayout((log_mel.num_bins, num_frames, 4), (num_frames,), num_frames // _CONVOLUTION_STRIDE, 1)
+
+
+def _filled(log_mel: LogMel, key: Key, samples: Samples) -> SealedMemory:
+    try:
+        return SealedMemory.of(log_mel.compute(samples).tobytes(), memory_name(key[1]))
+    except OSError as error:
+        raise ServerOverloadedError("there is no memory for sound", reason="media") from error

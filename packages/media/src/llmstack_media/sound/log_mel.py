@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -49,6 +49,10 @@ class LogMel:
     def num_frames(self) -> int:
         """Frames of a window."""
         return self.num_samples // self.hop
+
+    def shortened(self, num_samples: int) -> LogMel:
+        """The same preprocessing of a shorter window, of the whole seconds in which so many samples are."""
+        return replace(self, window_s=min(self.window_s, max(1, -(-num_samples // self.sample_rate))))
 
     @property
     def num_bytes(self) -> int:

@@ -160,7 +160,9 @@ class FrameEncoder(SlicedEncoder):
 
 
 class WhisperEncoder(FrameEncoder):
-    """An item is one whole window of sound. See `MediaEncoder` for the methods that steps call.
+    """An item is one window of sound, or the beginning of one, which costs less.
+
+    See `MediaEncoder` for the methods that steps call.
 
     Attributes:
         num_states: States of a window, to which a decoder attends.
@@ -180,11 +182,11 @@ class WhisperEncoder(FrameEncoder):
         self._set_sizes(self.num_states, self.num_states)
 
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
-        if item.num_units != self.num_states:
-            raise ValueError(f"{item.num_units} states are no window of {self.num_states}")
+        if not 0 < item.num_units <= self.num_states:
+            raise ValueError(f"{item.num_units} states are no window of at most {self.num_states}")
         return super().begin(item, data)
 
-    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:  # [num_states, size]
+    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:  # [num_units, size]
         """The states after the last norm."""
         return self._tower.norm(state[0])
 

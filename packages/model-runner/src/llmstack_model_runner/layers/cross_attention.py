@@ -40,7 +40,7 @@ class CrossKVSpec(NamedTuple):
         num_layers: Layers of this stage.
         num_heads: Heads of this rank.
         head_dim: Width of a key or value.
-        num_vectors: Of each item, whatever its length.
+        num_vectors: Of the largest item, for which each one has room.
         vector_size: Numbers that all layers and ranks keep of one vector.
     """
 
@@ -52,7 +52,7 @@ class CrossKVSpec(NamedTuple):
 
 
 class CrossAttention:
-    """A norm, attention to an encoder's output of fixed length, and the residual.
+    """A norm, attention to an encoder's output, and the residual.
 
     Keys and values are computed once for each input, and stay in blocks that a token's row names.
     """

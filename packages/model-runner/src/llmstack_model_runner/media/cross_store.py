@@ -28,7 +28,7 @@ class CrossModel(Protocol):
 class CrossStore:
     """Places for the keys and values of some items, each written once, in blocks as kernels for paged attention read.
 
-    On a CPU an item is one block; elsewhere kernels ask for short ones.
+    On a CPU an item is one block; elsewhere kernels ask for short ones. A short item does not fill its place.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class CrossStore:
         layers = [[block, block]] * spec.num_layers
         self.caches = allocate_block_storage(layers, num_places * self._num_blocks, device)
         self._free = list(range(num_places - 1, -1, -1))  # popped from the end
+        self._lengths = np.full(num_places, self._length, dtype=np.int32)  # vectors of the item in each place
         self._id_to_place: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -57,6 +58,7 @@ class CrossStore:
     def keep(self, media_id: int, encoded: torch.Tensor) -> None:
         """Writes an item's keys and values, from the encoder's output [num_vectors, size]."""
         place = self._take(media_id)
+        self._lengths[place] = len(encoded)
         for (keys, values), (own_keys, own_values) in zip(
             self.caches, self._model.cross_keys_and_values(encoded), strict=True
         ):
@@ -80,7 +82,7 @@ class CrossStore:
         """The rows of a step's tokens, whose items are at these places [num_tokens]."""
         count = len(places)
         starts = torch.arange(count + 1, dtype=torch.int32)
-        seq_lens = torch.full((count,), self._length, dtype=torch.int32)
+        seq_lens = torch.from_numpy(self._lengths[places])
         tables = torch.from_numpy(self._tables(places))
         return CrossRows(
             self.caches, starts.to(self._device), seq_lens.to(self._device), tables.to(self._device),
@@ -90,6 +92,7 @@ class CrossStore:
     def fill(self, rows: CrossRows, places: IntArray) -> None:
         """Writes other places of as many tokens into rows on a CPU."""
         rows.block_tables.numpy()[:] = self._tables(places)
+        rows.seq_lens.numpy()[:] = self._lengths[places]
 
     def _tables(self, places: IntArray) -> npt.NDArray[np.int32]:
         tables: IntArray = places[:, None] * self._num_blocks + np.arange(self._num_blocks)

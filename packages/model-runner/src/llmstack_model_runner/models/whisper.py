@@ -119,19 +119,23 @@ class Whisper(LayerNormDecoder):
         return len(self._speech_tokens.alignment_heads) * self._encoder.num_states if is_possible else 0
 
     def align(self, metadata: AttentionMetadata, tokens: slice) -> torch.Tensor:
-        """The weights of these heads, [num_tokens, num_heads * num_states]; ranks add what each has of them."""
+        """The weights of these heads, [num_tokens, num_heads * num_states]; ranks add what each has of them.
+
+        They are 0 behind the end of a short window.
+        """
         rows = metadata.cross
         if rows is None or rows.queries is None or not self.alignment_size:
             raise ValueError("the queries of this step were not kept, or no heads follow the sound")
         blocks, num_states = rows.block_tables[tokens.start].long(), self._encoder.num_states
+        length = rows.seq_lens_list[tokens.start]
         own = self._sharding.share(self._settings.block.num_heads)
         like = rows.queries[0]
         weights = like.new_zeros((tokens.stop - tokens.start, self.alignment_size), dtype=torch.float32)
         for place, (layer, head) in enumerate(self._speech_tokens.alignment_heads):
             if head in own:
                 queries = rows.queries[layer][tokens, head - own.start].float()
-                keys = rows.caches[layer][0][blocks, head - own.start].flatten(0, 1)[:num_states].float()
-                columns = slice(place * num_states, (place + 1) * num_states)
+                keys = rows.caches[layer][0][blocks, head - own.start].flatten(0, 1)[:length].float()
+                columns = slice(place * num_states, place * num_states + length)
                 weights[:, columns] = (queries @ keys.t() * self.cross_scale).softmax(-1)
         return self._sharding.all_reduce(weights)
 

@@ -105,8 +105,7 @@ class AudioAnswer(Answer):
     def _logprobs(self, segments: Sequence[Segment]) -> dict[str, Any]:
         if not self._shown.has_logprobs:
             return {}
-        pairs = [pair for one in segments for pair in zip(one.token_ids, one.logprobs, strict=True)]
-        return {"logprobs": [_token(*pair) for pair in pairs]}
+        return {"logprobs": logprobs_of(segments)}
 
     def _token_usage(self) -> dict[str, Any]:
         num_audio = math.ceil(self._sound.duration_s * _AUDIO_TOKENS_PER_S)
@@ -116,6 +115,11 @@ class AudioAnswer(Answer):
             "total_tokens": num_audio + num_text + num_output,
             "input_token_details": {"audio_tokens": num_audio, "text_tokens": num_text},
         }  # fmt: skip
+
+
+def logprobs_of(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    """The tokens of segments with their log-probabilities."""
+    return [_token(*pair) for one in segments for pair in zip(one.token_ids, one.logprobs, strict=True)]
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -98,7 +98,7 @@ async def _prepare(
     state.engine.check_sampling(given, _NAMES)
     language = fields.language.strip().lower() if fields.language else None
     speech.check(language, task)
-    previous = await _previous(state, fields.prompt)
+    previous = await previous_tokens(state, fields.prompt)
     ids = await claim_ids(state, "transcribe", fields.request_id)
     asked = Asked(
         ids.engine, language, task, previous, bool(fields.condition_on_previous_text), temperature, sampling,
@@ -149,12 +149,16 @@ def _options(state: ServerState, fields: AudioRequest) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-async def _previous(state: ServerState, prompt: str | None) -> list[int]:
-    """The tokens of the text that goes before; the model keeps those that fit."""
+async def previous_tokens(state: ServerState, prompt: str | None, param: str = "prompt") -> list[int]:
+    """The tokens of the text that goes before; the model keeps those that fit.
+
+    Raises:
+        InvalidRequestError: It is too long.
+    """
     if not prompt or not prompt.strip():
         return []
     if len(prompt) > MAX_PROMPT_CHARS:
-        raise request_errors.string_too_long("prompt", MAX_PROMPT_CHARS, len(prompt))
+        raise request_errors.string_too_long(param, MAX_PROMPT_CHARS, len(prompt))
     return await state.engine.tokenize(f" {prompt.strip()}", add_special_tokens=False)
 
 

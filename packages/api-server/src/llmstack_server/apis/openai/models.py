@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import adapter_of
+from llmstack_server.web.websocket import can_open_websockets
 
 if TYPE_CHECKING:
     from llmstack_server.web.answer_types import Permission
@@ -24,6 +25,7 @@ def model_object(state: ServerState, name: str) -> dict[str, Any]:
         "parent": None if adapter is None else adapter.base_model_name or state.served_model_name,
         "max_model_len": None if state.ready is None else state.ready.max_model_len,
         "chat": _chat_facts(state),
+        "speech": _speech_facts(state),
         "permission": [_permission(state, name)],
         **_weight_fields(state),
     }
@@ -35,6 +37,14 @@ def _chat_facts(state: ServerState) -> dict[str, Any] | None:
     if facts is None:
         return None
     return {**facts._asdict(), "pictures": None if facts.pictures is None else facts.pictures._asdict()}
+
+
+def _speech_facts(state: ServerState) -> dict[str, Any] | None:
+    """How sound can be sent; None before the engine is ready, and for a model that does not transcribe."""
+    engine = state.opened_engine
+    if state.ready is None or engine is None or engine.speech is None:
+        return None
+    return {"realtime": can_open_websockets()}
 
 
 def _weight_fields(state: ServerState) -> dict[str, Any]:

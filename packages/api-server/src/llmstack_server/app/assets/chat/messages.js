@@ -77,6 +77,7 @@ class MessageView {
     const { role, content, tokens } = this.message;
     const { edit, regenerate, goOn } = this.actions;
     const made = content ? [copyButton(() => this.message.content)] : [];
+    if (this.message.isTranscript) return made;
     if (role === "user") made.push(button("Edit", "quiet", () => edit(this.message)));
     if (role === "assistant" && isLast) made.push(button("Regenerate", "quiet", regenerate));
     if (role === "assistant" && isLast && canContinue(chat)) made.push(button("Continue", "quiet", goOn));

@@ -15,7 +15,8 @@ class ServerError extends Error {
 class LostConnection extends Error {}
 
 async function call(path, options = {}, extraHeaders = {}) {
-  const headers = { ...(options.body && { "content-type": "application/json" }), ...extraHeaders };
+  const isJson = typeof options.body === "string"; // the type of a form is the browser's
+  const headers = { ...(isJson && { "content-type": "application/json" }), ...extraHeaders };
   if (server.key) headers.authorization = `Bearer ${server.key}`;
   let answer;
   try {

@@ -34,7 +34,8 @@ function show() {
   byId("stop").hidden = !isRunning;
   byId("send").hidden = isRunning;
   byId("editing").hidden = state.edited === null;
-  list.show(chat, { isRunning });
+  list.show(chat, { isRunning: isRunning || speech.running !== null });
+  showSpeech();
 }
 
 async function showChats() {

@@ -20,6 +20,7 @@ function showMode() {
   for (const id of ["schema-field", "tools-field"]) byId(id).hidden = !isChat;
   byId("add-pictures").hidden = !pictureLimits();
   tray.draw();
+  showSpeech();
 }
 
 // What may come as pictures; nothing if the model or the mode takes text only.

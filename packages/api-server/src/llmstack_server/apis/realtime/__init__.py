@@ -1,0 +1,1 @@
+"""Transcripts of sound that still comes, in OpenAI's form and in vLLM's."""

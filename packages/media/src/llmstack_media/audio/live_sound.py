@@ -1,0 +1,142 @@
+"""Sound that comes piece by piece, and can be read while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from array import array
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from llmstack_media.audio.level_meter import LevelMeter, num_level_samples
+from llmstack_media.errors import audio_too_long, invalid_audio, no_room
+from llmstack_media.shares import Shares
+from llmstack_media.sound.resample import Resampler
+from llmstack_media.sound.samples import Samples
+
+PCM_RATES: Final = (16_000, 24_000, 48_000)
+_PCM_BYTES: Final = 2
+_SAMPLE_BYTES: Final = 4
+_SHARE_BYTES: Final = 1 << 20
+"""Room on the disk that is taken at once: 16 seconds at 16 kHz."""
+
+
+class LiveSound:
+    """One channel at the model's rate, of which there is more and more until it ends. Used by one event loop.
+
+    It takes room on a disk and not in memory, but for its levels. Once it has ended, samples and levels are those of a
+    WAV file with the same bytes.
+
+    Attributes:
+        rate: Samples per second, in Hz.
+        num_samples: So far.
+        level_samples: Samples for which there is one level.
+        levels: The root of the mean square of each so many samples, so far.
+        has_ended: Whether there will be no more.
+    """
+
+    def __init__(
+        self, file: BinaryIO, given_rate: int, rate: int, shares: Shares, tenant: str, max_s: float
+    ) -> None:  # fmt: skip
+        """What comes in has `given_rate`, one of `PCM_RATES`, and becomes `rate`; `file` is this object's.
+
+        `shares`: Of the disk, in bytes. `max_s`: Seconds that it may have.
+        """
+        self.rate = rate
+        self.level_samples = num_level_samples(rate)
+        self.num_samples = 0
+        self.levels = array("f")
+        self.has_ended = False
+        self._file: BinaryIO | None = file
+        self._lock = threading.Lock()  # of the place in the file
+        self._resampler = Resampler(given_rate, rate)
+        self._meter = LevelMeter(rate)
+        self._shares = shares
+        self._tenant = tenant
+        self._num_bytes = 0
+        self._max_samples = int(max_s * rate)
+        self._piece_bytes = given_rate * _PCM_BYTES
+        self._growth = asyncio.Event()
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that have come so far."""
+        return self.num_samples / self.rate
+
+    async def add(self, data: bytes) -> None:
+        """Adds samples: integers of 16 bits, little-endian. Calls follow one another.
+
+        Raises:
+            InvalidRequestError: They end within a sample, or are too many; nothing was added.
+            ServerOverloadedError: There is no room for them on the disk.
+        """
+        if len(data) % _PCM_BYTES:
+            raise invalid_audio(f"has {len(data)} bytes, which are no samples of 16 bits")
+        given_rate = self._piece_bytes // _PCM_BYTES
+        if self.num_samples + len(data) // _PCM_BYTES * self.rate // given_rate > self._max_samples:
+            raise audio_too_long(f"is longer than the {self._max_samples / self.rate:g} s that are allowed")
+        for start in range(0, len(data), self._piece_bytes):  # a second each, between which others run
+            integers = np.frombuffer(data[start : start + self._piece_bytes], "<i2")
+            samples = integers.astype(np.float32) / np.float32(1 << 15)
+            await self._keep(await asyncio.to_thread(self._resampler.feed, samples))
+
+    async def end(self) -> None:
+        """Ends it, with what is left of the conversion to the other rate. Idempotent."""
+        if not self.has_ended:
+            await self._keep(self._resampler.finish())
+            self.levels.frombytes(self._meter.finish().tobytes())
+            self.has_ended = True
+            self._growth.set()
+
+    async def wait_for_growth(self, num_samples: int) -> None:
+        """Returns once it has more samples than `num_samples`, or has ended."""
+        while self.num_samples <= num_samples and not self.has_ended:
+            self._growth.clear()
+            await self._growth.wait()
+
+    async def read(self, start: int, stop: int) -> Samples:
+        """The samples from `start` up to `stop`, or to the last one, from -1 to 1; raises ValueError where closed."""
+        if self._file is None:
+            raise ValueError("the sound is closed")
+        size = max(0, min(stop, self.num_samples) - start) * _SAMPLE_BYTES
+        return np.frombuffer(await asyncio.to_thread(self._read, self._file, start * _SAMPLE_BYTES, size), np.float32)
+
+    def close(self) -> None:
+        """Frees its room; nothing more may be added. Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            self._shares.add(self._tenant, -self._num_bytes)
+
+    def __del__(self) -> None:
+        self.close()
+
+    async def _keep(self, samples: Samples) -> None:
+        clipped = np.clip(samples, -1.0, 1.0)
+        if self._file is None:
+            raise ValueError("the sound is closed")
+        end = (self.num_samples + len(clipped)) * _SAMPLE_BYTES
+        while self._num_bytes < end:
+            if not self._shares.take(self._tenant, _SHARE_BYTES):
+                raise no_room()
+            self._num_bytes += _SHARE_BYTES
+        await asyncio.to_thread(self._write, self._file, clipped.tobytes())
+        self.num_samples += len(clipped)
+        self.levels.frombytes(self._meter.feed(samples).tobytes())
+        self._growth.set()
+
+    def _read(self, file: BinaryIO, start: int, size: int) -> bytes:
+        with self._lock:
+            file.seek(start)
+            return file.read(size)
+
+    def _write(self, file: BinaryIO, data: bytes) -> None:
+        try:
+            with self._lock:
+                file.seek(0, os.SEEK_END)
+                file.write(data)
+                file.flush()
+        except OSError as error:
+            raise no_room() from error
