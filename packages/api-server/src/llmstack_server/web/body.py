@@ -45,7 +45,10 @@ async def read_json_object(
         ClientDisconnected: The client has disconnected.
     """
     check_media_type(headers)
-    return await decode_body(await read_body(headers, receive, limits), limits.max_bytes, turns)
+    body = await read_body(headers, receive, limits)
+    if len(body) <= PIECE_BYTES:  # here, since nearly every request is one of these
+        return decode_object(body, JSONLimits.of_body(limits.max_bytes))
+    return await decode_body(body, limits.max_bytes, turns)
 
 
 async def decode_body(body: bytes | bytearray, max_bytes: int, turns: Turns) -> dict[str, Any]:
