@@ -41,7 +41,7 @@ class RealtimeResponse(Response):
         (model,) = parse_qs(scope["query_string"].decode("latin-1")).get("model", [None])[:1]
         adapter_of(state, model)
         received_s = scope["state"].get(RECEIVED_S, time.monotonic())
-        self._gate.check(state.queue.estimate_tokens(None), client.tenant, received_s)
+        self._gate.check(state.queue.sizes.estimate(None), client.tenant, received_s)
         with self._sessions.place(client.tenant), state.in_flight.track() as cut:
             headers: list[Any] = []
             await send({"type": "http.response.start", "status": 101, "headers": headers})
