@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,6 +155,16 @@ def test_headers_that_say_another_length_are_not_believed(server: Any, reference
 def test_a_message_that_spells_the_symbol_is_text(server: Any) -> None:
     for content in ("what is <|AUDIO|>?", [{"type": "text", "text": "what is <|AUDIO|>?"}]):
         assert ask(server, content).usage.prompt_tokens_details.audio_tokens in (0, None)
+
+
+def test_the_example_of_the_page_runs(server: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "speech.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if "input_audio" in block]
+    (tmp_path / "jfk.wav").write_bytes(wav(sound(0)))
+    (tmp_path / "example.py").write_text(code.replace("http://localhost:8000", server.url))
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip().endswith("64"), (done.stdout, done.stderr)
 
 
 def test_responses_answer_about_sounds_as_the_chat_does(server: Any) -> None:
