@@ -253,6 +253,10 @@ def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
         ),
         ({"architectures": ["ViTForImageClassification"], "model_type": "vit"}, "a vision model without text"),
         ({"architectures": ["ASTForAudioClassification"]}, "a model of speech"),
+        (
+            {"architectures": ["GraniteSpeechForConditionalGeneration"], "model_type": "granite_speech"},
+            "a model of speech",
+        ),
     ],
 )
 def test_a_model_of_another_kind_is_called_that_before_anything_starts(
