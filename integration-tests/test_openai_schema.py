@@ -41,6 +41,7 @@ OUR_KEYS = {
     "stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs", "reasoning_content", "reasoning", "service_tier",
     "system_fingerprint", "root", "store", "parent", "max_model_len", "permission", "kv_transfer_params",
     "chat",
+    "speech",
 }  # fmt: skip
 # The same for single types: OpenAI sends the bytes with a whole response's log-probabilities and leaves them out of its
 # stream, and has sent the name at the end of a call's arguments.
