@@ -160,7 +160,7 @@ def test_a_message_that_spells_the_symbol_is_text(server: Any) -> None:
 def test_the_example_of_the_page_runs(server: Any, tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "speech.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (code,) = [block for block in blocks if "input_audio" in block]
+    (code,) = [block for block in blocks if '"type": "input_audio"' in block]
     (tmp_path / "jfk.wav").write_bytes(wav(sound(0)))
     (tmp_path / "example.py").write_text(code.replace("http://localhost:8000", server.url))
     done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
