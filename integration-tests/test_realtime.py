@@ -94,6 +94,8 @@ def test_a_server_opens_sessions_within_limits_and_ends_them_with_a_drain(
         session.add(bytes(150_000))
         assert session.next()["code"] == "request_too_large"
         session.add(pcm(1))
+        session.tell({"type": "nothing"})  # the answer to it comes once the sound before it was taken
+        session.until("error")
         server.process.send_signal(signal.SIGTERM)
         *_, done, error = session.until("error")
         assert (done["type"], error["code"]) == ("transcription.done", "server_shutting_down")

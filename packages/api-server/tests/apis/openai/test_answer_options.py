@@ -313,9 +313,8 @@ async def test_without_a_tokenizer_token_ids_go_in_and_out(tmp_path: Path):
 
 async def test_a_listed_model_says_what_may_be_done_with_it():
     [model] = (await call(fake_app(), "GET", "/v1/models")).json()["data"]
-    assert {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "chat", "permission"} == set(
-        model
-    )
+    names = {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "chat", "speech", "permission"}
+    assert set(model) == names
     assert model["permission"][0]["object"] == "model_permission"
     assert model["permission"][0]["allow_sampling"] is True
 

@@ -39,7 +39,8 @@ def read_multi_modal_data(param: str, data: object, max_items: Mapping[MediaKind
         if kind not in max_items:
             name = f"{param}.{request_errors.echo(kind)}"
             raise request_errors.unsupported_parameter(name, f"this model takes {', '.join(['text', *max_items])} only")
-        is_one = (kind == "video" and _is_video(given)) or (kind == "audio" and _is_sound(given))
+        is_frames = kind == "video" and isinstance(given, list | tuple) and _is_video(given)
+        is_one = is_frames or (kind == "audio" and _is_sound(given))
         is_list = isinstance(given, list | tuple) and not is_one
         items = [] if given is None else given if is_list else [given]
         if len(items) > max_items[kind]:
