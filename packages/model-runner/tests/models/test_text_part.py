@@ -54,12 +54,12 @@ DELTA_NETS = {
 }  # fmt: skip
 # The fields of published configurations of Gemma 4, which are null where they have no meaning.
 GEMMA4 = {
-    "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": None,
+    "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": None,
     "sliding_window": 7, "attention_k_eq_v": False, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
     "num_experts": None,
-    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "enable_moe_block": False, "initializer_range": 0.1,
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "enable_moe_block": False, "initializer_range": 0.05,
     "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
 GEMMA4_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
                  "num_key_value_heads": 4, "head_dim": 8, "patch_size": 4, "position_embedding_size": 64}  # fmt: skip
