@@ -71,6 +71,13 @@ def test_a_chunk_of_several_tokens_counts_as_equal_gaps_where_the_server_says_so
     assert result.num_chunks == 3
 
 
+def test_an_answer_that_ends_at_once_has_its_token_when_it_ends():
+    result = record(
+        [(11, delta(role="assistant", content="")), (12, text("", "stop")), (12.1, usage(4, 1)), (12.2, b"[DONE]")]
+    )
+    assert (result.ttft_s, result.num_output_tokens, result.token_gaps_s) == (2, 1, [])
+
+
 def test_the_role_of_a_chat_is_no_token_and_reasoning_and_tools_are():
     result = record(
         [(11, delta(role="assistant", content="")), (12, delta(reasoning_content="hm")), (13, delta(content="a")),

@@ -72,6 +72,8 @@ class StreamRecorder:
         if not self._is_finished:
             raise StreamError("the stream ended early")
         result = self._result
+        if result.ttft_s is None and result.has_usage and result.num_output_tokens:
+            result.ttft_s = result.e2e_s  # of tokens without text, such as one that ends the answer at once
         if result.ttft_s is None:
             raise StreamError("the stream contained no tokens")
         if not result.has_usage:
