@@ -213,6 +213,21 @@ async def test_what_is_cleared_has_no_text(engine: SpeechEngine) -> None:
         assert events[-1]["usage"]["seconds"] == 1.0
 
 
+@pytest.mark.parametrize("ending", [{"type": "input_audio_buffer.clear"}, COMMIT])
+async def test_sound_that_ends_before_it_is_listened_to_frees_its_room(engine: SpeechEngine, ending: Any) -> None:
+    async with WebSocketClient(build_app(state_of(engine)), PATH) as client:
+        client.send(OPENAI)
+        await client.until("updated")
+        for event in (append(), ending) * 3:
+            client.send(event)
+        await client.until("cleared" if ending != COMMIT else "committed")
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        if not engine.files._shares.held:
+            break
+    assert engine.files._shares.held == 0
+
+
 async def test_a_session_without_messages_ends(engine: SpeechEngine) -> None:
     app = build_app(state_of(engine, realtime=RealtimeConfig(idle_timeout_s=0.05)))
     async with WebSocketClient(app, PATH) as client:

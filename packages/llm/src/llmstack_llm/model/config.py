@@ -114,10 +114,9 @@ def load_model_config(
     from llmstack_model_files import read_model_config, resolve_model
 
     path = resolve_model(model, revision, mmproj)
-    tokenizer_path = None
-    if not skip_tokenizer_init:
-        is_own = tokenizer is None or tokenizer == model
-        tokenizer_path = converted_folder(path if is_own else _tokenizer_folder(str(tokenizer), tokenizer_revision))
+    other = None if tokenizer == model else tokenizer
+    folder = path if other is None or skip_tokenizer_init else _tokenizer_folder(other, tokenizer_revision)
+    tokenizer_path = None if skip_tokenizer_init else converted_folder(folder)
     config = read_model_config(path, hf_overrides)
     architecture = _architecture(config)
     text_config = _text_config(config)

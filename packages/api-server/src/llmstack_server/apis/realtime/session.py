@@ -234,11 +234,16 @@ class Session:
             options=options,
         )  # fmt: skip
         live = await files.begin(settings.rate, client.tenant)
-        transcriber = LiveTranscriber(self._state.engine, self._speech, live, asked)
+        try:
+            transcriber = LiveTranscriber(self._state.engine, self._speech, live, asked)
+        except Exception:
+            live.close()
+            raise
         facts = ItemFacts(new_id("item"), self._last_id)
         task = asyncio.create_task(self._transcribe(facts, live, transcriber))
         self._items.add(task)
         task.add_done_callback(self._items.discard)
+        task.add_done_callback(lambda _: live.close())  # also of one that is cancelled before it begins
         self._item = _Item(facts, live, transcriber, task)
         return self._item
 
@@ -258,8 +263,6 @@ class Session:
             answer = answer_to(error, self._request_id)
             with contextlib.suppress(WebSocketClosed):
                 await self._send(self._events.failed(facts, answer))
-        finally:
-            live.close()
 
     async def _wait_until_covered(self) -> None:
         """Returns once what was sent is nearly transcribed, so that a session keeps little waiting."""
