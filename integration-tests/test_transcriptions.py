@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,8 +50,9 @@ def write_wav(path: Path, samples: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
-    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m") as one:
+def server(folder: Path, serve: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = ("--dtype", "float32", "--served-model-name", "m", "--state-dir", str(tmp_path_factory.mktemp("state")))
+    with serve(str(folder), *options) as one:
         yield one
 
 
@@ -85,34 +87,68 @@ def test_the_example_of_the_page_runs(server: Any, file: Path, tmp_path: Path) -
     assert "-->" in done.stdout
 
 
-def test_a_file_of_requests_has_transcripts(server: Any, file: Path, tmp_path: Path) -> None:
+def lines_of(file: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Path and body of requests, by `custom_id`."""
     url = "data:audio/wav;base64," + base64.b64encode(file.read_bytes()).decode()
-    lines = [
-        {
-            "custom_id": name,
-            "method": "POST",
-            "url": f"/v1/audio/{path}",
-            "body": {"model": "m", "file_url": url, **body},
-        }
-        for name, path, body in (
-            ("json", "transcriptions", {"language": "en", "temperature": 0}),
-            ("srt", "transcriptions", {"language": "en", "temperature": 0, "response_format": "srt"}),
-            ("english", "translations", {"language": "de", "temperature": 0}),
-            ("wrong", "transcriptions", {"file_url": "file:///etc/passwd"}),
-        )
-    ]
-    (tmp_path / "in").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run("run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", server.url)
-    answers = {
-        one["custom_id"]: one["response"] for one in map(json.loads, (tmp_path / "out").read_text().splitlines())
+    asked = {
+        "json": ("transcriptions", {"language": "en", "temperature": 0}),
+        "srt": ("transcriptions", {"language": "en", "temperature": 0, "response_format": "srt"}),
+        "english": ("translations", {"language": "de", "temperature": 0}),
+        "wrong": ("transcriptions", {"file_url": "file:///etc/passwd"}),
     }
+    return {
+        name: (f"/v1/audio/{path}", {"model": "m", "file_url": url, **body}) for name, (path, body) in asked.items()
+    }
+
+
+def written(lines: dict[str, tuple[str, dict[str, Any]]]) -> str:
+    entries = [{"custom_id": name, "method": "POST", "url": path, "body": body} for name, (path, body) in lines.items()]
+    return "".join(json.dumps(entry) + "\n" for entry in entries)
+
+
+def check_transcripts(answers: dict[str, Any], text: str) -> None:
     assert {name: one["status_code"] for name, one in answers.items()} == {
         "json": 200, "srt": 200, "english": 200, "wrong": 400
     }  # fmt: skip
-    text = transcribed(server, file, language="en", temperature=0).text
     assert answers["json"]["body"]["text"] == text
     assert "-->" in answers["srt"]["body"]
     assert answers["wrong"]["body"]["error"]["code"] == "media_url_not_allowed"
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_file_of_requests_has_transcripts(
+    server: Any, folder: Path, file: Path, tmp_path: Path, is_remote: bool
+) -> None:
+    (tmp_path / "in").write_text(written(lines_of(file)))
+    own = ("--model", str(folder), "--served-model-name", "m", "--dtype", "float32")
+    where = ("--url", server.url) if is_remote else own
+    run("run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), *where)
+    answers = {
+        one["custom_id"]: one["response"] for one in map(json.loads, (tmp_path / "out").read_text().splitlines())
+    }
+    check_transcripts(answers, transcribed(server, file, language="en", temperature=0).text)
+
+
+def test_a_batch_has_transcripts_and_translations(server: Any, file: Path) -> None:
+    lines, answers = lines_of(file), {}
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        for endpoint in sorted({path for path, _ in lines.values()}):
+            content = written({name: one for name, one in lines.items() if one[0] == endpoint}).encode()
+            uploaded = client.files.create(file=("in.jsonl", content), purpose="batch")
+            batch: Any = client.batches.create(
+                input_file_id=uploaded.id,
+                endpoint=endpoint,  # type: ignore[arg-type]  # vLLM's, which the client's own list lacks
+                completion_window="24h",
+            )
+            while batch.status not in ("completed", "failed"):
+                time.sleep(0.05)
+                batch = client.batches.retrieve(batch.id)
+            assert batch.status == "completed", batch.errors
+            for found in filter(None, (batch.output_file_id, batch.error_file_id)):
+                for line in client.files.content(found).text.splitlines():
+                    one = json.loads(line)
+                    answers[one["custom_id"]] = one["response"]
+    check_transcripts(answers, transcribed(server, file, language="en", temperature=0).text)
 
 
 def run(*words: str) -> str:

@@ -31,6 +31,7 @@ from llmstack_server.web.middleware import (
     ErrorMiddleware,
     RequestContextMiddleware,
 )
+from llmstack_server.web.optional_routes import OPTIONS, folder_of
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 from llmstack_server.web.routes import RouteTable, route_path
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, STREAM_ID_HEADER
@@ -136,7 +137,7 @@ def _translator(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 404:
-            raise HTTPError(unknown_url(request.method, request.url.path, _meant(routes, request)))
+            raise HTTPError(unknown_url(request.method, request.url.path, _advice(routes, request)))
         if status == 405:
             allowed = _methods(routes, route_path(request.scope)) or (headers or {}).get("Allow", "")
             raise HTTPError(method_not_supported(request.method, allowed))
@@ -145,11 +146,19 @@ def _translator(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
     return translate
 
 
-def _meant(routes: Sequence[BaseRoute], request: Request) -> str:
-    """The path with the prefix of OpenAI's API, or without a doubled one, where that is a route."""
+def _advice(routes: Sequence[BaseRoute], request: Request) -> str:
+    """A sentence about a path without a route.
+
+    It names the option that opens such a path, or the path with the prefix of OpenAI's API, or without a doubled one,
+    where that is a route. Empty where neither helps.
+    """
     path = route_path(request.scope)
+    folder = folder_of(path)
+    if folder and not _methods(routes, folder):
+        return f"The server has this route with {' and '.join(OPTIONS[folder])}."
     candidates = (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"))
-    return next((one for one in candidates if one != path and _methods(routes, one)), "")
+    meant = next((one for one in candidates if one != path and _methods(routes, one)), "")
+    return f"Did you mean {meant}?" if meant else ""
 
 
 def _methods(routes: Sequence[BaseRoute], path: str) -> str:

@@ -69,7 +69,7 @@ KINDS = (
     _invalid(
         "cross_site_request", "a browser's request from a page of another origin, on a server without keys", None, 403
     ),
-    _invalid("unknown_url", "an unknown path", None, 404),
+    _invalid("unknown_url", "an unknown path; the message names the option that would open it", None, 404),
     ErrorKind(
         "method_not_supported", 405, INVALID_REQUEST, "a method that the path does not have", varying_headers=("allow",)
     ),

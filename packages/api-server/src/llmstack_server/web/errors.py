@@ -108,10 +108,10 @@ def invalid_api_key() -> ErrorAnswer:
     return error_answer("invalid_api_key", "Incorrect API key provided.")
 
 
-def unknown_url(method: str, path: str, meant: str = "") -> ErrorAnswer:
-    """404 `unknown_url`, with at most 64 characters of the path, and the path that may have been meant."""
-    advice = f" Did you mean {meant}?" if meant else ""
-    return error_answer("unknown_url", f"Unknown request URL: {method[:16]} {_printable(path)}.{advice}")
+def unknown_url(method: str, path: str, advice: str = "") -> ErrorAnswer:
+    """404 `unknown_url`, with at most 64 characters of the path, and a sentence on what would help."""
+    message = f"Unknown request URL: {method[:16]} {_printable(path)}. {advice}"
+    return error_answer("unknown_url", message.rstrip())
 
 
 def method_not_supported(method: str, allow: str) -> ErrorAnswer:

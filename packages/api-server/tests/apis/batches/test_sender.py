@@ -84,7 +84,8 @@ async def test_what_the_state_of_the_server_refuses_is_sent_again(code: str | No
         ({"usage": {"input_tokens": 3, "output_tokens": 4}}, 4),
         ({"usage": None}, 0),
         ({}, 0),
-        ("text", 0),
+        ({"text": "", "usage": {"type": "duration", "seconds": 30}}, 1500),
+        ("1\n00:00", 7),
     ],
 )
 async def test_an_answer_costs_what_it_says(body: Any, num_tokens: int):

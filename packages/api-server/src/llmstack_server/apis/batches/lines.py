@@ -22,6 +22,8 @@ MAX_CUSTOM_ID_CHARS = 512
 _ROUTE = re.compile(r"/[!-~]{0,511}")
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _PARTS_PER_STEP = 4096
+# Vectors that an encoder makes of a second of sound, which is what an answer to sound counts.
+_TOKENS_PER_SECOND = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,15 @@ class BatchAnswer:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that it has cost; 0 where it does not say so."""
+        """The tokens that it has cost; the characters of a plain text, and 0 where nothing tells."""
+        if isinstance(self.body, str):
+            return len(self.body)
         usage = self.body.get("usage") if isinstance(self.body, dict) else None
-        values = usage.values() if isinstance(usage, dict) else ()
+        if not isinstance(usage, dict):
+            return 0
+        if usage.get("type") == "duration" and isinstance(usage.get("seconds"), int):
+            return _TOKENS_PER_SECOND * int(usage["seconds"])
+        values = usage.values()
         return max((value for value in values if isinstance(value, int)), default=0)
 
     def encode(self, request: BatchRequest) -> bytes:

@@ -1,0 +1,33 @@
+"""Options that open routes which most servers do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_CONTROL: Final = "--enable-control-routes"
+# First folders of paths to options. Control routes are open on a unix socket without theirs.
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "/v1/files": ("--state-dir",),
+    "/v1/batches": ("--state-dir",),
+    "/tokenizer_info": ("--enable-tokenizer-info-endpoint",),
+    "/pause": (_CONTROL,),
+    "/resume": (_CONTROL,),
+    "/is_paused": (_CONTROL,),
+    "/log_level": (_CONTROL,),
+    "/abort_requests": (_CONTROL,),
+    "/reset_prefix_cache": (_CONTROL,),
+    "/start_profile": (_CONTROL, "--profiler-config"),
+    "/stop_profile": (_CONTROL, "--profiler-config"),
+    "/sleep": (_CONTROL, "--enable-sleep-mode"),
+    "/wake_up": (_CONTROL, "--enable-sleep-mode"),
+    "/is_sleeping": (_CONTROL, "--enable-sleep-mode"),
+    "/v1/load_lora_adapter": (_CONTROL, "--lora-root"),
+    "/v1/unload_lora_adapter": (_CONTROL, "--lora-root"),
+    "/v1/reload": (_CONTROL, "--reload-models"),
+}
+
+
+def folder_of(path: str) -> str:
+    """The entry of `OPTIONS` that a path is, or lies below; empty where there is none."""
+    return next((folder for folder in OPTIONS if path == folder or path.startswith(f"{folder}/")), "")
