@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm import LLM, AsyncLLM, EmbeddingRequestOutput, LLMEngine, PoolingRequestOutput, SamplingParams
-from llmstack_llm.admission.limits import AdmissionLimits
+from llmstack_llm.admission.limits import AdmissionLimits, limits_of
 from llmstack_llm.admission.sampling import check_sampling
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.model.config import load_model_config
@@ -264,6 +265,34 @@ def test_a_task_is_what_the_model_is_for_or_refused(num_labels: int, asked: Any,
     with pytest.raises(InvalidRequestError, match=expected) as caught:
         admit_pooling_params(PoolingParams(task=asked), limits, PoolingConfig())
     assert caught.value.param == "model"
+
+
+def test_a_model_that_labels_tokens_labels_no_prompt() -> None:
+    limits = replace(LIMITS, num_labels=3, labels_tokens=True)
+    assert admit_pooling_params(PoolingParams(), limits, PoolingConfig()).task is PoolingTask.TOKEN_CLASSIFY
+    for asked in ("classify", "score"):
+        with pytest.raises(InvalidRequestError, match="it labels tokens"):
+            admit_pooling_params(PoolingParams(task=asked), limits, PoolingConfig())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "expected"),
+    [
+        ("ModernBertForSequenceClassification", {"classifier_pooling": "mean"}, (False, PoolingType.MEAN)),
+        ("ModernBertForSequenceClassification", {"classifier_pooling": "cls"}, (False, PoolingType.CLS)),
+        ("BertForTokenClassification", {}, (True, PoolingType.CLS)),
+    ],
+)
+def test_what_a_head_reads_is_in_the_configuration(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], expected: Any
+) -> None:
+    folder = write_model_folder(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture], **fields}
+    (folder / "config.json").write_text(json.dumps(config))
+    limits = replace(limits_of(load_model_config(str(folder))), embedding_size=8, num_labels=3, is_causal=False)
+    assert limits.labels_tokens is expected[0]
+    if not limits.labels_tokens:
+        assert admit_pooling_params(PoolingParams(), limits, PoolingConfig()).pooling_type is expected[1]
 
 
 def test_a_head_reads_the_state_it_was_trained_on_whatever_the_folder_says_of_vectors() -> None:

@@ -41,7 +41,8 @@ def unsupported_kind(config: Mapping[str, Any]) -> str | None:
         return "a model of speech"
     if any(config.get(key) for key in _OF_IMAGES):
         return "a vision model, for images beside text"
-    if config.get("is_encoder_decoder") is True or model_type in _ENCODER_DECODERS:
+    is_half = name.endswith("EncoderModel")  # of such a class transformers has the encoder alone
+    if (config.get("is_encoder_decoder") is True or model_type in _ENCODER_DECODERS) and not is_half:
         return "an encoder-decoder model"
     if model_type in _STATE_SPACE:
         return "a state-space model"

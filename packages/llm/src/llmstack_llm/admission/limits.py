@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from llmstack_llm import request_errors
+from llmstack_types import PoolingType
 
 if TYPE_CHECKING:
     from llmstack_llm.model.config import ModelConfig
@@ -35,6 +36,8 @@ class AdmissionLimits:
         is_generative: False for a model that only pools.
         is_causal: False for an encoder.
         num_labels: Labels of a classifier; 0 for any other model.
+        labels_tokens: Whether it labels each token, and not the prompt.
+        label_pooling: The states of a prompt that its head reads; None for the usual ones of its kind.
         alignment_size: Numbers of each token under the task `alignment`; 0 where there is no such task.
         num_token_types: 2 for a model that distinguishes the two texts of a pair.
         max_logprobs: Most likely tokens that may be requested at each position.
@@ -53,6 +56,8 @@ class AdmissionLimits:
     is_generative: bool = True
     is_causal: bool = True
     num_labels: int = 0
+    labels_tokens: bool = False
+    label_pooling: PoolingType | None = None
     alignment_size: int = 0
     num_token_types: int = 1
     max_logprobs: int = MAX_LOGPROBS
@@ -73,6 +78,8 @@ def limits_of(model_config: ModelConfig) -> AdmissionLimits:
         model_config.max_model_len,
         model_config.vocab_size,
         num_token_types=model_config.num_token_types,
+        labels_tokens=model_config.labels_tokens,
+        label_pooling=model_config.label_pooling,
         max_logprobs=model_config.max_logprobs,
     )
 

@@ -12,13 +12,16 @@ from llmstack_llm.model.pooling_config import PoolingConfig, load_pooling_config
 from llmstack_llm.model.special_ids import special_ids
 from llmstack_llm.model.tokenizer_files import converted_folder
 from llmstack_llm.model.use import ModelUse
-from llmstack_types import LLMStackError, SamplingParams
+from llmstack_types import LLMStackError, PoolingType, SamplingParams
 
 _NOTHING: Mapping[str, Any] = {}
 # Where each architecture writes its number of positions; the first key that is there counts.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length",
                   "max_target_positions")  # fmt: skip
-_POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert")
+_POSITIONS_BEHIND_PADDING = (
+    "camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+_TWO_TOKEN_TYPES = ("albert", "bert", "electra", "nomic_bert")  # where config.json says nothing
 _DEFAULT_MAX_MODEL_LEN = 2048
 
 
@@ -67,8 +70,18 @@ class ModelConfig:
     @property
     def num_token_types(self) -> int:
         """2 for a model that distinguishes the two texts of a pair."""
-        found = self.hf_config.get("type_vocab_size", 2 if self.model_type == "bert" else 1)
+        found = self.hf_config.get("type_vocab_size", 2 if self.model_type in _TWO_TOKEN_TYPES else 1)
         return found if type(found) is int else 1
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Whether a classifier labels each token, not the prompt."""
+        return self.architecture.endswith("ForTokenClassification")
+
+    @property
+    def label_pooling(self) -> PoolingType | None:
+        """What the head of a classifier reads, where its configuration says so."""
+        return PoolingType.MEAN if self.hf_config.get("classifier_pooling") == "mean" else None
 
     @property
     def label_names(self) -> Mapping[int, str]:

@@ -124,13 +124,16 @@ def _task(asked: PoolingTask | None, limits: AdmissionLimits, name: str) -> Pool
     if not limits.embedding_size:
         raise request_errors.pooling_not_supported("Embeddings", "it computes no embeddings")
     if asked is None:
-        return PoolingTask.CLASSIFY if limits.num_labels else PoolingTask.EMBED
+        of_labels = PoolingTask.TOKEN_CLASSIFY if limits.labels_tokens else PoolingTask.CLASSIFY
+        return of_labels if limits.num_labels else PoolingTask.EMBED
     try:
         task = PoolingTask(asked)
     except ValueError:
         raise request_errors.invalid_value(name, f"expected one of {', '.join(PoolingTask)}") from None
     if task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY) and not limits.num_labels:
         raise request_errors.pooling_not_supported("Classification", "it has no labels")
+    if task in (PoolingTask.CLASSIFY, PoolingTask.SCORE) and limits.labels_tokens:
+        raise request_errors.pooling_not_supported("Classification", "it labels tokens: the task is token_classify")
     if task is PoolingTask.ALIGNMENT and not limits.alignment_size:
         raise request_errors.pooling_not_supported("Alignment", "it has no heads that follow sound")
     if task is PoolingTask.SCORE and limits.num_labels != 1:
@@ -151,7 +154,7 @@ def _pooling_type(
 ) -> PoolingType | None:
     usual = PoolingType.LAST if limits.is_causal else PoolingType.CLS
     if task is PoolingTask.CLASSIFY:
-        return usual  # whatever the folder says of vectors: heads are trained on this one
+        return limits.label_pooling or usual  # whatever the folder says of vectors: heads are trained on this one
     if task.is_per_token:
         if asked is not None:
             raise request_errors.invalid_value(name, "there is nothing to pool, since each token has its vector")

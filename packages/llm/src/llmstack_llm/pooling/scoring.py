@@ -61,6 +61,8 @@ def plan_scores(
     if len(texts_1) not in (1, len(texts_2)):
         reason = f"expected 1 text, or as many as '{names[1]}' has, which are {len(texts_2)}"
         raise request_errors.invalid_value(names[0], reason)
+    if limits.labels_tokens:
+        raise request_errors.pooling_not_supported("Score", "it labels tokens")
     if limits.num_labels > 1:
         raise request_errors.pooling_not_supported("Score", f"it tells {limits.num_labels} labels apart")
     firsts = [0] * len(texts_2) if len(texts_1) == 1 else list(range(len(texts_2)))

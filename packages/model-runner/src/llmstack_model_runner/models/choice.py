@@ -42,9 +42,9 @@ def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Mode
     if model_impl == "transformers":
         if not has_transformers:
             raise ValueError(f"model_impl transformers needs the package transformers: {_INSTALL}.")
-        return _transformers_model()
+        return _transformers_model(architecture)
     if has_transformers and _is_known_to_transformers(architecture):
-        return _transformers_model()
+        return _transformers_model(architecture)
     try:
         return load_model_class(architecture)
     except ValueError as error:
@@ -80,7 +80,7 @@ def make_model(
         if model_impl != "auto" or find_spec("transformers") is None or not _is_known_to_transformers(architecture):
             raise
         logger.warning("%s: llmstack's code lacks this variant, so that of transformers runs (%s)", architecture, error)
-    return make(_transformers_model())
+    return make(_transformers_model(architecture))
 
 
 def _of_whole(model_class: type[Model], config: Mapping[str, Any]) -> type[Model]:
@@ -111,13 +111,26 @@ def check_can_be_sharded(model_class: type[Model], own: Sharding, architecture: 
         raise ValueError(f"{sizes}: pipeline stages run on CPUs only; use tensor_parallel_size on GPUs")
 
 
-def _transformers_model() -> type[Model]:
-    from llmstack_model_runner.models.transformers_backend.model import TransformersModel
+def _transformers_model(architecture: str) -> type[Model]:
+    """The class for a name: a decoder, unless transformers has an encoder or a classifier alone of that name."""
+    from llmstack_model_runner.models.transformers_backend.encoder_classes import is_known_encoder, labels_of
+    from llmstack_model_runner.models.transformers_backend.resolve import is_known_to_transformers
 
-    return TransformersModel
+    if is_known_to_transformers(architecture) or not is_known_encoder(architecture):
+        from llmstack_model_runner.models.transformers_backend.model import TransformersModel
+
+        return TransformersModel
+    if labels_of(architecture):
+        from llmstack_model_runner.models.transformers_backend.encoder_labels import TransformersClassifier
+
+        return TransformersClassifier
+    from llmstack_model_runner.models.transformers_backend.encoder import TransformersTextEncoder
+
+    return TransformersTextEncoder
 
 
 def _is_known_to_transformers(architecture: str) -> bool:
+    from llmstack_model_runner.models.transformers_backend.encoder_classes import is_known_encoder
     from llmstack_model_runner.models.transformers_backend.resolve import is_known_to_transformers
 
-    return is_known_to_transformers(architecture)
+    return is_known_to_transformers(architecture) or is_known_encoder(architecture)

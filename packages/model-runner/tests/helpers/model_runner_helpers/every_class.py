@@ -99,7 +99,7 @@ def verdict(architecture: str) -> str:
     model_class = getattr(transformers, architecture)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = _small_config(model_class.config_class, _OVERRIDES.get(architecture, {}))
+        config = small_config(model_class.config_class, _OVERRIDES.get(architecture, {}))
         values = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [architecture]}
         try:
             TransformersModel(values, torch.float32, torch.device("cpu"))
@@ -108,7 +108,8 @@ def verdict(architecture: str) -> str:
             return str(error).partition(": ")[2].removesuffix(".").replace("|", "/")
 
 
-def _small_config(config_class: Any, changes: dict[str, Any]) -> Any:
+def small_config(config_class: Any, changes: dict[str, Any]) -> Any:
+    """A configuration of a class with few layers and narrow ones."""
     known = {*inspect.signature(config_class.__init__).parameters, *getattr(config_class, "attribute_map", {})}
     with contextlib.suppress(TypeError, ValueError, AttributeError):  # some have no defaults
         known |= {*config_class().to_dict()}
@@ -116,17 +117,7 @@ def _small_config(config_class: Any, changes: dict[str, Any]) -> Any:
 
 
 def _compare(model_class: Any, config: Any) -> str:
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        num_parameters = sum(p.numel() for p in model_class._from_config(config).parameters())
-    if num_parameters > _MAX_PARAMETERS:
-        raise ValueError(f"{model_class.__name__} has {num_parameters} parameters")
-    model = model_class._from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.is_floating_point():
-                is_gain = parameter.ndim == 1 and name.endswith("weight")
-                torch.nn.init.normal_(parameter, mean=float(is_gain), std=0.1 if parameter.ndim == 1 else 0.2)
+    model = random_model(model_class, config)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         values = json.loads((Path(folder) / "config.json").read_text())
@@ -141,6 +132,26 @@ def _compare(model_class: Any, config: Any) -> str:
     assert error <= TOLERANCE, f"{model_class.__name__}: logits differ by {error:.1e} of the largest"
     assert harness.greedy(PROMPT, NUM_OUTPUT_TOKENS, "b") == [*tokens[len(PROMPT) :], int(logits[-1].argmax())]
     return EXACT
+
+
+def random_model(model_class: Any, config: Any) -> Any:
+    """A model with weights that make a difference, biases included.
+
+    Raises:
+        ValueError: It has too many of them.
+    """
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        num_parameters = sum(p.numel() for p in model_class._from_config(config).parameters())
+    if num_parameters > _MAX_PARAMETERS:
+        raise ValueError(f"{model_class.__name__} has {num_parameters} parameters")
+    model = model_class._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point():
+                is_gain = parameter.ndim == 1 and name.endswith("weight")
+                torch.nn.init.normal_(parameter, mean=float(is_gain), std=0.1 if parameter.ndim == 1 else 0.2)
+    return model
 
 
 def _greedy(model: Any) -> tuple[list[int], torch.Tensor]:

@@ -19,7 +19,7 @@ class OutputLines:
     def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
         """Replaces `decoder`, a part of `model`, by the stand-in."""
         self._model = model
-        self._stand_in = _StandIn()
+        self._stand_in = StandIn()
         name = next(name for name, module in model.named_modules() if module is decoder)
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, self._stand_in)
@@ -42,7 +42,7 @@ def find_decoder(model: PreTrainedModel) -> nn.Module:
     return decoder
 
 
-class _StandIn(nn.Module):
+class StandIn(nn.Module):
     """Module that returns a given output."""
 
     output: Any = None

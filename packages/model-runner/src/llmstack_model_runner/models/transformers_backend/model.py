@@ -5,29 +5,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
-from llmstack_kernels.linear import AnyStoredWeight
-from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.adaptation import adapted_layers
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers.packing import Packing, packing
 from llmstack_model_runner.layers.step_vectors import StepVectors
-from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, WeightSlot, finite, plain
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
-from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
-from llmstack_model_runner.models.transformers_backend.head import OutputLines, find_decoder
-from llmstack_model_runner.models.transformers_backend.load import (
-    describe_version,
-    load_model,
-    release_files,
+from llmstack_model_runner.models.transformers_backend.attention import (
+    IMPLEMENTATION,
+    PROBE_IMPLEMENTATION,
+    PagedAttention,
+    install,
 )
-from llmstack_model_runner.models.transformers_backend.modules import pack_modules
+from llmstack_model_runner.models.transformers_backend.base import TransformersBase, describe_error
+from llmstack_model_runner.models.transformers_backend.head import OutputLines, find_decoder
 from llmstack_model_runner.models.transformers_backend.probe import (
     ProbeError,
     check_only_attention_connects,
@@ -37,9 +33,6 @@ from llmstack_model_runner.models.transformers_backend.probe import (
     run_rows,
 )
 from llmstack_model_runner.models.transformers_backend.resolve import (
-    UnsupportedByTransformersError,
-    build_on_meta,
-    check_context,
     max_model_len,
     resolve,
 )
@@ -47,38 +40,19 @@ from llmstack_model_runner.models.transformers_backend.resolve import (
 logger = logging.getLogger(__name__)
 
 
-class TransformersModel(CausalLM):
+class TransformersModel(TransformersBase, CausalLM):
     """Any decoder of transformers whose attention can be replaced.
 
     `kv_spec` follows the configuration until the weights are loaded, and then what the probe observed.
     """
 
-    implementation = describe_version()
-    loads_by_slots = False
-    keeps_numeric_contract = False  # norms and activations, in some models matrix products, are of transformers
-
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._model_class = resolve(config)
         self._dtype = dtype
         self._device = device
+        self._attention_name = PROBE_IMPLEMENTATION
         self._adapted = adapted_layers()
         self.kv_spec = _declared_spec(self._config)
-
-    def slots(self) -> dict[str, WeightSlot]:
-        """Slots of all tensors under the model's names, which can differ from the checkpoint's; shared ones once."""
-        model = build_on_meta(self._config, self._model_class, self._dtype)
-        saved = model.state_dict()
-        tensors = [*model.named_parameters(), *((name, t) for name, t in model.named_buffers() if name in saved)]
-        return {name: WeightSlot(tuple(tensor.shape), _not_by_slot, _kind(name, tensor)) for name, tensor in tensors}
-
-    def limit_context(self, max_model_len: int) -> None:
-        """Raises for contexts in which rows of a batch would not be independent."""
-        check_context(self._config, self._model_class.__name__, max_model_len)
-
-    def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
-        """Loads through transformers, which renames and joins tensors of older checkpoints."""
-        needed = ((self.rename(name), _checked(name, weight)) for name, weight in weights if not self.is_ignored(name))
-        self._model = load_model(self._config, self._model_class, needed, self._dtype, self._device)
 
     @torch.inference_mode()
     def finish_loading(self) -> None:
@@ -87,21 +61,17 @@ class TransformersModel(CausalLM):
         Raises:
             UnsupportedByTransformersError: Paged attention does not support it.
         """
-        if self._device.type == "cpu" or packing() != Packing() or self._adapted is not None:
-            pack_modules(self._model)
-            release_files(self._model)
+        self._pack(self._model, is_needed=self._adapted is not None)
         self._decoder: Any = find_decoder(self._model)
         self._output_class: type[Any] = dict
         if self._decoder is self._model:
-            reason = "its decoder cannot be separated from its head"
-            raise UnsupportedByTransformersError(self._model_class.__name__, reason)
+            raise self._unsupported("its decoder cannot be separated from its head")
         try:
             self._probe()
         except ProbeError as error:
-            raise UnsupportedByTransformersError(self._model_class.__name__, str(error)) from error
+            raise self._unsupported(str(error)) from error
         except Exception as error:  # model code can raise anything if it needs what the backend does not provide
-            reason = f"running it raises {type(error).__name__}, {' '.join(str(error).split())[:200]}"
-            raise UnsupportedByTransformersError(self._model_class.__name__, reason) from error
+            raise self._unsupported(describe_error(error)) from error
 
     @torch.inference_mode()
     def forward(
@@ -194,26 +164,3 @@ def _number(config: PreTrainedConfig, name: str, default: int) -> int:
     except RuntimeError:  # it differs between layers
         return default
     return found if isinstance(found, int) and found else default
-
-
-def _not_by_slot(tensor: torch.Tensor) -> None:
-    raise RuntimeError("tensors are renamed and joined while loading; `load_weights` loads all of them at once")
-
-
-def _checked(name: str, weight: AnyWeight) -> torch.Tensor | UnreadWeight:
-    """The weight, which is finite; of a quantized one its reader says so."""
-    if isinstance(weight, UnreadWeight):
-        return weight
-    if isinstance(weight, AnyStoredWeight):
-        raise TypeError("quantized weights are read where they are needed")
-    try:
-        found = weight if isinstance(weight, torch.Tensor) else weight.read(None)
-        return plain(found) if name.endswith("weight") else finite(found)  # others may be masks or positions
-    except ValueError as error:
-        raise ValueError(f"The weights cannot be loaded: {name[:128]} {error}.") from None
-
-
-def _kind(name: str, tensor: torch.Tensor) -> WeightKind:
-    if name.endswith("bias"):
-        return WeightKind.BIAS
-    return WeightKind.MATRIX if tensor.ndim > 1 else WeightKind.SCALE

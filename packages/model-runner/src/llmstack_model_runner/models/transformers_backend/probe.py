@@ -27,11 +27,11 @@ Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _ROW_LENGTHS = (3, 4, 3)
 _NUM_TOKENS = sum(_ROW_LENGTHS)
-_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Of the largest number, what products of other rows may change; positions change more."""
 
 # Keyword arguments of layers that change no result here; `s_aux` (sinks), `sliding_window` and `softcap` are supported.
-_HARMLESS_OPTIONS = frozenset({
+HARMLESS_OPTIONS = frozenset({
     "cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "position_embeddings",
     "position_ids", "return_dict", "s_aux", "sliding_window", "softcap", "use_cache",
 })  # fmt: skip
@@ -47,7 +47,7 @@ def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrain
     Raises:
         ProbeError: The attention is of another kind.
     """
-    calls, _ = _run_without_attention(model, run, range(_NUM_TOKENS))
+    calls, _ = run_without_attention(model, run, range(_NUM_TOKENS))
     if not calls:
         raise ProbeError("it calls no attention that can be replaced")
     for call in calls:
@@ -66,8 +66,8 @@ def check_only_attention_connects(model: nn.Module, embedding: nn.Module, run: R
         ProbeError: Tokens are connected.
     """
     first, end = _ROW_LENGTHS[0], _ROW_LENGTHS[0] + _ROW_LENGTHS[1]
-    with _poisoned(embedding, slice(0, first), slice(end, None)):
-        _, hidden = _run_without_attention(model, run, range(_NUM_TOKENS))
+    with poisoned(embedding, slice(0, first), slice(end, None)):
+        _, hidden = run_without_attention(model, run, range(_NUM_TOKENS))
     if not hidden[first:end].isfinite().all():
         raise ProbeError("its layers keep a state of their own beside keys and values")
 
@@ -90,15 +90,15 @@ def find_linears_of_tokens(model: nn.Module, embedding: nn.Module, run: Run) -> 
     layers = [module for module in model.modules() if isinstance(module, LinearLayer)]
     handles = [layer.register_forward_pre_hook(note) for layer in layers]
     try:
-        with _poisoned(embedding, slice(0, _ROW_LENGTHS[0]), slice(_NUM_TOKENS - _ROW_LENGTHS[2], None)):
-            _run_without_attention(model, run, range(_NUM_TOKENS))
+        with poisoned(embedding, slice(0, _ROW_LENGTHS[0]), slice(_NUM_TOKENS - _ROW_LENGTHS[2], None)):
+            run_without_attention(model, run, range(_NUM_TOKENS))
     finally:
         for handle in handles:
             handle.remove()
     return [layer for layer in layers if found.get(layer) == 1]
 
 
-def _run_without_attention(
+def run_without_attention(
     model: nn.Module, run: Run, token_ids: Sequence[int]
 ) -> tuple[list[AttentionCall], torch.Tensor]:
     """The calls and the hidden states of tokens at positions from 0 on, where each token attends to itself alone."""
@@ -109,16 +109,16 @@ def _run_without_attention(
         return call.value.repeat_interleave(-(-call.query.shape[1] // call.value.shape[1]), 1)[:, : call.query.shape[1]]
 
     install(model, record)
-    device = _device(model)
+    device = device_of(model)
     hidden = run(torch.tensor(token_ids, device=device), torch.arange(len(token_ids), device=device))
     return calls, hidden
 
 
 def _has_positions(model: nn.Module, run: Run) -> bool:
     """Whether anything but a mask differs between two places where a request has the same token."""
-    calls, hidden = _run_without_attention(model, run, (0, 1, 0, 1))
+    calls, hidden = run_without_attention(model, run, (0, 1, 0, 1))
     seen = (hidden, *(states for call in calls for states in (call.query, call.key, call.value)))
-    return any((x[0] - x[2]).abs().max() > _ROUNDING[x.dtype] * x.abs().max() for x in seen)
+    return any((x[0] - x[2]).abs().max() > ROUNDING[x.dtype] * x.abs().max() for x in seen)
 
 
 def check_rows_are_independent(model: nn.Module, embedding: nn.Module, run: Run, attention: PagedAttention) -> None:
@@ -132,7 +132,7 @@ def check_rows_are_independent(model: nn.Module, embedding: nn.Module, run: Run,
     """
     first, end = _ROW_LENGTHS[0], _ROW_LENGTHS[0] + _ROW_LENGTHS[1]
     positions = [position for length in _ROW_LENGTHS for position in range(length)]
-    with _poisoned(embedding, slice(0, first), slice(end, None)):
+    with poisoned(embedding, slice(0, first), slice(end, None)):
         hidden = run_rows(model, run, attention, _ROW_LENGTHS, positions)
     if not hidden[first:end].isfinite().all():
         raise ProbeError("tokens of one request change those of another in the same batch")
@@ -146,7 +146,7 @@ def run_rows(
     model: nn.Module, run: Run, attention: PagedAttention, lengths: Sequence[int], positions: Sequence[int]
 ) -> torch.Tensor:
     """Hidden states of whole requests, one block each, in a temporary storage."""
-    device = _device(model)
+    device = device_of(model)
     attention.begin(_metadata(lengths, max(lengths), device), attention.make_storage(len(lengths), max(lengths)))
     return run(torch.arange(sum(lengths), device=device), torch.tensor(positions, device=device))
 
@@ -182,7 +182,7 @@ def _selected_by(call: AttentionCall, config: PreTrainedConfig) -> int | None:
 
 def _check_options(call: AttentionCall, selected: int | None) -> None:
     used = {name for name, value in call.options.items() if value is not None and value is not False}
-    unknown = sorted(used - _HARMLESS_OPTIONS - ({"indices"} if selected else set()))
+    unknown = sorted(used - HARMLESS_OPTIONS - ({"indices"} if selected else set()))
     if unknown:
         raise ProbeError(f"its attention needs {', '.join(unknown)[:128]}")
     sinks = call.options.get("s_aux")
@@ -220,7 +220,9 @@ def _is_causal(rule: MaskRule, window: int | None, num_positions: int) -> bool:
 
 
 @contextmanager
-def _poisoned(embedding: nn.Module, *rows: slice) -> Iterator[None]:
+def poisoned(embedding: nn.Module, *rows: slice) -> Iterator[None]:
+    """Makes the embeddings of some tokens NaN, which shows what depends on them."""
+
     def poison(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         output = output.clone()
         for part in rows:
@@ -249,5 +251,6 @@ def _metadata(lengths: Sequence[int], block_size: int, device: torch.device) -> 
     )
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights of a model are."""
     return next(model.parameters()).device

@@ -39,7 +39,7 @@ class UnsupportedByTransformersError(ValueError):
 
 def is_known_to_transformers(architecture: str) -> bool:
     """Whether the installed transformers has a causal language model of this name."""
-    return any(architecture in _names(value) for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    return any(architecture in names_of(value) for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
 
 def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
@@ -50,13 +50,15 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
     """
     architecture = str((config.get("architectures") or ["?"])[0])
     model_type = str(config.get("model_type", ""))
-    if architecture not in _names(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())):
-        raise UnsupportedByTransformersError(architecture, _why_unknown(config, architecture, model_type))
-    model_config = _parse(config, architecture, model_type)
-    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    reason = _why_refused(model_config, model_class)
-    if reason is not None:
+    if architecture not in names_of(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())):
+        is_known = is_known_to_transformers(architecture)
+        reason = why_unknown(config, model_type, "causal language model", is_known=is_known)
         raise UnsupportedByTransformersError(architecture, reason)
+    model_config = parse_config(config, architecture, model_type)
+    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
+    refusal = _why_refused(model_config, model_class)
+    if refusal is not None:
+        raise UnsupportedByTransformersError(architecture, refusal)
     register_attention()
     return model_config, model_class
 
@@ -69,10 +71,10 @@ def resolve_whole(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pre
     """
     architecture = str((config.get("architectures") or ["?"])[0])
     model_type = str(config.get("model_type", ""))
-    if architecture not in _names(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type, ())):
+    if architecture not in names_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type, ())):
         reason = "the installed transformers has no model for pictures of that name and model_type"
         raise UnsupportedByTransformersError(architecture, reason)
-    model_config = _parse(config, architecture, model_type)
+    model_config = parse_config(config, architecture, model_type)
     model_class: type[PreTrainedModel] = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_config)]
     return model_config, model_class
 
@@ -136,11 +138,17 @@ def build_on_meta(
     return model
 
 
-def _names(value: str | tuple[str, ...]) -> tuple[str, ...]:
+def names_of(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The classes of an entry of a table of transformers, which has one or several."""
     return (value,) if isinstance(value, str) else value
 
 
-def _parse(config: Mapping[str, Any], architecture: str, model_type: str) -> PreTrainedConfig:
+def parse_config(config: Mapping[str, Any], architecture: str, model_type: str) -> PreTrainedConfig:
+    """The configuration of transformers for a config.json, without what chooses code.
+
+    Raises:
+        UnsupportedByTransformersError: Its class refuses the values.
+    """
     fields = {name: value for name, value in config.items() if not name.startswith("_") and name not in _NOT_THE_MODELS}
     try:
         # Infinity and NaN have a form of their own in config.json.
@@ -150,14 +158,15 @@ def _parse(config: Mapping[str, Any], architecture: str, model_type: str) -> Pre
         raise UnsupportedByTransformersError(architecture, reason) from error
 
 
-def _why_unknown(config: Mapping[str, Any], architecture: str, model_type: str) -> str:
+def why_unknown(config: Mapping[str, Any], model_type: str, kind: str, *, is_known: bool) -> str:
+    """The reason why a class cannot be found: `kind` is what it should be, `is_known` whether others have its name."""
     if config.get("is_encoder_decoder"):
         return "it is an encoder and a decoder, and only decoders are served"
     if config.get("auto_map"):
         return "it is made of code from its repository, which is never run"
-    if is_known_to_transformers(architecture):
+    if is_known:
         return f"model_type {model_type[:64]!r} in its config.json belongs to another class"
-    return "the installed transformers has no causal language model of that name"
+    return f"the installed transformers has no {kind} of that name"
 
 
 def _why_refused(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
