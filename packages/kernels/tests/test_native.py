@@ -80,6 +80,25 @@ def test_activations_equal_the_reference(variant: str, dtype: torch.dtype, size:
     assert native_activation.relu(x)[3].isnan().all()
 
 
+def test_exact_gelu_errs_by_the_rounding_of_one_alone(variant: str) -> None:
+    x = torch.cat((torch.linspace(-7, 7, 2_000_003), torch.tensor([0.9, 4.0]) * 2**0.5, torch.tensor([1e4, 3e38])))
+    for own in (x, -x):
+        exact = own.double() * (1 + torch.erf(own.double() / 2**0.5)) / 2
+        errors = (native_activation.gelu(own[None])[0].double() - exact).abs()
+        assert (errors <= 1.5 * 2**-23 * own.abs()).all()
+    odd = native_activation.gelu(torch.tensor([[0.0, torch.inf, torch.nan, -torch.nan]]))[0]
+    assert odd[:2].tolist() == [0, torch.inf]
+    assert odd[2:].isnan().all()
+
+
+def test_exact_gelu_has_the_same_bits_at_any_place_of_a_row(variant: str) -> None:
+    x = 3 * torch.randn(1, 100)
+    expected = native_activation.gelu(x)
+    for begin in (0, 1, 7, 64, 83):
+        for end in (begin + 1, begin + 5, begin + 16, 100):
+            assert torch.equal(native_activation.gelu(x[:, begin:end].contiguous()), expected[:, begin:end])
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gates_of_slices_of_a_projection_equal_the_reference(variant: str, dtype: torch.dtype, size: int) -> None:
