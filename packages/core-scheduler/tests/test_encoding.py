@@ -269,6 +269,7 @@ def test_an_item_under_way_is_finished_before_one_of_a_request_that_goes_first()
     rig.step()
     rig.add(early)
     assert parts_of(rig.step()) == [(1, 1, 1)]
+    assert (rig.stats.num_parts, rig.stats.num_encoded) == (2, 0)
     assert rig.run() == {"late": right_answer(late), "early": right_answer(early)}
     assert rig.stats.num_encoded == 2
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.outputs.stats import IterationStats
 from llmstack_llm.requests import AdmittedRequest
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_types import (
+    EncoderStats,
     EngineCoreOutput,
     EngineCoreRequest,
+    MediaItem,
     PoolingParams,
     RequestEvent,
     RequestStatus,
@@ -24,8 +27,8 @@ from llmstack_types import (
 PARAMS = SamplingParams(max_tokens=9, seed=0, detokenize=False)
 
 
-def add(processor: OutputProcessor, request_id: str, arrival_s: float) -> None:
-    request = EngineCoreRequest(request_id, [1], PARAMS, arrival_time_s=arrival_s)
+def add(processor: OutputProcessor, request_id: str, arrival_s: float, *media: MediaItem) -> None:
+    request = EngineCoreRequest(request_id, [1], PARAMS, arrival_time_s=arrival_s, media=media)
     collector = processor.new_collector(PARAMS.output_kind)
     processor.add_request(request_id, AdmittedRequest(None, [1], PARAMS), [request], collector)
 
@@ -55,6 +58,20 @@ def test_a_request_that_pools_is_watched_too() -> None:
     vector = array("f", [1.0]).tobytes()
     processor.process_outputs([EngineCoreOutput("p", [], pooled=vector)], 2.0)
     assert processor.find_stalled(40.0, counts_waiting=True) == []
+
+
+def test_a_picture_that_is_encoded_for_long_holds_up_no_request() -> None:
+    processor, picture = OutputProcessor(None), MediaItem(bytes(32), "image", 0, 1)
+    add(processor, "text", 0.0)
+    add(processor, "picture", 0.0, picture)
+    pools = EngineCoreRequest("pools", [1], PARAMS, pooling_params=PoolingParams(), media=(picture,))
+    processor.add_pooling_request(None, pools)
+    processor.process_outputs([], 1.0, [running(name, 1.0) for name in ("text", "picture", "pools")])
+    for engine_index, num_parts, time_s in ((0, 1, 50.0), (0, 2, 60.0), (1, 0, 70.0), (0, 2, 70.0)):
+        iteration = IterationStats(timestamp_s=time_s, engine_index=engine_index)
+        processor.note_encoder(iteration, EncoderStats(num_parts=num_parts))
+    assert processor.find_stalled(60.0, counts_waiting=False) == ["text"]
+    assert processor.find_stalled(61.0, counts_waiting=False) == ["pools", "text", "picture"]
 
 
 async def test_an_engine_core_that_stands_still_holds_up_all_requests(tmp_path: Path) -> None:

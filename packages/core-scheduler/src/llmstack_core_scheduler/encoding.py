@@ -52,7 +52,7 @@ class Encoding:
         self._can_cut_prompts = config.enable_chunked_prefill
         self._begun = 0
         self._freed: list[int] = []
-        self._num_queries = self._num_hits = self._num_encoded = self._num_encoded_units = 0
+        self._num_queries = self._num_hits = self._num_encoded = self._num_encoded_units = self._num_parts = 0
         self._step = 0
         self._plan: StepPlan | None = None
         self._num_left_units: int | None = None
@@ -143,7 +143,7 @@ class Encoding:
         cache = self.cache
         return EncoderStats(
             cache.num_tokens, cache.num_tokens - cache.num_free_tokens, self._num_queries, self._num_hits,
-            self._num_encoded, self._num_encoded_units, cache.num_evictions, cache.num_repeats,
+            self._num_encoded, self._num_encoded_units, cache.num_evictions, cache.num_repeats, self._num_parts,
         )  # fmt: skip
 
     def _end_of(self, item: MediaItem) -> int:
@@ -203,6 +203,7 @@ class Encoding:
         if not num_layers and entry.num_layers:
             return False
         plan.encoder_work.append(EncoderWork(number, entry.num_done, num_layers, None if entry.num_done else item))
+        self._num_parts += 1
         if num_layers:
             left = self._num_left_units or 0
             self._num_left_units = left - -(-entry.num_units * num_layers // entry.num_layers)
@@ -261,7 +262,7 @@ class Encoding:
             self.cache.add(number, Encoded(*counts))
         (
             self._begun, _, _, self._num_queries, self._num_hits, self._num_encoded, self._num_encoded_units,
-            self.cache.num_evictions, self.cache.num_repeats,
+            self.cache.num_evictions, self.cache.num_repeats, self._num_parts,
         ) = state["counts"]  # fmt: skip
         self._freed = list(state["freed"])
 

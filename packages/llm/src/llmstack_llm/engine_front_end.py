@@ -197,9 +197,9 @@ class EngineFrontEnd:
 
         A request that waits for its first place in a step is stuck only where no step ends.
         """
-        now_s = time.monotonic()
-        is_engine_stuck = now_s - self._last_step_s > timeout_s
-        request_ids = self.output_processor.find_stalled(now_s - timeout_s, counts_waiting=is_engine_stuck)
+        since_s = time.monotonic() - timeout_s
+        is_engine_stuck = self._last_step_s < since_s
+        request_ids = self.output_processor.find_stalled(since_s, counts_waiting=is_engine_stuck)
         return request_ids, is_engine_stuck and bool(request_ids)
 
     async def load_adapter(
@@ -339,15 +339,16 @@ class EngineFrontEnd:
                 self._last_step_s = time.monotonic()
                 if outputs.engine is not None:
                     self.output_processor.note_engine(outputs.outputs, outputs.engine)
-                processed = self.output_processor.process_outputs(
-                    outputs.outputs, outputs.timestamp_s, outputs.events, outputs.phases
-                )
+                arguments = outputs.outputs, outputs.timestamp_s, outputs.events, outputs.phases
+                processed = self.output_processor.process_outputs(*arguments)
                 if processed.request_ids_to_abort:
                     await self._client.abort_requests(processed.request_ids_to_abort)
-                processed.iteration_stats.engine_index = outputs.engine_index
-                processed.iteration_stats.block_evictions = outputs.evictions
-                processed.iteration_stats.shadow = outputs.shadow
-                record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
+                iteration, stats = processed.iteration_stats, outputs.scheduler_stats
+                iteration.block_evictions, iteration.shadow = outputs.evictions, outputs.shadow
+                iteration.engine_index = outputs.engine_index
+                if stats is not None and stats.encoder is not None:
+                    self.output_processor.note_encoder(iteration, stats.encoder)
+                record_all(self._stat_loggers, stats, iteration)
         except EngineDeadError as error:
             self._die(error)
         except Exception:  # a bug: waiting streams must end rather than hang

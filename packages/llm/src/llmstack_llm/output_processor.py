@@ -18,6 +18,7 @@ from llmstack_llm.text.detokenizer import Detokenizer, make_detokenizer
 from llmstack_llm.text.stop_strings import StopStringMatcher, StopStringStream
 from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import (
+    EncoderStats,
     EngineCoreOutput,
     EngineCoreRequest,
     EngineReady,
@@ -65,6 +66,8 @@ class OutputProcessor:
         self.request_id_to_completion: dict[str, CompletionState] = {}
         self._step_times = StepTimes()
         self._num_aborted = 0
+        self._engine_to_num_parts: dict[int, int] = {}
+        self._encoded_s = 0.0
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -226,15 +229,26 @@ class OutputProcessor:
                     parent.deliver(output)
         return aborted
 
+    def note_encoder(self, iteration: IterationStats, stats: EncoderStats) -> None:
+        """What the encoder has done after a step."""
+        if stats.num_parts != self._engine_to_num_parts.get(iteration.engine_index, 0):
+            self._engine_to_num_parts[iteration.engine_index] = stats.num_parts
+            self._encoded_s = iteration.timestamp_s
+
     def find_stalled(self, since_s: float, *, counts_waiting: bool) -> list[str]:
         """Requests that nothing has happened to since then, in monotonic seconds.
 
+        Those with pictures or sound get on while anything is encoded: theirs is, or its turn comes.
+
         `counts_waiting`: Whether requests that were in no step yet count too.
         """
-        return self.pooling.find_stalled(since_s, counts_waiting=counts_waiting) + [
+        is_encoding = self._encoded_s >= since_s
+        return self.pooling.find_stalled(since_s, counts_waiting=counts_waiting, is_encoding=is_encoding) + [
             request_id
             for request_id, state in self.request_id_to_state.items()
-            if state.last_progress_s < since_s and (counts_waiting or state.metrics.scheduled_time_s is not None)
+            if state.last_progress_s < since_s
+            and (counts_waiting or state.metrics.scheduled_time_s is not None)
+            and not (is_encoding and state.has_media)
         ]
 
     def fail_all(self, error: Exception) -> None:

@@ -151,6 +151,7 @@ class EncoderStats(NamedTuple):
         num_units: Counter of the units of items that began to be encoded.
         num_evictions: Counter of items that were evicted.
         num_repeats: Counter of those that a request in progress still needed, so that they are encoded again.
+        num_parts: Counter of parts of items that were encoded; it grows while an item is under way.
     """
 
     num_cache_tokens: int = 0
@@ -161,3 +162,4 @@ class EncoderStats(NamedTuple):
     num_units: int = 0
     num_evictions: int = 0
     num_repeats: int = 0
+    num_parts: int = 0

@@ -229,7 +229,7 @@ STATS = st.builds(
         "num_accepted_draft_tokens_per_place": st.lists(COUNT, max_size=5).map(tuple),
         "num_waiting_tokens_per_tenant": st.tuples(COUNT, COUNT),
         "waiting_tenants": st.tuples(TEXT, TEXT),
-        "encoder": optional(st.builds(EncoderStats, *[COUNT] * 8)),
+        "encoder": optional(st.builds(EncoderStats, *[COUNT] * 9)),
     },
 )
 READY = st.builds(

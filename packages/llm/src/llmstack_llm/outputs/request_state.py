@@ -71,6 +71,7 @@ class RequestState:
     """One request as the user sees it: its prompt, its stream, and how many of its completions go on.
 
     Attributes:
+        has_media: Whether its prompt has pictures, sound or vectors.
         on_first_token: Called with the seconds from the submission to the first token; None for no call.
         on_end: Called when its last completion has ended; None for no call.
         completion_ids: Engine request ids of its completions, by index.
@@ -92,6 +93,7 @@ class RequestState:
         self.prompt = admitted.prompt
         self.prompt_token_ids = requests[0].prompt_token_ids
         self.tenant = requests[0].tenant
+        self.has_media = bool(requests[0].media)
         self.lora_request: LoRARequest | None = None
         if requests[0].lora_name is not None:
             self.lora_request = lora_request_of(requests[0].lora_name, requests[0].lora_path)

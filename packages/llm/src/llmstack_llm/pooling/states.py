@@ -100,12 +100,13 @@ class PoolingStates:
         if state is not None and status is RequestStatus.RUNNING and state.scheduled_time_s is None:
             state.scheduled_time_s = time_s
 
-    def find_stalled(self, since_s: float, *, counts_waiting: bool) -> list[str]:
+    def find_stalled(self, since_s: float, *, counts_waiting: bool, is_encoding: bool) -> list[str]:
         return [
             request_id
             for request_id, state in self.request_id_to_state.items()
             if (state.scheduled_time_s or state.request.arrival_time_s) < since_s
             and (counts_waiting or state.scheduled_time_s is not None)
+            and not (is_encoding and state.request.media)
         ]
 
     def abort(self, request_id: str, *, is_silent: bool) -> bool:
