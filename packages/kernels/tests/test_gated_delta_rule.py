@@ -34,6 +34,14 @@ def make_inputs(
     )  # fmt: skip
 
 
+def with_row_decays(inputs: DeltaRuleInputs, shape: tuple[int, int, int, int]) -> DeltaRuleInputs:
+    """The same inputs, with a decay for each row of a matrix."""
+    generator = torch.Generator().manual_seed(7)
+    count = shape[1] * shape[2]
+    decays = torch.randn(len(inputs.mixed), count + 3, generator=generator).to(inputs.mixed.dtype)[:, 3:]
+    return replace(inputs, decays=decays, decay_bias=torch.randn(count, generator=generator))
+
+
 def make_matrices(num_blocks: int, shape: tuple[int, int, int, int]) -> torch.Tensor:
     return make_states(num_blocks, shape[1:])
 
@@ -56,10 +64,16 @@ def recurrence(inputs: DeltaRuleInputs, state: torch.Tensor) -> tuple[torch.Tens
             q, k = mixed[place : place + key_dim], mixed[num_keys + place : num_keys + place + key_dim]
             q, k = (x / (x.square().sum() + 1e-6).sqrt() for x in (q, k))
             v = mixed[2 * num_keys + head * value_dim : 2 * num_keys + (head + 1) * value_dim]
-            shifted = inputs.decays[token, head].double() + inputs.decay_bias[head].double()
-            decay = torch.exp(-inputs.log_decay[head].double().exp() * torch.log1p(shifted.exp()))
-            rate = 1 / (1 + torch.exp(-inputs.rates[token, head].double()))
-            matrix = state[head] * decay
+            num_decays = inputs.decays.shape[1] // num_heads
+            own = slice(head * num_decays, (head + 1) * num_decays)
+            shifted = inputs.decays[token, own].double() + inputs.decay_bias[own].double()
+            speed = inputs.log_decay[head].double().exp()
+            if inputs.lowest is None:
+                decay = torch.exp(-speed * torch.log1p(shifted.exp()))
+            else:
+                decay = torch.exp(inputs.lowest / (1 + torch.exp(-speed * shifted)))
+            rate = inputs.rate_scale / (1 + torch.exp(-inputs.rates[token, head].double()))
+            matrix = state[head] * decay[:, None]
             state[head] = matrix + torch.outer(k, rate * (v - k @ matrix))
             outs.append(q @ state[head] / key_dim**0.5)
     return torch.stack(outs).view(len(inputs.mixed), num_heads * value_dim), state
@@ -87,6 +101,28 @@ def test_all_backends_follow_the_recurrence(
     torch.testing.assert_close(matrices[2].double(), state, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("lowest", [None, -5.0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_row_of_a_matrix_may_have_its_decay(
+    backend: ModuleType, shape: tuple[int, int, int, int], lowest: float | None
+) -> None:
+    matrices = make_matrices(3, shape)
+    inputs = replace(with_row_decays(make_inputs(37, shape, torch.float32), shape), lowest=lowest)
+    expected, state = recurrence(inputs, matrices[1].clone())
+    out = backend.gated_delta_rule(inputs, matrices, make_rows([37]))
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(matrices[2].double(), state, atol=2e-5, rtol=1e-4)
+
+
+def test_rates_may_be_scaled_and_one_decay_bounded(backend: ModuleType) -> None:
+    shape = SHAPES[1]
+    matrices, inputs = make_matrices(3, shape), make_inputs(21, shape, torch.float32)
+    inputs = replace(inputs, rate_scale=2.0, lowest=-3.0)
+    expected, _ = recurrence(inputs, matrices[1].clone())
+    out = backend.gated_delta_rule(inputs, matrices, make_rows([21]))
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_inputs_of_16_bits_round_the_result_alone(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
@@ -99,10 +135,14 @@ def test_inputs_of_16_bits_round_the_result_alone(shape: tuple[int, int, int, in
     assert torch.equal(matrices, wide)
 
 
+@pytest.mark.parametrize("has_row_decays", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cuts", [[1] * 23, [7, 16], [22, 1], [1, 3, 19]], ids=str)
-def test_no_cut_changes_a_bit(backend: ModuleType, shape: tuple[int, int, int, int], cuts: list[int]) -> None:
+def test_no_cut_changes_a_bit(
+    backend: ModuleType, shape: tuple[int, int, int, int], cuts: list[int], has_row_decays: bool
+) -> None:
     inputs, matrices = make_inputs(23, shape, torch.float32), make_matrices(30, shape)
+    inputs = with_row_decays(inputs, shape) if has_row_decays else inputs
     whole = backend.gated_delta_rule(inputs, matrices, make_rows([23]))
     expected = matrices[2].clone()
     start = 0

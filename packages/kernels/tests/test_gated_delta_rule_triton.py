@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,13 +32,24 @@ def make_matrices(num_blocks: int, shape: tuple[int, int, int, int], device: str
     return torch.randn(num_blocks, *shape[1:], device=device)
 
 
-@pytest.mark.parametrize("is_tiled", [False, True])
+VARIANTS: list[dict[str, Any]] = [
+    {}, {"is_tiled": True}, {"rate_scale": 2.0, "lowest": -5.0}, {"has_row_decays": True},
+    {"has_row_decays": True, "lowest": -5.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_and_drafts_agree_with_the_reference(
-    shape: tuple[int, int, int, int], triton_dtype: torch.dtype, triton_device: str, is_tiled: bool
+    shape: tuple[int, int, int, int], triton_dtype: torch.dtype, triton_device: str, variant: dict[str, Any]
 ) -> None:
     inputs, matrices = make_inputs(9, shape, triton_dtype, triton_device), make_matrices(7, shape, triton_device)
-    inputs = replace(inputs, is_tiled=is_tiled)
+    others = {name: value for name, value in variant.items() if name != "has_row_decays"}
+    inputs = replace(inputs, **others)
+    if "has_row_decays" in variant:
+        count = shape[1] * shape[2]
+        decays, bias = torch.randn(9, count, device=triton_device), torch.randn(count, device=triton_device)
+        inputs = replace(inputs, decays=decays.to(triton_dtype), decay_bias=bias)
     rows, expected_matrices = make_rows([5, 1, 3], [5, 0, 2], device=triton_device), matrices.clone()
     expected = reference.gated_delta_rule(inputs, expected_matrices, rows)
     out = kernels.gated_delta_rule(inputs, matrices, rows)

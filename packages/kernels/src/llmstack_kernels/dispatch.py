@@ -43,6 +43,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rotary_and_cache": {"cpu": ("composed",), "cuda": (TRITON,)},
     "rotary_embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "sample_tokens": {"cuda": (TRITON,)},
+    "selective_scan": {"cpu": ("native",), "cuda": (TRITON,)},
     "state_space_scan": {"cpu": ("native",), "cuda": (TRITON,)},
     "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
 }
@@ -60,6 +61,7 @@ _OWN_REFERENCES = frozenset(
         "low_rank",
         "paged_attention",
         "sample_tokens",
+        "selective_scan",
         "state_space_scan",
     }
 )

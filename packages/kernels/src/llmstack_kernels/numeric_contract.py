@@ -29,7 +29,9 @@ _OP_TO_KEEPERS = {
     "rms_norm": _BY_ROWS,
     "rotary_embedding": _BY_ROWS,
 }
-_STATE_OP_TO_KEEPERS = dict.fromkeys(("causal_convolution", "gated_delta_rule", "state_space_scan"), (_NATIVE,))
+_STATE_OP_TO_KEEPERS = dict.fromkeys(
+    ("causal_convolution", "gated_delta_rule", "selective_scan", "state_space_scan"), (_NATIVE,)
+)
 
 
 def find_breaches(

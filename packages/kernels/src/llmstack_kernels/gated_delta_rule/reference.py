@@ -39,12 +39,21 @@ def _learn(inputs: DeltaRuleInputs, token: int, state: torch.Tensor) -> tuple[to
     heads = torch.arange(num_heads, device=query.device)
     heads = heads % num_key_heads if inputs.is_tiled else heads // group
     query, key = (_normalised(x.view(num_key_heads, key_dim))[heads] for x in (query, key))
-    softplus = F.softplus(inputs.decays[token].float() + inputs.decay_bias)
-    state = state * torch.exp(-torch.exp(inputs.log_decay) * softplus)[:, None, None]
+    state = state * _decays(inputs, token, num_heads)[:, :, None]
     predicted = (state * key[:, :, None]).sum(1)
-    change = (value.view(num_heads, value_dim) - predicted) * torch.sigmoid(inputs.rates[token].float())[:, None]
+    rates = inputs.rate_scale * torch.sigmoid(inputs.rates[token].float())
+    change = (value.view(num_heads, value_dim) - predicted) * rates[:, None]
     state = state + key[:, :, None] * change[:, None]
     return state, (state * (query * key_dim**-0.5)[:, :, None]).sum(1).flatten()
+
+
+def _decays(inputs: DeltaRuleInputs, token: int, num_heads: int) -> torch.Tensor:
+    """Factors of the rows of matrices: [num_heads, key_dim or 1]."""
+    shifted = (inputs.decays[token].float() + inputs.decay_bias).view(num_heads, -1)
+    speeds = torch.exp(inputs.log_decay)[:, None]
+    if inputs.lowest is not None:
+        return torch.exp(inputs.lowest * torch.sigmoid(speeds * shifted))
+    return torch.exp(-speeds * F.softplus(shifted))
 
 
 def _normalised(heads: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,13 @@ constexpr int64_t kMaxStateRows = 256;  // as in native.py of the operations
 
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// The factor of a row of the matrix: the same for all, or one of each.
+inline Floats decay_of(Floats decay, int64_t) { return decay; }
+inline Floats decay_of(const float* decays, int64_t row) { return broadcast(decays[row]); }
+
 struct Strip {
   float columns[kMaxStateRows * kStrip];
-  Floats predicted[kStripVectors];  // the key of the next token times the columns, before they decay
+  Floats predicted[kStripVectors];  // what predicts the next token, times the columns
   Floats out[kStripVectors];
 
   // Copies up to kStrip columns of a matrix; the others are 0.
@@ -55,17 +59,17 @@ struct Strip {
   }
 
   // One token, and the prediction for the next one in the same pass over the columns.
-  template <bool kHasNext>
-  void learn(const float* query, const float* key, const float* next_key, Floats decay, const Floats* change,
+  template <bool kHasNext, class Decay>
+  void learn(const float* query, const float* key, const float* next_key, Decay decay, const Floats* change,
              int64_t num_rows) {
     Floats outs[kStripVectors] = {}, sums[kStripVectors] = {}, own[kStripVectors];
     for (int v = 0; v < kStripVectors; ++v) own[v] = change[v];
     for (int64_t i = 0; i < num_rows; ++i) {
       const Floats asked = broadcast(query[i]), learnt = broadcast(key[i]);
-      const Floats next = broadcast(kHasNext ? next_key[i] : 0.0f);
+      const Floats next = broadcast(kHasNext ? next_key[i] : 0.0f), factor = decay_of(decay, i);
       float* line = columns + i * kStrip;
       unrolled<kStripVectors>([&](auto v) __attribute__((always_inline)) {
-        const Floats updated = multiply_add(learnt, own[v], load(line + v * kLanes) * decay);
+        const Floats updated = multiply_add(learnt, own[v], load(line + v * kLanes) * factor);
         store(line + v * kLanes, updated);
         outs[v] = multiply_add(asked, updated, outs[v]);
         if constexpr (kHasNext) sums[v] = multiply_add(next, updated, sums[v]);

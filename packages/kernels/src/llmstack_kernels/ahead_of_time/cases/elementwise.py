@@ -15,6 +15,8 @@ from llmstack_kernels.gated_delta_rule import DeltaRuleInputs
 from llmstack_kernels.gated_delta_rule import triton as delta_rule
 from llmstack_kernels.layer_norm import triton as layer_norm
 from llmstack_kernels.rms_norm import triton as rms_norm
+from llmstack_kernels.selective_scan import SelectiveInputs
+from llmstack_kernels.selective_scan import triton as selective
 from llmstack_kernels.state_rows import StateRows
 from llmstack_kernels.state_space_scan import ScanInputs
 from llmstack_kernels.state_space_scan import triton as scan
@@ -57,12 +59,15 @@ def _causal_convolution_cases() -> Iterator[CompileCase]:
 
 
 def _gated_delta_rule_cases() -> Iterator[CompileCase]:
-    """The heads of a layer of Qwen3-Next."""
+    """The heads of a layer of Qwen3-Next, and of one of Kimi Linear, whose rows have their own decays."""
     gate, head = meta_tensor(64, 32), torch.empty(32, device="meta")
     inputs = DeltaRuleInputs(meta_tensor(64, 8192), gate, gate, head, head, 16)
     matrices = torch.empty((16, 32, 128, 128), device="meta")
     call = partial(delta_rule.gated_delta_rule, inputs, matrices, _state_rows())
     yield CompileCase("next_bf16", call, is_sample=True)
+    decays, bias = meta_tensor(64, 4096), torch.empty(4096, device="meta")
+    inputs = DeltaRuleInputs(meta_tensor(64, 12288), decays, gate, head, bias, 32)
+    yield CompileCase("kimi_bf16", partial(delta_rule.gated_delta_rule, inputs, matrices, _state_rows()))
 
 
 def _state_space_scan_cases() -> Iterator[CompileCase]:
@@ -71,6 +76,15 @@ def _state_space_scan_cases() -> Iterator[CompileCase]:
     inputs = ScanInputs(meta_tensor(64, 8448), steps, head, head, head, 1)
     states = torch.empty((16, 128, 128, 64), device="meta")
     yield CompileCase("granite_bf16", partial(scan.state_space_scan, inputs, states, _state_rows()), is_sample=True)
+
+
+def _selective_scan_cases() -> Iterator[CompileCase]:
+    """The channels of a layer of Falcon Mamba 7B."""
+    x, small, channels = meta_tensor(64, 8192), meta_tensor(64, 16), torch.empty(8192, device="meta")
+    states = torch.empty((16, 16, 8192), device="meta")
+    inputs = SelectiveInputs(x, x, small, small, states[0], channels, channels)
+    call = partial(selective.selective_scan, inputs, states, _state_rows())
+    yield CompileCase("falcon_mamba_bf16", call, is_sample=True)
 
 
 def _state_rows() -> StateRows:
@@ -107,5 +121,6 @@ CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
     "gated_delta_rule": _gated_delta_rule_cases,
     "layer_norm": _layer_norm_cases,
     "rms_norm": _rms_norm_cases,
+    "selective_scan": _selective_scan_cases,
     "state_space_scan": _state_space_scan_cases,
 }
