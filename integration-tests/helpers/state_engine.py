@@ -54,9 +54,14 @@ MAMBA2 = {
     "state_size": 16, "chunk_size": 32, "initializer_range": 0.1, "bos_token_id": None, "eos_token_id": None,
     "pad_token_id": None,
 }  # fmt: skip
+OLMO_HYBRID = _OF_LLAMA | {
+    "linear_key_head_dim": 16, "linear_value_head_dim": 24, "initializer_range": 0.1,
+    "layer_types": QWEN3_5["layer_types"],
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", OLMO_HYBRID),
     "bamba": ("BambaConfig", "BambaForCausalLM", BAMBA),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", FALCON),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", NEMOTRON),

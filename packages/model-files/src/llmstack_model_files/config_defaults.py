@@ -153,6 +153,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8,
         "max_position_embeddings": 4096,
     },
+    "olmo_hybrid": {
+        "vocab_size": 100_352,
+        "hidden_size": 3840,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 30,
+        "max_position_embeddings": 65_536,
+    },
     "opt": {"vocab_size": 50_272, "max_position_embeddings": 2048},
     "phi": {
         **_LLAMA,

@@ -34,6 +34,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",
     "NemotronHForCausalLM": "llmstack_model_runner.models.nemotron_h:NemotronH",
+    "OlmoHybridForCausalLM": "llmstack_model_runner.models.olmo_hybrid:OlmoHybrid",
     "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
     "Phi3ForCausalLM": "llmstack_model_runner.models.phi:Phi3",
     "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",

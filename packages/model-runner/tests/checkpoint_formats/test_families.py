@@ -76,6 +76,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3 next": ("Qwen3NextForCausalLM", DELTA_NETS),
+    "olmo hybrid": ("OlmoHybridForCausalLM", DELTA_NETS | {"head_dim": None, "linear_key_head_dim": 16}),
 }
 # What published checkpoints of these families leave in full precision.
 IN_FULL_PRECISION = (".in_proj_a.weight", ".in_proj_b.weight", ".in_proj_ba.weight", "lm_head.weight")

@@ -45,6 +45,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Qwen3_5MoeForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
     "Qwen3NextForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
+    "OlmoHybridForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Mamba2ForCausalLM": SIZES | {"num_heads": 16, "head_dim": 32},
     "NemotronHForCausalLM": SIZES
     | {

@@ -11,6 +11,7 @@ import torch
 from model_runner_helpers.gemma_cases import GEMMA_CASES
 from model_runner_helpers.mamba_cases import MAMBA_CASES
 from model_runner_helpers.paged_harness import PagedHarness
+from model_runner_helpers.state_cases import STATE_CASES
 
 from llmstack_model_files import parse_json_object
 from llmstack_model_runner.models import CausalLM, load_model_class
@@ -105,6 +106,7 @@ QWEN3_NEXT = QWEN3_5 | {
 CASES: dict[str, tuple[str, dict[str, Any]]] = (
     MAMBA_CASES
     | GEMMA_CASES
+    | STATE_CASES
     | {
         "gpt2": ("GPT2", GPT2),
         "gpt2 with inner size and exact gelu": ("GPT2", GPT2 | {"n_inner": 40, "activation_function": "gelu"}),

@@ -54,6 +54,7 @@ OWN_SIZES |= {
     }
     for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 }  # fmt: skip
+OWN_SIZES["OlmoHybridForCausalLM"] = SIZES | {"layer_types": ["linear_attention", "full_attention"]}
 OWN_SIZES["Lfm2MoeForCausalLM"] = SIZES | {
     "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3
 }  # fmt: skip

@@ -33,8 +33,9 @@ PROVED_ELSEWHERE = {"WhisperForConditionalGeneration"}  # integration-tests/test
 
 def parity_cases() -> dict[str, str]:
     """Test name to family, as the parity tests' source has them: reading it needs no transformers."""
-    others = _cases(HELPERS / "mamba_cases.py", "MAMBA_CASES") | _cases(HELPERS / "gemma_cases.py", "GEMMA_CASES")
-    return others | _cases(PARITY, "CASES")
+    others = ("mamba", "gemma", "state")
+    tables = [_cases(HELPERS / f"{name}_cases.py", f"{name.upper()}_CASES") for name in others]
+    return {name: family for table in (*tables, _cases(PARITY, "CASES")) for name, family in table.items()}
 
 
 def _cases(file: Path, table: str) -> dict[str, str]:

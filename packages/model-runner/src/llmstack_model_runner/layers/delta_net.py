@@ -1,11 +1,11 @@
-"""The gated delta net of Qwen 3.5 and Qwen3-Next.
+"""The gated delta net of Qwen 3.5, Qwen3-Next and OLMo Hybrid.
 
 Its state is a matrix per head, and the last few inputs of a convolution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,7 +31,10 @@ class DeltaNetSettings:
         num_heads: Value heads, each of which has a matrix.
         length: Inputs that the convolution takes, the token's own included; at least 2.
         is_interleaved: The checkpoint joins all projections of a key head, as that of Qwen3-Next does.
+        is_split: It has a projection each for queries, keys and values, as that of OLMo Hybrid.
         is_tiled: Value heads go through the key heads in turns, as in GGUF files.
+        rate_scale: Factor of the rates at which the matrices learn.
+        norm_eps: That of the norm of answers; None for that of other norms.
     """
 
     num_key_heads: int
@@ -41,6 +44,19 @@ class DeltaNetSettings:
     length: int
     is_interleaved: bool = False
     is_tiled: bool = False
+    is_split: bool = False
+    rate_scale: float = 1.0
+    norm_eps: float | None = None
+
+    def check(self) -> DeltaNetSettings:
+        """The settings; ValueError if they make no net."""
+        if self.num_heads % self.num_key_heads:
+            raise ValueError(
+                f"config.json: {self.num_heads} linear value heads cannot share {self.num_key_heads} key heads."
+            )
+        if self.length < 2:
+            raise ValueError(f"config.json: linear_conv_kernel_dim must be at least 2, got {self.length}.")
+        return self
 
     def of_rank(self) -> DeltaNetSettings:
         """The heads that this context's rank has; ValueError if they cannot be shared out."""
@@ -72,9 +88,15 @@ class DeltaNetSettings:
         return DeltaNet(f"{prefix}linear_attn.", size, self, eps, dtype, device)
 
     @property
+    def channels(self) -> tuple[int, int, int]:
+        """Numbers of a token's queries, of its keys and of its values."""
+        num_keys = self.num_key_heads * self.key_dim
+        return num_keys, num_keys, self.num_heads * self.value_dim
+
+    @property
     def num_channels(self) -> int:
         """Queries, keys and values of a token."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+        return sum(self.channels)
 
 
 class DeltaNet(Mixer):
@@ -95,41 +117,61 @@ class DeltaNet(Mixer):
         """`prefix` is that of the layer's tensors, such as `model.layers.0.linear_attn.`."""
         self._prefix, self._settings, self._own = prefix, settings, settings.of_rank()
         self._heads, key_heads = settings.heads()
-        keys, self._values = spread(key_heads, settings.key_dim), spread(self._heads, settings.value_dim)
+        self._keys, self._values = spread(key_heads, settings.key_dim), spread(self._heads, settings.value_dim)
         num_keys = settings.num_key_heads * settings.key_dim
-        self._channels = _runs((0, keys), (num_keys, keys), (2 * num_keys, self._values))
+        self._channels = _runs((0, self._keys), (num_keys, self._keys), (2 * num_keys, self._values))
         self._in = self._make_projections(size, dtype, device)
         self._taps = torch.zeros(settings.length, self._own.num_channels, device=device)
         self._log_decay, self._decay_bias = (torch.zeros(self._own.num_heads, device=device) for _ in range(2))
-        self._norm = RMSNorm(f"{prefix}norm", settings.value_dim, eps, dtype=dtype, device=device)
+        norm, out_name = ("o_norm", "o_proj") if settings.is_split else ("norm", "out_proj")
+        own_eps = eps if settings.norm_eps is None else settings.norm_eps
+        self._norm = RMSNorm(f"{prefix}{norm}", settings.value_dim, own_eps, dtype=dtype, device=device)
         num_values = settings.num_heads * settings.value_dim
-        out = {f"{prefix}out_proj": size}
+        out = {f"{prefix}{out_name}": size}
         self._out = Linear(num_values, out, has_bias=False, dtype=dtype, device=device, inputs=self._values)
 
-    def _make_projections(self, size: int, dtype: torch.dtype, device: torch.device) -> Linear:
-        """All inputs as one product, whose outputs are those of the convolution, then z and both gates."""
-        whole, prefix = self._settings, self._prefix
+    def _make_projections(self, size: int, dtype: torch.dtype, device: torch.device) -> list[Linear]:
+        """All inputs as one product or two, whose outputs are those of the convolution, then z and both gates."""
+        whole, values, heads = self._settings, [self._values], [self._heads]
         num_values = whole.num_heads * whole.value_dim
-        if whole.is_interleaved:
-            parts = {"in_proj_qkvz": whole.num_channels + num_values, "in_proj_ba": 2 * whole.num_heads}
-            outputs = [
-                [*self._channels, *_runs((whole.num_channels, self._values))],
-                _runs((0, self._heads), (whole.num_heads, self._heads)),
-            ]
-            orders = {f"{prefix}{name}": order for name, order in zip(parts, _orders(whole), strict=True)}
+        parts: list[dict[str, tuple[int, list[range]]]]  # names to sizes and to this rank's outputs
+        orders: dict[str, torch.Tensor] = {}
+        gates = dict.fromkeys(("b_proj", "a_proj"), (whole.num_heads, heads))
+        if whole.is_split:
+            owns = zip("qkv", whole.channels, (self._keys, self._keys, self._values), strict=True)
+            parts = [{f"{letter}_proj": (count, [own]) for letter, count, own in owns}, gates]
+            parts[0]["g_proj"] = num_values, values
+        elif whole.is_interleaved:
+            outputs = [*self._channels, *_runs((whole.num_channels, self._values))]
+            both = _runs((0, self._heads), (whole.num_heads, self._heads))
+            joined = {
+                "in_proj_qkvz": (whole.num_channels + num_values, outputs),
+                "in_proj_ba": (2 * whole.num_heads, both),
+            }
+            parts, orders = [joined], dict(zip(joined, _orders(whole), strict=True))
         else:
-            sizes = (whole.num_channels, num_values, whole.num_heads, whole.num_heads)
-            parts = dict(zip(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), sizes, strict=True))
-            outputs, orders = [self._channels, [self._values], [self._heads], [self._heads]], {}
-        return Linear(
-            size,
-            {f"{prefix}{name}": out_features for name, out_features in parts.items()},
-            has_bias=False,
-            dtype=dtype,
-            device=device,
-            part_to_row_order=orders,
-            part_to_outputs={f"{prefix}{name}": own for name, own in zip(parts, outputs, strict=True)},
-        )
+            parts = [{"in_proj_qkv": (whole.num_channels, self._channels), "in_proj_z": (num_values, values)}]
+            parts[0] |= {f"in_proj_{name[0]}": gate for name, gate in gates.items()}
+        return [
+            Linear(
+                size,
+                {f"{self._prefix}{name}": count for name, (count, _) in own.items()},
+                has_bias=False,
+                dtype=dtype,
+                device=device,
+                part_to_row_order={f"{self._prefix}{name}": order for name, order in orders.items()},
+                part_to_outputs={f"{self._prefix}{name}": outputs for name, (_, outputs) in own.items()},
+            )
+            for own in parts
+        ]
+
+    def _project(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Inputs of the convolution, z, and gates of rates and decays."""
+        own = self._own
+        sizes = [own.num_channels, own.num_heads * own.value_dim, own.num_heads, own.num_heads]
+        if len(self._in) == 1:
+            return [*self._in[0](x).split(sizes, -1)]
+        return [*self._in[0](x).split(sizes[:2], -1), *self._in[1](x).split(sizes[2:], -1)]
 
     def slots(self) -> dict[str, WeightSlot]:
         """Those of the projections, the convolution, the decays and the norm."""
@@ -137,7 +179,7 @@ class DeltaNet(Mixer):
         slots = tap_slot(f"{prefix}conv1d.weight", self._taps, whole.num_channels, self._channels)
         for name, target in (("A_log", self._log_decay), ("dt_bias", self._decay_bias)):
             slots |= number_slot(f"{prefix}{name}", target, whole.num_heads, [self._heads])
-        return slots | collect_slots([self._in, self._norm, self._out])
+        return slots | collect_slots([*self._in, self._norm, self._out])
 
     def __call__(
         self,
@@ -150,10 +192,10 @@ class DeltaNet(Mixer):
         """Reads and writes the states of the rows."""
         rows, (tails, matrices), own = states_of_rows(metadata), kv_cache, self._own
         num_values, heads = own.num_heads * own.value_dim, (len(x), own.num_heads, own.value_dim)
-        mixed, gate, rates, decays = self._in(x).split([own.num_channels, num_values, own.num_heads, own.num_heads], -1)
+        mixed, gate, rates, decays = self._project(x)
         mixed = causal_convolution(mixed, self._taps, None, tails, rows, "silu")
         inputs = DeltaRuleInputs(
-            mixed, decays, rates, self._log_decay, self._decay_bias, own.num_key_heads, own.is_tiled
+            mixed, decays, rates, self._log_decay, self._decay_bias, own.num_key_heads, own.is_tiled, own.rate_scale
         )
         answers = gated_delta_rule(inputs, matrices, rows)
         normed = gated_rms_norm(answers.view(heads), gate.view(heads), self._norm.weight, self._norm.eps)

@@ -6,6 +6,7 @@ import torch
 
 from llmstack_kernels.layer_norm import layer_norm
 from llmstack_kernels.rms_norm import fused_add_rms_norm, rms_norm
+from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
@@ -55,6 +56,32 @@ class RMSNorm:
         self.weight.copy_(tensor)
         if self._is_offset:
             self.weight.add_(1)
+
+
+class SharedRMSNorm(RMSNorm):
+    """Root-mean-square normalisation of numbers that ranks share out: each needs those of all, and keeps its own."""
+
+    def __init__(
+        self, name: str, size: int, own: range, eps: float, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`own`: This rank's of `size` numbers.
+
+        Raises:
+            ValueError: Several ranks have the same numbers.
+        """
+        super().__init__(name, size, eps, dtype=dtype, device=device)
+        self._sharding, self._own, self._size = sharding(), own, size
+        if len(own) * self._sharding.size != size:
+            raise ValueError(
+                f"tensor_parallel_size is {self._sharding.size}, which does not divide the heads that {name} normalises"
+            )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, own] to the same; tokens may be slices of a wider projection."""
+        if self._sharding.size == 1:
+            return super().__call__(x.unsqueeze(1)).squeeze(1)  # kernels copy rows that are apart, but no heads
+        normed = super().__call__(self._sharding.all_gather(x.contiguous(), self._size))
+        return normed[:, self._own.start : self._own.stop].contiguous()
 
 
 class LayerNorm:

@@ -24,8 +24,10 @@ from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.mixer import Mixer
+from llmstack_model_runner.layers.norm import SharedRMSNorm
 from llmstack_model_runner.layers.rotary import RopeParameters
 from llmstack_model_runner.layers.scale import Scale
+from llmstack_model_runner.layers.sharding import spread
 from llmstack_model_runner.layers.shared_expert import GatedSharedExpert, SharedExperts
 from llmstack_model_runner.layers.stacked_experts import StackedExperts, StackedExpertSettings
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, keys_and_values
@@ -61,6 +63,7 @@ class LlamaLayerSettings:
         scale: Factor of the attention scores; head_dim ** -0.5 if None.
         soft_cap: Soft cap of the attention scores, or None.
         has_qk_norm: Query and key heads are normalised.
+        has_whole_qk_norm: All query heads are normalised together, and all key heads.
         has_post_norms: The outputs of attention and feed-forward are normalised too.
         is_norm_offset: Norms are stored as their scale minus 1.
         has_float32_norms: Norms are scaled in float32.
@@ -89,6 +92,7 @@ class LlamaLayerSettings:
     has_attention_out_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    has_whole_qk_norm: bool = False
     has_post_norms: bool = False
     is_norm_offset: bool = False
     has_float32_norms: bool = False
@@ -194,6 +198,15 @@ class SelfAttention(Mixer):
         if settings.has_value_norm:
             self._value_norm = RMSNorm("", head_dim, settings.eps, dtype=dtype, device=device, has_scale=False)
         self._rotate = None if rotary is None else HeadRotation(rotary, self._make_head_norms(dtype, device))
+        self._whole_norms: list[SharedRMSNorm] = []
+        if settings.has_whole_qk_norm:
+            runs = {"q_norm": (settings.num_heads, split.heads), "k_norm": (settings.num_kv_heads, split.kv_heads)}
+            self._whole_norms = [
+                SharedRMSNorm(
+                    prefix + name, count * head_dim, spread(own, head_dim), settings.eps, dtype=dtype, device=device
+                )
+                for name, (count, own) in runs.items()
+            ]
         self._attention = Attention(
             len(split.heads),
             len(split.kv_heads),
@@ -230,7 +243,7 @@ class SelfAttention(Mixer):
         """Those of the projections, and of sinks and norms of heads if there are any."""
         norms = None if self._rotate is None else self._rotate.norms
         sinks = self._attention.sink_slots(f"{self._prefix}sinks", self._settings.num_heads, self._heads_of_rank)
-        return sinks | collect_slots([self._qkv, *(norms or ()), self._out])
+        return sinks | collect_slots([self._qkv, *(norms or ()), *self._whole_norms, self._out])
 
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Scales of 8-bit keys and values, under both names that checkpoints use."""
@@ -261,6 +274,8 @@ class SelfAttention(Mixer):
         """The gates, as wide as the queries or 0; and query, key and value, each [num_tokens, heads, head_dim]."""
         head_dim = self._settings.head_dim
         query, gate, key, *values = qkv.split(self._sizes, dim=-1)
+        if self._whole_norms:
+            query, key = (norm(part) for norm, part in zip(self._whole_norms, (query, key), strict=True))
         query, key, value = (part.view(part.shape[0], -1, head_dim) for part in (query, key, *(values or [key])))
         return gate, (query, key, value if self._value_norm is None else self._value_norm(value))
 

@@ -77,14 +77,8 @@ def _read_settings(config: Mapping[str, Any], *, is_interleaved: bool) -> Settin
         is_interleaved=is_interleaved,
         is_tiled=is_of_gguf(config),
     )
-    if delta_net.num_heads % delta_net.num_key_heads:
-        raise ValueError(
-            f"config.json: {delta_net.num_heads} linear value heads cannot share {delta_net.num_key_heads} key heads."
-        )
-    if delta_net.length < 2:
-        raise ValueError(f"config.json: linear_conv_kernel_dim must be at least 2, got {delta_net.length}.")
     kinds = _have_attention(config, len(settings.layers))
-    return replace(settings, layers=mix_layers(settings.layers, delta_net, kinds))
+    return replace(settings, layers=mix_layers(settings.layers, delta_net.check(), kinds))
 
 
 def _read_experts(

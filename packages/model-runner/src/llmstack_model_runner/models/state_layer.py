@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from llmstack_kernels.linear import AnyStoredWeight
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers import RotaryEmbedding
 from llmstack_model_runner.layers.mixer import Mixer, MixerSettings
+from llmstack_model_runner.layers.weight_slot import AnyWeight
 from llmstack_model_runner.models.kv_spec import LayerKVSpec
 from llmstack_model_runner.models.llama import Llama
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+
+_CONVOLUTION = re.compile(r"(.*\.)([qkv])_conv1d\.weight")
 
 AnySettings = TypeVar("AnySettings", bound=LlamaLayerSettings)
 
@@ -37,6 +44,29 @@ class HybridModel(Llama):
     """A model of the Llama family some of whose layers have a state."""
 
     can_omit_tokens: ClassVar[bool] = False
+
+
+class SplitConvolutions(HybridModel):
+    """A model whose checkpoints have a convolution each for queries, keys and values; transformers has one for all."""
+
+    def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
+        """Loads all tensors; the taps of three convolutions as those of one."""
+        super().load_weights(_join_convolutions(weights))
+
+
+def _join_convolutions(weights: Iterable[tuple[str, AnyWeight]]) -> Iterator[tuple[str, AnyWeight]]:
+    """The tensors, of which those of three convolutions of a layer come as one behind the last of them."""
+    prefix_to_taps: dict[str, dict[str, torch.Tensor]] = {}
+    for name, weight in weights:
+        found = _CONVOLUTION.fullmatch(name)
+        if found is None or isinstance(weight, AnyStoredWeight | UnreadWeight):
+            yield name, weight
+            continue
+        prefix, letter = found.groups()
+        taps = prefix_to_taps.setdefault(prefix, {})
+        taps[letter] = weight if isinstance(weight, torch.Tensor) else weight.read(None)
+        if len(taps) == len("qkv"):
+            yield f"{prefix}conv1d.weight", torch.cat([taps[one] for one in "qkv"])
 
 
 def mix_layers(
