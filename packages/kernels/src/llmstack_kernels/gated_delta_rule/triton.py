@@ -22,6 +22,37 @@ _COLUMNS = 32
 
 
 @triton.jit
+def _log_decay(shifted, speed, lowest, IS_BOUNDED: tl.constexpr):
+    if IS_BOUNDED:
+        found = lowest * _sigmoid(speed * shifted)
+    else:
+        found = -speed * tl.where(shifted > 20.0, shifted, tl.log(1.0 + tl.exp(tl.minimum(shifted, 20.0))))
+    return found
+
+
+@triton.jit
+def _decay_places(head, key, key_dim, HAS_ROW_DECAYS: tl.constexpr):
+    """Where the decays of a head are, and which there are: one, or a column for the rows of its matrix."""
+    if HAS_ROW_DECAYS:
+        place = (head * key_dim + key)[:, None]
+        is_decay = (key < key_dim)[:, None]
+    else:
+        place = head + tl.zeros((1, 1), tl.int32)
+        is_decay = place >= 0
+    return place, is_decay
+
+
+@triton.jit
+def _load(line, place, is_inside):
+    return tl.load(line + place, mask=is_inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
 def _gated_delta_rule_kernel(
     mixed,  # [num_tokens, 2 * num_key_heads * key_dim + num_heads * value_dim]
     decays,  # [num_tokens, num_heads, or times key_dim]
@@ -57,47 +88,31 @@ def _gated_delta_rule_kernel(
     is_key, is_column = key < key_dim, column < value_dim
     is_inside = is_key[:, None] & is_column[None, :]
     place = (head * key_dim + key[:, None]) * value_dim + column[None, :]
-    state = tl.load(matrices + tl.load(sources + row) * matrices_stride + place, mask=is_inside, other=0.0)
+    state = _load(matrices + tl.load(sources + row) * matrices_stride, place, is_inside)
     target = matrices + tl.load(targets + row) * matrices_stride + place
     start, end, known = tl.load(starts + row), tl.load(starts + row + 1), tl.load(num_known + row)
-    speed = tl.exp(tl.load(log_decay + head))
-    if HAS_ROW_DECAYS:
-        decay_place = (head * key_dim + key)[:, None]
-        is_decay = is_key[:, None]
-    else:
-        decay_place = head + tl.zeros((1, 1), tl.int32)
-        is_decay = decay_place >= 0
-    bias = tl.load(decay_bias + decay_place, mask=is_decay, other=0.0)
+    decay_place, is_decay = _decay_places(head, key, key_dim, HAS_ROW_DECAYS)
+    speed, bias = tl.exp(tl.load(log_decay + head)), _load(decay_bias, decay_place, is_decay)
     num_keys = num_key_heads * key_dim
-    key_head = head % num_key_heads if IS_TILED else head // (num_heads // num_key_heads)
-    query_place = key_head * key_dim + key
-    if known == 0:
-        tl.store(target, state, mask=is_inside)
+    query_place = (head % num_key_heads if IS_TILED else head // (num_heads // num_key_heads)) * key_dim + key
+    tl.store(target, state, mask=is_inside & (known == 0))
     token = start
     while token < end:  # the interpreter takes no loaded number as the end of a range
         own = mixed + token.to(tl.int64) * mixed_stride
-        q = tl.load(own + query_place, mask=is_key, other=0.0).to(tl.float32)
-        k = tl.load(own + num_keys + query_place, mask=is_key, other=0.0).to(tl.float32)
-        v = tl.load(own + 2 * num_keys + head * value_dim + column, mask=is_column, other=0.0).to(tl.float32)
+        q, k = _load(own, query_place, is_key), _load(own + num_keys, query_place, is_key)
+        v = _load(own + 2 * num_keys + head * value_dim, column, is_column)
         q *= scale * tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6)
         k *= tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
-        own_decays = decays + token.to(tl.int64) * decays_stride
-        shifted = tl.load(own_decays + decay_place, mask=is_decay, other=0.0).to(tl.float32) + bias
-        if IS_BOUNDED:
-            log_factor = lowest / (1.0 + tl.exp(-speed * shifted))
-        else:
-            softplus = tl.where(shifted > 20.0, shifted, tl.log(1.0 + tl.exp(tl.minimum(shifted, 20.0))))
-            log_factor = -speed * softplus
-        rate = rate_scale / (1.0 + tl.exp(-tl.load(rates + token.to(tl.int64) * rates_stride + head).to(tl.float32)))
-        state *= tl.exp(log_factor)
+        shifted = _load(decays + token.to(tl.int64) * decays_stride, decay_place, is_decay) + bias
+        rate = rate_scale * _sigmoid(tl.load(rates + token.to(tl.int64) * rates_stride + head).to(tl.float32))
+        state *= tl.exp(_log_decay(shifted, speed, lowest, IS_BOUNDED))
         change = (v - tl.sum(state * k[:, None], axis=0)) * rate
         state += k[:, None] * change[None, :]
         answer = tl.sum(state * q[:, None], axis=0)
-        answer_place = (token.to(tl.int64) * num_heads + head) * value_dim + column
-        tl.store(out + answer_place, answer.to(out.dtype.element_ty), mask=is_column)
+        answers = out + (token.to(tl.int64) * num_heads + head) * value_dim + column
+        tl.store(answers, answer.to(out.dtype.element_ty), mask=is_column)
         token += 1
-        if token - start == known:
-            tl.store(target, state, mask=is_inside)
+        tl.store(target, state, mask=is_inside & (token - start == known))
 
 
 def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: StateRows) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The scan of Mamba-1: a few numbers per channel that decay, and take in each token.
+"""The scan of Mamba-1: numbers per channel that decay, and take in each token.
 
 The recurrence is that of arXiv 2312.00752, of one step per channel and token.
 """

@@ -1,4 +1,4 @@
-"""OLMo Hybrid: gated delta nets, and in every fourth layer attention whose output is normalised, not its input."""
+"""OLMo Hybrid: gated delta nets, and attention whose output is normalised."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class OlmoAttentionLayer:
 
 
 class OlmoHybrid(SplitConvolutions):
-    """`OlmoHybridForCausalLM`."""
+    """`OlmoHybridForCausalLM`: layers with attention have the norms of OLMo 2, the others those of Llama."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
