@@ -138,7 +138,9 @@ def build(folder: Path, num_blocks: int | None = 600, **changes: Any) -> EngineC
     )
     model = ModelRunnerConfig(
         str(folder), dtype=changes.pop("dtype", "float32"), device="cpu", block_size=changes.pop("block_size", 16),
-        max_num_drafts=scheduler.max_num_drafts, kv_cache_dtype=changes.pop("kv_cache_dtype", "auto"),
+        max_num_drafts=scheduler.max_num_drafts,
+        draft_model_path="" if scheduler.speculative is None else scheduler.speculative.model,
+        kv_cache_dtype=changes.pop("kv_cache_dtype", "auto"),
         **limits, **ranks,
     )  # fmt: skip
     return build_engine_core(EngineConfig(model, scheduler=scheduler, num_blocks=num_blocks, **changes))

@@ -141,7 +141,7 @@ def test_flags_without_a_counterpart_say_what_to_use():
     assert shlex.join(found.words) == (
         "org/m --enable-expert-parallel --tensor-parallel-size 8 --nnodes 2 --routing round_robin --port 30000"
     )
-    assert [line.split()[:2] for line in found.missing] == [["--speculative-algorithm:", "draft"]]
+    assert [line.split()[:2] for line in found.missing] == [["--speculative-algorithm:", "these"]]
     assert "--enable-expert-parallel" not in translate("sglang serve org/m --ep-size 1").words
     rope = translate("""vllm serve org/m --rope-scaling '{"rope_type": "yarn"}'""")
     assert rope.words[1:3] == ["--hf-overrides.rope_scaling", '{"rope_type": "yarn"}']

@@ -7,21 +7,27 @@ from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 _NUM_REMEMBERED = 32
 """Drafts that an acceptance rate remembers; when there are more, the weight of all of them is halved."""
 
+_PRIOR_OF_TEXT = (1, 2)
+_PRIOR_OF_MODEL = (4, 5)
+"""Drafts that count as right, of so many, before any was verified: by looking text up, and by a model."""
+
 _NUM_STEPS_WITHOUT = 16
 """Steps without drafts after which a request's rate is half forgotten, so that drafts are tried again."""
 
 
 class AcceptanceRate:
-    """How often the drafts of one request were right, of late; one half before any was verified.
+    """How often the drafts of one request were right, of late.
 
     Attributes:
         num_tried: Drafts that were verified. After a wrong one the others are not.
         num_right: Drafts that were right.
     """
 
-    __slots__ = ("_num_steps_without", "num_right", "num_tried")
+    __slots__ = ("_num_steps_without", "_prior", "num_right", "num_tried")
 
-    def __init__(self) -> None:
+    def __init__(self, prior: tuple[int, int] = _PRIOR_OF_TEXT) -> None:
+        """`prior`: Drafts that count as right, and as tried, besides the verified ones."""
+        self._prior = prior
         self.num_tried = 0
         self.num_right = 0
         self._num_steps_without = 0
@@ -43,7 +49,7 @@ class AcceptanceRate:
 
     def max_length(self, least_chance: float, limit: int) -> int:
         """The most drafts in a row of which the last is right with a chance of at least `least_chance`."""
-        rate = chance = (self.num_right + 1) / (self.num_tried + 2)
+        rate = chance = (self.num_right + self._prior[0]) / (self.num_tried + self._prior[1])
         length = 0
         while length < limit and chance >= least_chance:
             length += 1
@@ -61,12 +67,15 @@ class DraftLengths:
     A draft is worth its cost if the tokens that it adds to the step, over those that the step has without it, exceed
     what it adds to the step's time. A step of n tokens takes 1 + `token_cost` n, in units of its constant part, and its
     r rows give r tokens. So a draft that is right with the chance p is worth it if p / r >= `token_cost` / (1 +
-    `token_cost` n). Nothing here depends on a clock.
+    `token_cost` n). A model that makes the drafts adds `draft_cost` to the step's time for one more draft of all rows.
+    Nothing here depends on a clock.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._token_cost = config.token_cost
+        self._draft_cost = config.draft_cost
         self._max_num_step_tokens = config.max_num_step_tokens
+        self._prior = _PRIOR_OF_MODEL if config.is_by_model else _PRIOR_OF_TEXT
         self._rates: dict[str, AcceptanceRate] = {}
 
     def limit(self, request_id: str, limit: int, num_rows: int, num_step_tokens: int) -> int:
@@ -76,8 +85,9 @@ class DraftLengths:
             return 0
         rate = self._rates.get(request_id)
         if rate is None:
-            rate = self._rates[request_id] = AcceptanceRate()
-        least_chance = num_rows * self._token_cost / (1.0 + self._token_cost * num_step_tokens)
+            rate = self._rates[request_id] = AcceptanceRate(self._prior)
+        added = num_rows * self._token_cost + self._draft_cost
+        least_chance = added / (1.0 + self._token_cost * num_step_tokens)
         length = rate.max_length(least_chance, limit)
         if not length:
             rate.note_step_without()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.draft_lengths import DraftLengths
+from llmstack_core_scheduler.model_drafts import ModelDrafts
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request
+from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 from llmstack_core_scheduler.step_plan import StepPlan
 
 
@@ -25,8 +27,10 @@ class Drafting:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted = [0] * config.max_num_drafts
-        self._source = NgramDrafts(config.speculative) if source is None and config.speculative else source
+        self._source = _make_source(config.speculative) if source is None and config.speculative else source
         self.has_source = self._source is not None
+        # A draft model reads the prompt first, and no first token waits for that.
+        self._follows_output = isinstance(self._source, ModelDrafts)
         is_adaptive = config.speculative is not None and config.speculative.is_adaptive
         self._lengths = DraftLengths(config.speculative) if config.speculative and is_adaptive else None
         self._max_num_step_tokens = config.max_num_batched_tokens
@@ -76,6 +80,8 @@ class Drafting:
             return []  # it samples nothing, or its last token, or what it begins with is not known yet
         if request.arrival.sampling_params.use_beam_search:
             return []  # the row is forked after its next token
+        if self._follows_output and num_tokens <= request.num_prompt_tokens:
+            return []
         # The row's own token follows the drafts, so one less than may still come; the last token needs no slot.
         limit = min(len(self.num_accepted), plan.budget, request.max_num_tokens - num_tokens - 1)
         if self._lengths is not None:
@@ -94,3 +100,7 @@ class Drafting:
         if new_block_ids is not None:
             request.num_slots += len(new_block_ids) // self._manager.num_groups * self._manager.block_size
         return new_block_ids
+
+
+def _make_source(config: SpeculativeConfig) -> DraftSource:
+    return ModelDrafts() if config.is_by_model else NgramDrafts(config)

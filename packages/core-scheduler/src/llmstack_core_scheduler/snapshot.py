@@ -229,5 +229,5 @@ def _restore_parts(scheduler: Scheduler, state: State) -> None:
             source.num_indexed_tokens += num_tokens
     if lengths is not None:
         for name, num_tried, num_right, num_without in rates:
-            rate = lengths._rates[name] = AcceptanceRate()
+            rate = lengths._rates[name] = AcceptanceRate(lengths._prior)
             rate.num_tried, rate.num_right, rate._num_steps_without = num_tried, num_right, num_without

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-METHODS = ("ngram",)
+MODEL_METHODS = ("draft_model",)
+"""Methods by which the model runner makes the drafts; the scheduler says how many."""
+METHODS = ("ngram", *MODEL_METHODS)
 MAX_NUM_SPECULATIVE_TOKENS = 64
 MAX_PROMPT_LOOKUP = 32
 
@@ -29,7 +31,7 @@ class SpeculativeConfig:
     """Speculative decoding under vLLM's names; constructing it checks them.
 
     Attributes:
-        method: `ngram` looks the last tokens of a request up in the ones before.
+        method: `ngram` looks the last tokens of a request up in the ones before; `draft_model` asks a smaller model.
         num_speculative_tokens: Most draft tokens of one row, 1 to 64.
         prompt_lookup_max: Longest n-gram that is looked up, at most 32 tokens.
         prompt_lookup_min: Shortest one; shorter ones find more and guess worse.
@@ -39,6 +41,9 @@ class SpeculativeConfig:
             that decisions depend on no clock.
         max_num_step_tokens: Most tokens of a step with drafts, if they are adaptive.
         needs_equal_bits: Whether there are drafts only where a row has the same bits in every batch.
+        model: The draft model, by name or folder; empty for a method without one.
+        draft_cost: The time that a model takes to make one more draft of every row, over the time of a step of one
+            token. The engine core sets it from the sizes of both models.
 
     Raises:
         ValueError: A field is out of range; the text names it.
@@ -52,10 +57,17 @@ class SpeculativeConfig:
     token_cost: float = 0.125
     max_num_step_tokens: int = 32
     needs_equal_bits: bool = False
+    model: str = ""
+    draft_cost: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method[:64]!r}")
+        if (self.method == "draft_model") != bool(self.model):
+            raise ValueError(
+                f"model must be given with the method 'draft_model' and no other, got {self.model[:64]!r} with "
+                f"{self.method!r}"
+            )
         check_integers(self, ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"), 1)
         check_integers(self, ("max_num_step_tokens",), 2)
         if self.num_speculative_tokens > MAX_NUM_SPECULATIVE_TOKENS:
@@ -69,3 +81,10 @@ class SpeculativeConfig:
             )
         if not 0.0 < self.token_cost <= 1.0:
             raise ValueError(f"token_cost must be above 0 and at most 1, got {self.token_cost}")
+        if not self.draft_cost >= 0.0:
+            raise ValueError(f"draft_cost must be at least 0, got {self.draft_cost}")
+
+    @property
+    def is_by_model(self) -> bool:
+        """Whether the model runner makes the drafts."""
+        return self.method in MODEL_METHODS

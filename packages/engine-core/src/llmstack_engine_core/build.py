@@ -253,16 +253,24 @@ def choose_limits(config: SchedulerConfig, spec: KVCacheSpec, backends: Mapping[
     Raises:
         EngineStartError: Steps are too small for what the model takes.
     """
-    config = choose_stage_tokens(choose_drafts(config, backends), spec.device)
+    config = choose_stage_tokens(choose_drafts(config, backends, spec.draft_cost), spec.device)
     config = with_media(config, spec.media)
     if spec.state_group is not None and spec.media is not None and spec.media.is_atomic:
         raise EngineStartError("the model has layers with a state, and items that are computed in one step")
     return config if spec.is_causal else with_whole_prompts(config)
 
 
-def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str]) -> SchedulerConfig:
-    """Without drafts where they must change no bit, and the runner does not say that they change none."""
+def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str], draft_cost: float = 0.0) -> SchedulerConfig:
+    """Without drafts where they must change no bit, and the runner does not say that they change none.
+
+    `draft_cost` is that of the model that makes the drafts, if one does.
+    """
     speculative = config.speculative
+    if speculative is not None and speculative.is_by_model:
+        logger.info("draft tokens: up to %d by the draft model, which takes %.3f of a step for each",
+                    speculative.num_speculative_tokens, draft_cost)  # fmt: skip
+        speculative = replace(speculative, draft_cost=round(draft_cost, 6))
+        config = replace(config, speculative=speculative)
     if speculative is None or not speculative.needs_equal_bits:
         return config
     has_drafts = backends.get("numeric_contract", "").startswith("holds")

@@ -8,13 +8,13 @@ from typing import Protocol
 from llmstack_types import (
     EngineCoreOutputs,
     KVCacheSpec,
+    MakeTokenMasks,
     ModelRunnerOutput,
     RequestEvent,
     SchedulerOutput,
     ShadowReport,
     StepRecord,
     StructuredOutputsParams,
-    TokenMasks,
 )
 
 
@@ -57,9 +57,7 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def execute_model(
-        self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
-    ) -> PendingOutput:
+    def execute_model(self, scheduled: SchedulerOutput, token_masks: MakeTokenMasks | None = None) -> PendingOutput:
         """Starts one step: row updates, copies of blocks, forward pass, sampling. An empty step has the first two.
 
         `token_masks` comes with steps that have constrained rows. It is called once, when the forward pass is launched,

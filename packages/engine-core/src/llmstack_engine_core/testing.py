@@ -16,6 +16,7 @@ from llmstack_types import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVTensorSpec,
+    MakeTokenMasks,
     ModelRunnerConfig,
     ModelRunnerOutput,
     NewRequest,
@@ -184,9 +185,7 @@ class EchoModelRunner:
         """Forgets the rows of all requests."""
         self._rows.clear()
 
-    def execute_model(
-        self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
-    ) -> EchoOutput:
+    def execute_model(self, scheduled: SchedulerOutput, token_masks: MakeTokenMasks | None = None) -> EchoOutput:
         """Applies the row updates and echoes; where that is not allowed, a row says its lowest allowed token."""
         self._num_steps += 1
         self._misbehave()

@@ -20,7 +20,7 @@ from llmstack_llm.engine_options.media import MediaInputOptions
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
 from llmstack_llm.engine_options.scheduling import SchedulingOptions
-from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation, runs_on_cpu
+from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation, of_scheduler, runs_on_cpu
 from llmstack_llm.options.option import option_group
 from llmstack_llm.options.problem import OptionsError, Problem
 
@@ -137,6 +137,7 @@ class EngineArgs(
 
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig
+        from llmstack_llm.model.draft_model import draft_model_fields
 
         parts, speculative = get_type_hints(EngineConfig), self._speculation()
         limits = {
@@ -152,11 +153,12 @@ class EngineArgs(
             "rank_timeout_s": self.distributed_timeout_seconds, "placement": self._placement(),
             "language_model_only": self.is_text_only,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
-            **self._draft_limits(speculative),
+            **self._draft_limits(speculative), **draft_model_fields(speculative, model_config),
         }  # fmt: skip
         scheduler = self._named_as_in(parts["scheduler"]) | limits | {
             "policy": self.scheduling_policy, "max_prefill_tokens": self.prefill_tokens(usage_context),
-            "speculative": speculative, "max_loras": self.max_loras * self.enable_lora,
+            "speculative": None if speculative is None else of_scheduler(speculative),
+            "max_loras": self.max_loras * self.enable_lora,
         }  # fmt: skip
         data = self._named_as_in(EngineConfig) | self._transfer_network() | {
             "model": model, "scheduler": scheduler, "runner": self.runner_name, "num_blocks": self._num_blocks(),
@@ -251,6 +253,8 @@ class EngineArgs(
         if self.kv_events_config and self._key_file() is None:
             yield from _exposed_events(self.kv_events_config)
         yield from self._transfer_conflicts()
+        if (self.speculative_config or {}).get("model") and self.runner_name not in ("default", "parallel"):
+            yield Problem("a draft model in {speculative_config} needs a runner of llmstack, which makes the drafts")
         if self.pipeline_parallel_size == 1:
             return
         size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
@@ -293,8 +297,10 @@ class EngineArgs(
         return "parallel" if self.num_ranks > 1 else "default"
 
     def _speculation(self) -> Mapping[str, Any] | None:
-        if self.speculative_config is not None:
-            return None if self.speculative_config == NO_DRAFTS else self.speculative_config
+        given = self.speculative_config
+        if given is not None:
+            # A GPU's steps have room for the drafts of many rows; on a CPU each token takes its time.
+            return None if given == NO_DRAFTS else {"is_adaptive": runs_on_cpu(self.device), **given}
         is_local = self.runner_name in ("default", "parallel")  # other runners may verify no drafts
         if not is_local or self.pipeline_parallel_size > 1 or self.async_scheduling:
             return None

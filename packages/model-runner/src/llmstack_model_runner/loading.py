@@ -72,6 +72,7 @@ class LoadedModel(NamedTuple):
         label_head: Of a classifier.
         spec: Shape of the KV storage, and abilities of the model.
         adapters: The store of its adapters; None where they are not enabled.
+        weight_bytes: That a step reads.
     """
 
     model: Model
@@ -79,6 +80,7 @@ class LoadedModel(NamedTuple):
     spec: KVCacheSpec
     adapters: AdapterStore | None
     report: ModelReport
+    weight_bytes: int
 
 
 def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding: Sharding) -> LoadedModel:
@@ -135,4 +137,4 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     groups = groups if config.enable_hybrid_kv_cache else join_groups(groups)
     shape = (model, model_config, dtype, config.block_size, device, kv_dtype, groups)
     spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds or config.enable_mm_embeds, weight_bytes)
-    return LoadedModel(model, label_head, spec, make_store(model, layers, config, dtype, device), report)
+    return LoadedModel(model, label_head, spec, make_store(model, layers, config, dtype, device), report, weight_bytes)

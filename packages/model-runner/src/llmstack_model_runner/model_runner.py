@@ -15,6 +15,7 @@ from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.profiling import Profiling
 from llmstack_model_runner.device.runtime import DeviceRuntime
 from llmstack_model_runner.device.start_checks import own_device
+from llmstack_model_runner.drafts.drafts import Drafts, load_drafts
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.loading import ModelReport, load_served_model
 from llmstack_model_runner.memory.block_copies import BlockCopies, DirectBlockCopies
@@ -24,16 +25,9 @@ from llmstack_model_runner.memory.kv_cache_groups import (
     by_layer,
     kv_layers,
     max_positions,
-    num_storage_tensors,
 )
 from llmstack_model_runner.memory.layer_reports import LayerReports
-from llmstack_model_runner.memory.profile import (
-    ALLOCATION_STEP,
-    CudaMemoryProbe,
-    MemoryProfile,
-    graph_bytes,
-    profile_memory,
-)
+from llmstack_model_runner.memory.profile import CudaMemoryProbe, MemoryProfile, graph_bytes, lost_bytes, profile_memory
 from llmstack_model_runner.memory.sizing import host_kv_bytes_of, largest_rows, media_bytes, return_freed_memory
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import Model
@@ -52,14 +46,14 @@ from llmstack_model_runner.steps.part_masks import PartMasks
 from llmstack_model_runner.steps.recovery import SettledStep, StepRecovery
 from llmstack_model_runner.steps.step_media import StepMedia, make_media
 from llmstack_model_runner.steps.timing import StepTiming
-from llmstack_model_runner.steps.warm_up import check_warm_up, for_groups, masked, pooling_warm_up_steps, warm_up_steps
+from llmstack_model_runner.steps.warm_up import check_warm_up, for_groups, masked, warm_up
 from llmstack_types import (
     EngineStartError,
     KVCacheSpec,
+    MakeTokenMasks,
     ModelRunnerConfig,
     ModelRunnerOutput,
     SchedulerOutput,
-    TokenMasks,
 )
 
 logger = logging.getLogger(__name__)
@@ -97,6 +91,7 @@ class ModelRunner:
         self._device = torch.device("cpu")
         self._runtime = runtime
         self._model: Model | None = None
+        self._drafts = Drafts(config, self._device, self._sharding)
         self._has_device_rows = False
         self._spec: KVCacheSpec | None = None
         self._report = ModelReport()
@@ -125,10 +120,12 @@ class ModelRunner:
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         try:
+            self._drafts = load_drafts(config, self._device, self._sharding)  # the served model then sets threads up
             loaded = load_served_model(config, self._device, self._sharding)
         except ModelFilesError as error:  # the engine core does not depend on llmstack_model_files
             raise EngineStartError(str(error)) from error
-        self._model, self._label_head, self._spec, self._adapters, self._report = loaded
+        self._model, self._label_head, spec, self._adapters, self._report, weight_bytes = loaded
+        self._spec = self._drafts.beside(spec, weight_bytes)
         self._has_device_rows = has_device_rows(self._model, self._device, self._runtime)
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -147,10 +144,7 @@ class ModelRunner:
         other_bytes = media_bytes(config, spec, None if self._model is None else self._model.media_encoder())
         if self._device.type == "cuda":
             share = 1.0 if is_size_given else config.gpu_memory_utilization
-            lost_bytes = (
-                num_storage_tensors(spec) * ALLOCATION_STEP + spec.bytes_per_block + spec.bytes_per_state
-            )  # those of scratch
-            return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes - other_bytes)
+            return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes(spec) - other_bytes)
         return host_kv_bytes_of(config, spec, is_size_given=is_size_given, other_bytes=other_bytes)
 
     def run_largest_steps(self, most_state_bytes: int = 1 << 62) -> int:
@@ -170,6 +164,7 @@ class ModelRunner:
         self._hold_positions(num_positions(steps))
         for step in for_groups(steps, spec.table_groups, has_states=spec.state_group is not None):
             check_warm_up(self.execute_model(step).result())
+        self._drafts.run_largest()
         self._release_kv_cache()
         return_freed_memory(self._device)  # captured steps contain reference cycles
         return spec.num_cache_bytes(num_blocks + self._has_device_rows, num_state_blocks + self._has_device_rows)
@@ -197,11 +192,8 @@ class ModelRunner:
         self._num_blocks = (num_blocks, num_host_blocks, num_state_blocks)
         steps = self._allocate(*self._num_blocks)
         self._hold_positions(max_positions(config, spec, num_blocks))
-        sizes = (num_blocks, spec.block_size, min(config.max_num_batched_tokens, config.max_model_len))
-        warm_up = warm_up_steps(*sizes, config.max_num_seqs, self._device.type)
-        if not spec.is_generative:
-            warm_up = pooling_warm_up_steps(*sizes, self._device.type)
-        for step in for_groups(warm_up, spec.table_groups, has_states=spec.state_group is not None):
+        max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+        for step in warm_up(spec, num_blocks, max_num_tokens, config.max_num_seqs):
             check_warm_up(self.execute_model(step, masked(step, spec.vocab_size)).result())
             if not self._sharding.is_last_stage and step.scheduled_requests:
                 self.append_tokens(None)
@@ -232,12 +224,11 @@ class ModelRunner:
         )  # fmt: skip
         if self._adapters is not None:
             self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens)
+        self._drafts.allocate(self._batch, spec, num_device_blocks)
         self._steps = self._make_steps(self._batch)
         return self._steps
 
-    def execute_model(
-        self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
-    ) -> PendingOutput:
+    def execute_model(self, scheduled: SchedulerOutput, token_masks: MakeTokenMasks | None = None) -> PendingOutput:
         """Starts one step: row updates, copies of blocks, work of the encoder, forward pass, sampling.
 
         `token_masks`, for constrained rows, is called before sampling.
@@ -262,9 +253,11 @@ class ModelRunner:
                 media.follow(scheduled)
         if media.cross is not None:
             step = media.with_places(step)
+        with self.timing.forward:
+            step, masks = self._drafts.fill(scheduled, step, token_masks)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
-            compute = steps.run if token_masks is None else PartMasks(step, token_masks).masked(steps.run)
+            compute = steps.run if masks is None else PartMasks(step, masks).masked(steps.run)
             run = self._recovery.run if self._sharding.is_whole else self._recovery.run_whole
             pending = run(batch, step, compute, media.find_failures(step) if batch.media else {})
         steps.follow(pending)
@@ -324,6 +317,7 @@ class ModelRunner:
         Raises:
             ValueError: A block does not exist, or `data` has another size; nothing has been copied.
         """
+        self._drafts.forget_blocks(block_ids)
         self._blocks.write(block_ids, data, first, state_id)
 
     def report_progress_to(self, report: Callable[[], None]) -> None:
@@ -348,7 +342,7 @@ class ModelRunner:
         """Frees the KV storage and, with level 2, the weights, which `wake_up` then loads again."""
         self._release_kv_cache()
         if level > 1:
-            self._model = self._label_head = None
+            self._model, self._label_head, self._drafts = None, None, self._drafts.without_weights()
         return_freed_memory(self._device)
 
     def wake_up(self) -> None:
@@ -364,7 +358,7 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
         self._release_kv_cache()
-        self._model = self._label_head = None
+        self._model, self._label_head, self._drafts = None, None, self._drafts.without_weights()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -376,6 +370,7 @@ class ModelRunner:
     def _release_kv_cache(self) -> None:
         """Frees the KV storage with the rows and captured steps that refer to it."""
         self._batch = self._steps = self._media = None
+        self._drafts.release()
         self._copies.close()
         self._copies = DirectBlockCopies([], [])
         self._kv_caches = []

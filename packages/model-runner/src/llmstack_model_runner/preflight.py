@@ -91,6 +91,9 @@ def find_problems(
     if model_config.get("sliding_window") or model_config.get("layer_types"):
         num_tokens, num_blocks = min(num_tokens, config.block_size), 1  # layers may hold less than the whole request
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or num_tokens * token_bytes
+    if config.draft_model_path:
+        own = config.of_draft_model()
+        problems += [f"draft model {own.model_path}: {problem}" for problem in find_problems(own, root=root)]
     return [*problems, *_memory_problems(weight_bytes, kv_bytes, config, root)]
 
 

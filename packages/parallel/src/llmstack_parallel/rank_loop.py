@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from llmstack_engine_core.messages.kinds import CodecError
@@ -24,7 +24,8 @@ from llmstack_parallel.messages import (
 )
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_blocks import block_sizes, reads
-from llmstack_types import LLMStackError, ModelRunnerConfig, TokenMasks
+from llmstack_types import LLMStackError, MakeTokenMasks, ModelRunnerConfig, TokenMasks
+from llmstack_types.token_masks import NO_DRAFTS_MADE
 
 logger = logging.getLogger(__name__)
 
@@ -158,13 +159,13 @@ class RankLoop:
         if not self._sharding.is_last_stage:
             for sampled in message.sampled:
                 self._runner.append_tokens(sampled)
-        masks: Callable[[], TokenMasks] | None = None
+        masks: MakeTokenMasks | None = None
         if message.has_masks and self._sharding.is_last_stage:
             masks = self._receive_masks
         self._runner.execute_model(message.scheduled, masks).result()
         self._exchange.check()
 
-    def _receive_masks(self) -> TokenMasks:
+    def _receive_masks(self, drafts_made: Mapping[str, Sequence[int]] = NO_DRAFTS_MADE, /) -> TokenMasks:
         message = self._receive()
         if not isinstance(message, MasksMessage) or message.number != self._num_steps - 1:
             raise CodecError("the masks of another step came")

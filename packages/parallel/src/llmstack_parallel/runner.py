@@ -32,11 +32,13 @@ from llmstack_parallel.topology import Topology
 from llmstack_types import (
     EngineStartError,
     KVCacheSpec,
+    MakeTokenMasks,
     ModelRunnerConfig,
     ModelRunnerOutput,
     SchedulerOutput,
     TokenMasks,
 )
+from llmstack_types.token_masks import NO_DRAFTS_MADE
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,6 @@ _CAUSE_TIMEOUT_S = 1.0
 _CAUSE_INTERVAL_S = 0.01
 
 MakePeers = Callable[[ModelRunnerConfig], Peers]
-MakeTokenMasks = Callable[[], TokenMasks]
 _POLL_MS = 100
 
 
@@ -98,6 +99,7 @@ class ParallelRunner:
         """Shape of rank 0's KV storage, with the bytes of the ranks that need the most for a block, and for a state."""
         spec = self._started[1].kv_cache_spec()
         size = max(self._bytes_per_block) or spec.bytes_per_block  # that of the books where nothing keeps keys
+        size += spec.draft_bytes_per_block
         return replace(spec, bytes_per_block=size, bytes_per_state=max(self._bytes_per_state))
 
     def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
@@ -138,8 +140,8 @@ class ParallelRunner:
         return pending
 
     def _share_masks(self, number: int, token_masks: MakeTokenMasks) -> MakeTokenMasks:
-        def make() -> TokenMasks:
-            masks = token_masks()
+        def make(drafts_made: Mapping[str, Sequence[int]] = NO_DRAFTS_MADE, /) -> TokenMasks:
+            masks = token_masks(drafts_made)
             peers, _ = self._started
             frame = MESSAGES.encode(MasksMessage(number, masks), peers.epoch)
             self._send([rank for rank in peers.channels if self._topology.is_sampling(rank)], frame)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmstack_types.media import MediaSpec
 from llmstack_types.vocabulary import KVGroupKind
@@ -53,6 +53,8 @@ class ModelRunnerConfig:
         max_num_drafts: Upper bound of draft tokens in one row.
         max_num_logits: Upper bound of rows and draft tokens in one step, which bounds the memory of logits; 0 where
             every row may have all of its drafts.
+        draft_model_path: Folder of the model that makes draft tokens; empty where the scheduler makes them.
+        draft_max_model_len: The longest request that it makes drafts for.
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
         enforce_eager: No graphs are captured: every step is launched operation by operation.
@@ -104,6 +106,8 @@ class ModelRunnerConfig:
     logprobs_mode: str = "raw_logprobs"
     max_num_drafts: int = 0
     max_num_logits: int = 0
+    draft_model_path: str = ""
+    draft_max_model_len: int = 0
     quantization: str | None = None
     gguf_activations: str = "rounded"
     num_engines: int = 1
@@ -128,6 +132,15 @@ class ModelRunnerConfig:
     max_lora_rank: int = 16
     max_lora_bytes: int = 1 << 30
     placement: RankPlacement | None = None
+
+    def of_draft_model(self) -> ModelRunnerConfig:
+        """How the draft model is loaded: by one rank, in its own precision, without adapters and media."""
+        return replace(
+            self, model_path=self.draft_model_path, max_model_len=self.draft_max_model_len or self.max_model_len,
+            draft_model_path="", max_num_drafts=0, hf_overrides="", quantization=None, enable_hybrid_kv_cache=False,
+            enable_lora=False, enable_prompt_embeds=False, enable_mm_embeds=False, language_model_only=True,
+            enable_deterministic_inference=False, tensor_parallel_size=1, placement=None,
+        )  # fmt: skip
 
     @property
     def num_ranks(self) -> int:
@@ -212,7 +225,7 @@ class KVCacheSpec:
     """Shape of the KV storage of a loaded model, and facts about the model that the layers above need.
 
     Attributes:
-        bytes_per_block: Bytes of one block of keys and values: those of the largest group.
+        bytes_per_block: Bytes of one block of keys and values: those of the largest group, and the draft model's.
         vocab_size: Width of the logits.
         dtype: The type in which the model computes.
         kv_cache_dtype: The type of stored keys and values; empty where that is `dtype`.
@@ -223,6 +236,8 @@ class KVCacheSpec:
         media: What the model takes besides tokens; None for tokens only.
         bytes_per_state: Bytes of one state block, in all layers with a state; 0 for a model without states.
         groups: Groups of layers, each with its tensors; one where all layers share one block table, none without KV.
+        draft_bytes_per_block: Bytes of the draft model's keys and values beside each block; 0 without one.
+        draft_cost: The time of one draft of every row by the draft model, over that of a step of one token.
     """
 
     num_layers: int
@@ -239,6 +254,8 @@ class KVCacheSpec:
     groups: tuple[KVCacheGroupSpec, ...] = ()
     media: MediaSpec | None = None
     bytes_per_state: int = 0
+    draft_bytes_per_block: int = 0
+    draft_cost: float = 0.0
 
     @property
     def table_groups(self) -> tuple[KVCacheGroupSpec, ...]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from llmstack_types.media import EncoderWork, MediaItem
 from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
+
+DRAFT_TO_MAKE: Final = 0xFFFF_FFFF
+"""Stands for a draft token that the runner's draft model is to guess before the row is computed; no token's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class ScheduledRequest(NamedTuple):
         num_scheduled_tokens: At least 1; the draft tokens are among them.
         new_block_ids: Blocks to append to the request's block table; for a new request, its whole table. Where groups
             of layers have tables of their own (`KVCacheSpec.table_groups`), their ids alternate, block by block.
-        draft_token_ids: Guesses at the tokens that follow, to be verified.
+        draft_token_ids: Guesses at the tokens that follow, to be verified. All of a row are known, or all of them are
+            `DRAFT_TO_MAKE`: then the runner makes so many, or fewer, and fewer tokens of the row are computed.
     """
 
     request_id: str

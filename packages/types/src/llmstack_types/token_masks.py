@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +19,14 @@ class TokenMasks:
 
     request_ids: Sequence[str]
     bits: bytearray
+
+
+NO_DRAFTS_MADE: Mapping[str, Sequence[int]] = {}
+
+
+class MakeTokenMasks(Protocol):
+    """Makes the masks of a step; called once, by the runner."""
+
+    def __call__(self, drafts_made: Mapping[str, Sequence[int]] = NO_DRAFTS_MADE, /) -> TokenMasks:
+        """`drafts_made`: Request id to the draft tokens in place of its `DRAFT_TO_MAKE`, where the runner made some."""
+        ...

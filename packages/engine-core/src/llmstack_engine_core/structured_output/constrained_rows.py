@@ -17,6 +17,7 @@ from llmstack_types import (
     SchedulerOutput,
     TokenMasks,
 )
+from llmstack_types.token_masks import NO_DRAFTS_MADE
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,11 @@ class ConstrainedRows:
         if not indices:
             return execute(scheduled)
         rows = [scheduled.scheduled_requests[index] for index in indices.values()]
-        pending = execute(scheduled, lambda: self._masks(rows))
+
+        def make_masks(drafts_made: Mapping[str, Sequence[int]] = NO_DRAFTS_MADE, /) -> TokenMasks:
+            return self._masks(rows, drafts_made)
+
+        pending = execute(scheduled, make_masks)
         self._unread.append((indices, pending))
         return _ConstrainedStep(pending, frozenset(indices), self._failed)
 
@@ -115,9 +120,13 @@ class ConstrainedRows:
         rows = enumerate(scheduled.scheduled_requests)
         return {row.request_id: index for index, row in rows if row.request_id in followed}
 
-    def _masks(self, rows: Sequence[ScheduledRequest]) -> TokenMasks:
+    def _masks(self, rows: Sequence[ScheduledRequest], drafts_made: Mapping[str, Sequence[int]]) -> TokenMasks:
         self._read_last_steps()
         sampling = [row for row in rows if row.request_id not in self._failed and self._samples(row)]
+        if drafts_made:
+            sampling = [
+                row._replace(draft_token_ids=drafts_made.get(row.request_id, row.draft_token_ids)) for row in sampling
+            ]
         try:
             bits = self._backend().masks([(row.request_id, row.draft_token_ids) for row in sampling])
         except Exception:  # of some row, which is found by asking for each alone

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-# Methods of vLLM that need a model besides the served one, or layers of it that draft.
-_DRAFT_METHODS = frozenset(
-    {"custom_class", "dflash", "dspark", "draft_model", "eagle", "eagle3", "extract_hidden_states", "medusa",
-     "mlp_speculator"}
-)  # fmt: skip
+# Methods of vLLM with layers that read the served model's hidden states, and others that are not built.
+_OTHER_METHODS = frozenset(
+    {"custom_class", "dflash", "dspark", "eagle", "eagle3", "extract_hidden_states", "medusa", "mlp_speculator"}
+)
+DEFAULT_NUM_DRAFTS = 5
+"""Most drafts of one row by a draft model, where the line does not say."""
 SPECULATION_FLAGS: Mapping[str, str] = {
     "--num-speculative-tokens": "num_speculative_tokens",
     "--ngram-prompt-lookup-max": "prompt_lookup_max",
@@ -27,19 +29,75 @@ NGRAM_MODEL = "[ngram]"
 
 
 def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is."""
+    """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is.
+
+    Of a draft model, `revision` and `max_model_len` are those of `DraftModelOptions`, and `is_adaptive` is left open
+    where it is not given.
+    """
     if value.get("model") == NGRAM_MODEL:
         value = {"method": "ngram"} | {name: entry for name, entry in value.items() if name != "model"}
-    method = value.get("method", "draft_model" if value.get("model") else None)
     if value == NO_DRAFTS:
         return value
-    if isinstance(method, str) and (method in _DRAFT_METHODS or method.endswith("mtp")):
-        raise ValueError(f"draft models are not supported yet (method '{method[:64]}'); the method 'ngram' needs none")
     from llmstack_engine_core import SpeculativeConfig
     from llmstack_types.plain_data import from_plain, to_plain
 
-    checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
-    return checked
+    if "method" not in value and value.get("model"):
+        value = {"method": "draft_model", **value}
+    method = value.get("method")
+    if isinstance(method, str) and (method in _OTHER_METHODS or method.endswith("mtp")):
+        raise ValueError(
+            f"drafts of the method '{method[:64]}' are not supported yet; the method 'draft_model' takes any served "
+            "decoder as 'model', and the method 'ngram' needs none"
+        )
+    if method != "draft_model":
+        checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
+        return checked
+    own = {name: entry for name, entry in value.items() if name in _DRAFT_MODEL_KEYS}
+    options = to_plain(from_plain(DraftModelOptions, own))
+    others = {name: entry for name, entry in value.items() if name not in _DRAFT_MODEL_KEYS}
+    drafts = to_plain(from_plain(SpeculativeConfig, {"num_speculative_tokens": DEFAULT_NUM_DRAFTS, **others}))
+    if "is_adaptive" not in value:
+        del drafts["is_adaptive"]
+    return {**drafts, **{name: entry for name, entry in options.items() if name in own}}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelOptions:
+    """What `--speculative-config` says of a draft model, under vLLM's names.
+
+    Attributes:
+        revision: Of its repository; None for the main branch.
+        max_model_len: The longest request that it makes drafts for; None is what its positions allow.
+        draft_tensor_parallel_size: Ranks that share it; it runs on one.
+        quantization: How its weights are rounded; those of its checkpoint stay as they are.
+
+    Raises:
+        ValueError: A field is out of range; the text names it.
+    """
+
+    revision: str | None = None
+    max_model_len: int | None = None
+    draft_tensor_parallel_size: int = 1
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ValueError(f"max_model_len must be at least 1, got {self.max_model_len}")
+        if self.draft_tensor_parallel_size != 1:
+            raise ValueError(
+                f"draft_tensor_parallel_size must be 1, got {self.draft_tensor_parallel_size}: one rank has the draft "
+                "model and tells the others"
+            )
+        if self.quantization is not None:
+            raise ValueError("quantization must be null: a draft model has the precision of its checkpoint")
+
+
+_DRAFT_MODEL_KEYS = frozenset(field.name for field in fields(DraftModelOptions))
+
+
+def of_scheduler(speculative: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What of a checked `--speculative-config` the scheduler receives."""
+    return {name: entry for name, entry in speculative.items() if name not in _DRAFT_MODEL_KEYS}
 
 
 def _has_nvidia_device() -> bool:

@@ -30,7 +30,7 @@ _OFFLOADING = ForeignFlag("weights are not offloaded; --quantization int8 halves
 _STATISTICS = ForeignFlag("there are no such statistics; /metrics lists those there are", (*_OFF, "none"))
 _PLACEMENT = ForeignFlag("start the server under numactl or taskset, which hold every process of it", _OFF)
 _RAY = ForeignFlag("use --distributed-executor-backend ray", _OFF, is_switch=True)
-_DRAFTS = ForeignFlag("draft models are not supported yet; drafts of n-grams follow --speculative-config alone")
+_DRAFTS = ForeignFlag("drafts follow the keys of --speculative-config alone")
 _SLEEP = ForeignFlag("--enable-sleep-mode releases the weights and the KV cache as it does", (*_OFF, "cumem"))
 
 REFUSED_FLAGS: Mapping[str, ForeignFlag] = {

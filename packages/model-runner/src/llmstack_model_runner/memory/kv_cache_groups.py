@@ -112,7 +112,8 @@ def allocate_storage(spec: KVCacheSpec, num_blocks: int, device: torch.device | 
     if not spec.groups:
         return []
     if has_unlike_groups(spec):
-        return allocate_block_storage([[((spec.bytes_per_block,), torch.uint8)]], num_blocks, device)
+        size = spec.bytes_per_block - spec.draft_bytes_per_block
+        return allocate_block_storage([[((size,), torch.uint8)]], num_blocks, device)
     largest = max(spec.kv_groups, key=lambda group: len(group.layers), default=None)
     storage = [] if largest is None else _allocate_layers(largest, num_blocks, device)
     return storage or allocate_block_storage([[((1,), torch.uint8)]], num_blocks, device)

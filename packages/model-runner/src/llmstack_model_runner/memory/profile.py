@@ -13,6 +13,9 @@ from typing import Protocol
 
 import torch
 
+from llmstack_model_runner.memory.kv_cache_groups import num_storage_tensors
+from llmstack_types import KVCacheSpec
+
 ALLOCATION_STEP = 2 << 20
 """PyTorch allocates memory for large tensors in multiples of this."""
 GRAPH_BYTES_PER_SIZE = 16 << 20
@@ -121,6 +124,11 @@ def graph_bytes(sizes: Sequence[int], vocab_size: int) -> int:
     Graphs share the memory of their tensors, except for the logits of rows that the host samples.
     """
     return len(sizes) * GRAPH_BYTES_PER_SIZE + (4 * sizes[-1] * vocab_size if sizes else 0)
+
+
+def lost_bytes(spec: KVCacheSpec) -> int:
+    """Memory on a GPU that the storage of the KV cache takes besides its blocks: rounding, and the scratch block."""
+    return num_storage_tensors(spec) * ALLOCATION_STEP + spec.bytes_per_block + spec.bytes_per_state
 
 
 def profile_memory(probe: MemoryProbe, run_largest_steps: Callable[[], int], reserve_bytes: int) -> MemoryProfile:

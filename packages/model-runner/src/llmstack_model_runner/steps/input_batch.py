@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +13,15 @@ from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
 from llmstack_model_runner.steps.moved_positions import MovedPositions
 from llmstack_model_runner.steps.pooling_rows import PoolingRows
-from llmstack_types import KVCacheGroupSpec, MediaItem, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import (
+    DRAFT_TO_MAKE,
+    KVCacheGroupSpec,
+    MediaItem,
+    NewRequest,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 
 class InputBatchError(ValueError):
@@ -151,6 +160,15 @@ class InputBatch:
 
     def __len__(self) -> int:
         return len(self._request_id_to_row)
+
+    def for_drafts(self, group: int) -> InputBatch:
+        """The same rows as a draft model sees them: tokens alone, with the block tables of one group."""
+        rows = copy(self)
+        rows.block_tables = self.block_tables[group : group + 1]
+        rows.group_windows, rows.layer_to_group = (None,), ()
+        rows.has_states, rows.num_prompt_logprobs, rows.media = False, {}, {}
+        rows.moved, rows.pooling = MovedPositions(len(self.num_tokens)), PoolingRows(len(self.num_tokens))
+        return rows
 
     def update(self, scheduled: SchedulerOutput) -> StepRows:
         """Applies a step's removals, arrivals and new blocks, in this order.
@@ -314,11 +332,13 @@ class InputBatch:
         self.num_row_blocks[row] = end
 
     def _place_drafts(self, row: int, request: ScheduledRequest) -> None:
-        """Writes drafts to the places of the tokens that they predict."""
+        """Writes drafts to the places of the tokens that they predict, unless the runner has to make them."""
         drafts = request.draft_token_ids
         start = int(self.num_tokens[row])
         if start + len(drafts) > self._max_model_len:
             raise InputBatchError(f"request {request.request_id!r} has drafts beyond {self._max_model_len} tokens")
+        if drafts[0] == DRAFT_TO_MAKE:
+            return  # a draft model fills them in
         if min(drafts) < 0 or max(drafts) >= self._vocab_size:
             raise InputBatchError(f"request {request.request_id!r} has a draft outside [0, {self._vocab_size})")
         self.token_ids[row, start : start + len(drafts)] = drafts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +10,8 @@ from llmstack_model_runner.progress_bar import with_progress
 from llmstack_types import (
     EngineStartError,
     KVCacheGroupSpec,
+    KVCacheSpec,
+    MakeTokenMasks,
     ModelRunnerOutput,
     NewRequest,
     PoolingParams,
@@ -20,6 +22,7 @@ from llmstack_types import (
     SchedulerOutput,
     TokenMasks,
 )
+from llmstack_types.token_masks import NO_DRAFTS_MADE
 
 _PREFIX = "warm-up-"
 _MAX_PREFILL_TOKENS = {"cuda": 64, "cpu": 16}
@@ -30,6 +33,16 @@ _POOLING_ID = "warm-up"
 
 _MASKED_STEP = 2
 """The second decode, which is computed with masks, so that their kernels are compiled before the first request."""
+
+
+def warm_up(spec: KVCacheSpec, num_blocks: int, max_num_tokens: int, max_num_rows: int) -> Iterator[SchedulerOutput]:
+    """The warm-up steps of a model, for its groups of layers; the others of this module say what the sizes mean."""
+    sizes = (num_blocks, spec.block_size, max_num_tokens)
+    if spec.is_generative:
+        steps = warm_up_steps(*sizes, max_num_rows, spec.device)
+    else:
+        steps = pooling_warm_up_steps(*sizes, spec.device)
+    return for_groups(steps, spec.table_groups, has_states=spec.state_group is not None)
 
 
 def warm_up_steps(
@@ -101,12 +114,14 @@ def for_groups(
         yield replace(step, scheduled_requests=rows, states=states)
 
 
-def masked(step: SchedulerOutput, vocab_size: int) -> Callable[[], TokenMasks] | None:
+def masked(step: SchedulerOutput, vocab_size: int) -> MakeTokenMasks | None:
     """What makes the masks of the warm-up step that is computed with some, which allow all tokens; None for others."""
     return partial(_allow_all, step, vocab_size) if step.step == _MASKED_STEP else None
 
 
-def _allow_all(step: SchedulerOutput, vocab_size: int) -> TokenMasks:
+def _allow_all(
+    step: SchedulerOutput, vocab_size: int, drafts_made: Mapping[str, Sequence[int]] = NO_DRAFTS_MADE, /
+) -> TokenMasks:
     request_ids = [row.request_id for row in step.scheduled_requests]
     return TokenMasks(request_ids, bytearray(b"\xff" * (-(-vocab_size // 32) * 4 * len(request_ids))))
 

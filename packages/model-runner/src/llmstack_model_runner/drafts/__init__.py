@@ -1,0 +1,1 @@
+"""Draft tokens that are made by a model."""
