@@ -54,6 +54,7 @@ from llmstack_types import (
     ModelRunnerConfig,
     ModelRunnerOutput,
     SchedulerOutput,
+    TokenMasks,
 )
 
 logger = logging.getLogger(__name__)
@@ -253,8 +254,10 @@ class ModelRunner:
                 media.follow(scheduled)
         if media.cross is not None:
             step = media.with_places(step)
-        with self.timing.forward:
-            step, masks = self._drafts.fill(scheduled, step, token_masks)
+        masks: Callable[[], TokenMasks] | None = token_masks
+        if self._config.draft_model_path:
+            with self.timing.forward:
+                step, masks = self._drafts.fill(scheduled, step, token_masks)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
             compute = steps.run if masks is None else PartMasks(step, masks).masked(steps.run)
