@@ -97,6 +97,22 @@ def test_tokens_are_those_of_transformers(name: str, cases: list[Case], engine: 
         assert engine != "preempted" or counters["vllm:num_preemptions"]
 
 
+def test_languages_are_those_of_transformers() -> None:
+    folder, some = folder_of("whisper-base"), clips()
+    reference = TrainedReference(folder)
+    with LLM(folder, dtype="float32") as llm:
+        speech = speech_of(llm)
+        params = SamplingParams(**speech.detection_sampling)
+        asked = [
+            {"prompt_token_ids": [speech.tokens.start], "multi_modal_data": {"audio": (clip.samples, RATE)}}
+            for clip in some
+        ]
+        outputs = llm.generate(asked, params, use_tqdm=False)
+        found = [speech.read_detection(one.outputs[0]).language for one in outputs]
+        assert [speech.tokens.languages[str(one)] for one in found] == [reference.language(clip) for clip in some]
+    assert sum(one == clip.language for one, clip in zip(found, some, strict=True)) > 0.8 * len(some)
+
+
 def rounded(model: Any) -> None:
     """Rounds what `--quantization int8` rounds: the linear layers of the decoder, and the output head."""
     head = torch.nn.Linear(*model.proj_out.weight.shape[::-1], bias=False)

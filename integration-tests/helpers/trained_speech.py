@@ -83,13 +83,21 @@ class TrainedReference:
         self._processor = AutoProcessor.from_pretrained(folder)
 
     @torch.no_grad()
+    def language(self, clip: Clip) -> int:
+        """The token of the most likely language."""
+        return int(self.model.detect_language(self._features(clip))[0])
+
+    def _features(self, clip: Clip) -> torch.Tensor:
+        found: torch.Tensor = self._processor(clip.samples, sampling_rate=RATE, return_tensors="pt").input_features
+        return found
+
+    @torch.no_grad()
     def answer(self, clip: Clip, prompt: list[int], *, has_times: bool, **options: Any) -> list[int]:
         """Token ids behind the prompt, without the end."""
-        features = self._processor(clip.samples, sampling_rate=RATE, return_tensors="pt").input_features
         is_multilingual = self.model.generation_config.is_multilingual
         asked = {"language": clip.language, "task": "transcribe"} if is_multilingual else {}
         found = self.model.generate(
-            features, do_sample=False, num_beams=1, max_new_tokens=MAX_TOKENS, return_timestamps=has_times,
+            self._features(clip), do_sample=False, num_beams=1, max_new_tokens=MAX_TOKENS, return_timestamps=has_times,
             force_unique_generate_call=True, **asked, **options,
         )[0].tolist()  # fmt: skip
         kept = [token for token in found if token != self.model.generation_config.eos_token_id]

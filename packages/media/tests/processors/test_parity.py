@@ -126,6 +126,7 @@ def test_sixteen_bits_are_scaled_where_the_reference_clips_them() -> None:
 
 @pytest.mark.parametrize(("name", "placeholder", "in_text"), [
     ("idefics3", "<image>", "<image>"), ("gemma3", "<start_of_image>", "<start_of_image>"),
+    ("gemma4", "<|image|>", "<|image|>"),
     ("clip", "<image>", "<image>"), ("llava-next", "<image>", "<image>"), ("pixtral", "[IMG]", "[IMG]"),
     ("qwen2-vl", "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("internvl", "<IMG_CONTEXT>", "<IMG_CONTEXT>"), ("aya-vision", "<image>", "<image>"),

@@ -84,6 +84,7 @@ TOWERS_OF: Mapping[str, tuple[str, ...]] = {
 # Classes and towers whose encoder is that of the package transformers, in the same order. The text model is as above.
 BACKEND_TOWERS: Mapping[str, tuple[str, ...]] = {
     "AyaVisionForConditionalGeneration": ("siglip_vision_model",),
+    "Gemma4ForConditionalGeneration": ("gemma4_vision",),
     "LightOnOcrForConditionalGeneration": ("pixtral",),
     "LlavaForConditionalGeneration": ("siglip_vision_model", "pixtral"),
     "LlavaNextForConditionalGeneration": ("siglip_vision_model",),

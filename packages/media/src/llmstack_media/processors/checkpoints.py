@@ -9,6 +9,7 @@ from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles
 from llmstack_media.processors.fixed_size import CLIPImageProcessor, LlavaImageProcessor, SiglipImageProcessor
 from llmstack_media.processors.gemma3 import Gemma3ImageProcessor
+from llmstack_media.processors.gemma4 import Gemma4ImageProcessor
 from llmstack_media.processors.got_ocr2 import AyaVisionImageProcessor, GotOcr2ImageProcessor
 from llmstack_media.processors.idefics3 import Idefics3ImageProcessor, SmolVLMImageProcessor
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor
@@ -26,9 +27,9 @@ from llmstack_media.processors.voxtral import VoxtralProcessor
 PROCESSORS: Mapping[str, type[ImageProcessor]] = {
     one.name: one
     for one in (
-        CLIPImageProcessor, Gemma3ImageProcessor, GotOcr2ImageProcessor, Idefics3ImageProcessor, LlavaImageProcessor,
-        LlavaNextImageProcessor, LlavaOnevisionImageProcessor, PixtralImageProcessor, Qwen2VLImageProcessor,
-        SiglipImageProcessor, SmolVLMImageProcessor,
+        CLIPImageProcessor, Gemma3ImageProcessor, Gemma4ImageProcessor, GotOcr2ImageProcessor, Idefics3ImageProcessor,
+        LlavaImageProcessor, LlavaNextImageProcessor, LlavaOnevisionImageProcessor, PixtralImageProcessor,
+        Qwen2VLImageProcessor, SiglipImageProcessor, SmolVLMImageProcessor,
     )
 }  # fmt: skip
 # Types of models whose prompts differ from those of others with the same image processor.

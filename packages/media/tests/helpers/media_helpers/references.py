@@ -92,6 +92,11 @@ FAMILIES = {
          "pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2},
         {"image_seq_length": 4}, 14, "gemma3.processing_gemma3:Gemma3Processor", {"full_image_sequence": SEQUENCE},
     ),
+    "gemma4": Family(
+        "gemma4", "Gemma4ImageProcessor", {"patch_size": 6, "pooling_kernel_size": 2, "max_soft_tokens": 70}, {}, 6,
+        "gemma4.processing_gemma4:Gemma4Processor",
+        {"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
+    ),
     "clip": Family(
         "clip", "CLIPImageProcessor", {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}, _LLAVA,
         14, "llava.processing_llava:LlavaProcessor", {"image_token": "<image>", **_LLAVA},
@@ -167,4 +172,14 @@ def as_reference(ours: ImageProcessor, values: np.ndarray, outputs: Mapping[str,
     """An array in the shape of the reference's `pixel_values`."""
     if ours.name == "Qwen2VLImageProcessor":
         return np.repeat(values, 2, axis=2).reshape(values.shape[0], -1)
+    if ours.name == "Gemma4ImageProcessor":
+        return in_patches(values, ours.patch_size, np.asarray(outputs["pixel_values"]).shape[1])
     return values.reshape(np.asarray(outputs["pixel_values"]).shape)
+
+
+def in_patches(values: np.ndarray, size: int, count: int) -> np.ndarray:
+    """A picture [1, 3, height, width] in rows of patches with their channels last, and zeros behind them."""
+    _, _, height, width = values.shape
+    rows = values.reshape(3, height // size, size, width // size, size).transpose(1, 3, 2, 4, 0)
+    patches = rows.reshape(-1, 3 * size**2)
+    return np.pad(patches, ((0, count - len(patches)), (0, 0)))[None]

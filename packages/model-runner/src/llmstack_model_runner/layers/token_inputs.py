@@ -8,6 +8,7 @@ from llmstack_model_runner.layers.embedding import Embedding
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.norm import RMSNorm
 from llmstack_model_runner.layers.scale import Scale
+from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
 
 
@@ -24,10 +25,15 @@ class TokenInputs:
         hidden_size: int,
         num_layers: int,
         norm: RMSNorm,
+        pad_id: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`prefix` is that of the tensors, such as `model.`; `norm` is that of the projections, as wide as a vector."""
+        """`prefix` is that of the tensors, such as `model.`; `norm` is that of the projections, as wide as a vector.
+
+        `pad_id`: The token whose row counts where a vector of an encoder stands.
+        """
+        self._pad_id = pad_id
         size = len(norm.weight)
         self._shape, self._norm = (num_layers, size), norm
         self._table = Embedding(
@@ -51,7 +57,10 @@ class TokenInputs:
         self,
         token_ids: torch.Tensor,  # [num_tokens]
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        vectors: StepVectors | None = None,
     ) -> torch.Tensor:  # [num_tokens, num_layers, size]
-        """The vectors of all layers; `hidden` are the tokens' embeddings."""
+        """The vectors of all layers; `hidden` are the tokens' embeddings, and `vectors` where it has others."""
+        if vectors is not None:
+            token_ids = token_ids.index_fill(0, vectors.places.to(token_ids.device), self._pad_id)
         projected = self._projection_scale(self._projection(hidden)).view(-1, *self._shape)
         return self._half(self._norm(projected) + self._table(token_ids).view(-1, *self._shape))

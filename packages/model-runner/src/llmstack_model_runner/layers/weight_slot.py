@@ -15,11 +15,12 @@ from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 
 class WeightKind(Enum):
-    """Role of a tensor, which decides its values in dummy weights."""
+    """Role of a tensor, which decides its values in dummy weights. Only a bound may be infinite."""
 
     MATRIX = "matrix"
     SCALE = "scale"
     BIAS = "bias"
+    BOUND = "bound"
 
 
 class Sliceable(Protocol):
@@ -102,13 +103,17 @@ class WeightSlot:
             ValueError: It is quantized and must not be, has no plain floating type, or is not finite.
         """
         if isinstance(tensor, torch.Tensor):
-            self.load(plain(tensor if self.part is None else self.part.read(tensor)))
+            self._load_plain(tensor if self.part is None else self.part.read(tensor))
         elif not isinstance(tensor, AnyStoredWeight):
-            self.load(plain(tensor.read(self.part)))
+            self._load_plain(tensor.read(self.part))
         elif self.load_stored is not None:
             self.load_stored(tensor)
         else:
             raise ValueError("is quantized, and only supported in full precision")
+
+    def _load_plain(self, tensor: torch.Tensor) -> None:
+        plain(tensor.nan_to_num(nan=math.nan) if self.kind is WeightKind.BOUND else tensor)
+        self.load(tensor)
 
     @property
     def num_elements(self) -> int:

@@ -98,8 +98,9 @@ def _media_spec(model: Model, step_units: int, *, takes_vectors: bool) -> MediaS
         )  # fmt: skip
     if encoder is None and not takes_vectors:
         return None
-    size = model.vector_size if encoder is not None or isinstance(model, CausalLM) else None
-    if size is None:
+    user_size = model.vector_size if encoder is not None or isinstance(model, CausalLM) else None
+    size = user_size if encoder is None else model.item_size
+    if size is None or (takes_vectors and user_size is None):
         raise ValueError("--enable-prompt-embeds: the code of this model takes token ids only")
     num_layers: dict[MediaKind, int] = {} if encoder is None else {**encoder.num_layers}
     max_num_tokens: dict[MediaKind, int] = {} if encoder is None else {**encoder.max_num_tokens}

@@ -58,8 +58,13 @@ class Model(ABC):
 
     @property
     def vector_size(self) -> int | None:
-        """Width of vectors that a step may have in place of tokens; None where the model takes token ids alone."""
+        """Width of a user's vectors that a step may have in place of tokens; None where it takes token ids alone."""
         return None
+
+    @property
+    def item_size(self) -> int | None:
+        """Width of vectors of an encoder that a step may have in place of tokens; None where it may have none."""
+        return self.vector_size
 
     def media_encoder(self) -> MediaEncoder | None:
         """The encoder of pictures, sounds or videos, whose weights only the first stage has; None for none."""

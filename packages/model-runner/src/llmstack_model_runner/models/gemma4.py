@@ -66,7 +66,10 @@ class Gemma4(StackedExpertWeights):
         if settings[0].input_size:
             num_rows = read_int({**_DEFAULTS, **config}, "vocab_size_per_layer_input")
             norm = settings[0].norm("model.per_layer_projection_norm", settings[0].input_size, dtype, device)
-            self._inputs = TokenInputs("model.", num_rows, self._hidden_size, len(settings), norm, dtype, device)
+            pad_id = config.get("pad_token_id") or 0
+            self._inputs = TokenInputs(
+                "model.", num_rows, self._hidden_size, len(settings), norm, pad_id, dtype, device
+            )
         if (self._sources or self._inputs) and not (self._sharding.is_first_stage and self._sharding.is_last_stage):
             raise ValueError(
                 "this model's layers need the tokens, or keys and values of earlier layers: they cannot be cut into "
@@ -111,6 +114,11 @@ class Gemma4(StackedExpertWeights):
         """None where every layer needs the tokens themselves."""
         return None if self._inputs is not None else super().vector_size
 
+    @property
+    def item_size(self) -> int | None:
+        """Where a vector of an encoder stands, every layer has the vectors of the padding token."""
+        return super().vector_size
+
     def slots(self) -> dict[str, WeightSlot]:
         return super().slots() | ({} if self._inputs is None else self._inputs.slots())
 
@@ -142,7 +150,7 @@ class Gemma4(StackedExpertWeights):
         planned = self._plan(metadata, kv_caches)
         caches = [*kv_caches, *(kv_caches[source] for source in self._sources)]
         hidden, residual = self._enter(token_ids, metadata.vectors)
-        inputs = None if self._inputs is None else self._inputs(token_ids, hidden)
+        inputs = None if self._inputs is None else self._inputs(token_ids, hidden, metadata.vectors)
         first_reader = len(self._layers) - len(self._sources) if self._sources else -1
         for number, (layer, kv_cache, plan) in enumerate(zip(self._layers, caches, planned, strict=True)):
             ends = metadata.last_layer
@@ -166,7 +174,7 @@ class Gemma4(StackedExpertWeights):
             if ends is None:
                 source_to_plan[source] = planned[source]
             else:
-                own = replace(ends, queries=None)
+                own = replace(ends, queries=None, vectors=None)  # a last token sees no more of a picture than it had
                 plans = plan_attention(own, kv_caches[source][0], windows[source : source + 1])
                 source_to_plan[source] = own, plans
         return [*planned, *(source_to_plan[source] for source in self._sources)]

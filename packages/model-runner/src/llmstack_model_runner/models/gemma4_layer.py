@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -130,6 +130,7 @@ class Gemma4Layer(LlamaLayer):
     ) -> None:
         super().__init__(prefix, settings, rotary, dtype, device)
         self._name, self._device, self._out_scale = f"{prefix}layer_scalar", device, Scale(1.0, device)
+        self._has_window = settings.sliding_window is not None
         self._experts: _ExpertsBeside | None = None
         if settings.own_experts is not None:
             self._experts = _ExpertsBeside(prefix, settings, settings.own_experts, dtype, device)
@@ -169,6 +170,8 @@ class Gemma4Layer(LlamaLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block's output without the residual, and the residual, both scaled."""
         normed, residual = self._mixer_norm.add(hidden, residual)
+        if metadata.vectors is not None and not self._has_window:
+            metadata = replace(metadata, vectors=None)  # here a picture's tokens see no later ones of it
         mixed = _normed(self._post_mixer_norm, self._mixer(normed, positions, kv_cache, metadata, plans))
         normed, residual = self._mlp_norm.add(mixed, metadata.of_queries(residual))
         fed = self._feed_forward(normed)

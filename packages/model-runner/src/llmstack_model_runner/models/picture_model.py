@@ -37,11 +37,11 @@ class PictureModel(TextPart):
             )  # fmt: skip
         except ProcessorConfigError as error:
             raise ValueError(f"What this model takes besides text cannot be prepared: {error}.") from error
-        if self.vector_size is None:
+        if self.item_size is None:
             raise ValueError(_IDS_ONLY)
         self._has_encoder = sharding().is_first_stage
         with adapted(None):  # adapters change the language model alone
-            self._encoder = self.encoder_class.of(whole, self.vector_size, found, dtype, device)
+            self._encoder = self.encoder_class.of(whole, self.item_size, found, dtype, device)
         num_deep, num_layers = self._encoder.num_deep, self.kv_spec.num_layers
         # The model's last layer may leave out the tokens that its vectors would be added to.
         if self._has_encoder and num_deep > num_layers - sharding().is_last_stage:
@@ -85,7 +85,7 @@ class PictureModel(TextPart):
         super().finish_loading()
         if self._has_encoder:
             self._encoder.finish_loading()
-        if self.vector_size is None:  # some code shows that only once it runs
+        if self.item_size is None:  # some code shows that only once it runs
             raise ValueError(_IDS_ONLY)
 
     def rename(self, name: str) -> str:

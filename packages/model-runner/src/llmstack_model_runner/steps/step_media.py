@@ -161,7 +161,7 @@ def make_media(
     is_first: bool,
 ) -> StepMedia:
     """The items of a batch; see `MediaStore` for `make_room` and `is_first`."""
-    size, dtype = model.vector_size or 0, getattr(torch, spec.dtype)
+    size, dtype = model.item_size or 0, getattr(torch, spec.dtype)
     cross = None
     if model.cross_kv is not None:
         num_vectors = cached_vectors(config, spec)

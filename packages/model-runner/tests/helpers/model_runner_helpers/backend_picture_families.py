@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from model_runner_helpers.picture_families import (
     CLIP,
     CLIP_FILES,
     LLAVA_FILES,
     PLACEHOLDER,
     TEXT,
+    VIDEO_PLACEHOLDER,
     PictureFamily,
     before_language_model,
     before_language_model_alone,
+    kinds_of,
     of_any_size,
     one_each,
     tiles_of,
@@ -29,7 +33,45 @@ _GRIDS = [[56, 112], [112, 56], [112, 112], [168, 56]]
 _QWEN2 = TEXT | {"model_type": "qwen2", "rope_theta": 1e6}
 
 
+def in_patches_of_8(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    """Pictures in rows of patches with their channels last, and the places of these; -1 behind the last one."""
+    count = max(rows * columns for _, rows, columns in layouts)
+    pixels, places = torch.zeros(len(values), count, 192), torch.full((len(values), count, 2), -1)
+    for number, (picture, (_, rows, columns)) in enumerate(zip(values, layouts, strict=True)):
+        for place in range(rows * columns):
+            row, column = divmod(place, columns)
+            square = picture[0, :, row * 8 : row * 8 + 8, column * 8 : column * 8 + 8]
+            pixels[number, place] = square.permute(1, 2, 0).flatten()
+            places[number, place] = torch.tensor([column, row])
+    return {"pixel_values": pixels, "image_position_ids": places}
+
+
+_GEMMA_4_VISION = {"model_type": "gemma4_vision", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+                   "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8, "patch_size": 8,
+                   "position_embedding_size": 512, "pooling_kernel_size": 2}  # fmt: skip
+_GEMMA_4_TEXT = TEXT | {
+    "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 4, "head_dim": 16,
+    "global_head_dim": 32, "sliding_window": 11, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+_GEMMA_4_FILES = {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 8, "pooling_kernel_size": 2,
+                  "max_soft_tokens": 70}  # fmt: skip
+_GEMMA_4_TOKENS = {"image_token_id": PLACEHOLDER, "video_token_id": VIDEO_PLACEHOLDER, "audio_token_id": 94}
 BACKEND_FAMILIES: dict[str, PictureFamily] = {
+    "gemma 4": PictureFamily(
+        "Gemma4",
+        {"text_config": _GEMMA_4_TEXT | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+                                         "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
+         "vision_config": _GEMMA_4_VISION | {"standardize": True}, "audio_config": None, **_GEMMA_4_TOKENS},
+        _GEMMA_4_FILES, in_patches_of_8, by_tokens=kinds_of,
+    ),
+    "gemma 4 with vectors of tokens": PictureFamily(
+        "Gemma4",
+        {"text_config": _GEMMA_4_TEXT | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
+                                         "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "pad_token_id": 3},
+         "vision_config": _GEMMA_4_VISION | {"use_clipped_linears": True}, "audio_config": None, **_GEMMA_4_TOKENS},
+        _GEMMA_4_FILES, in_patches_of_8, by_tokens=kinds_of,
+    ),
     "vip llava": PictureFamily(
         "VipLlava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": CLIP,
                      "image_token_index": PLACEHOLDER, "vision_feature_layers": [-2, -3, 1]},

@@ -108,6 +108,9 @@ class PictureFamily:
                 is_scale = parameter.dim() == 1 and not name.endswith(("bias", "embedding", "image_newline"))
                 is_scale = is_scale and not re.search(self.offset_norms, name)
                 parameter.copy_(torch.randn_like(parameter) * spread + is_scale)
+            for name, bound in made.named_buffers():
+                if bound.dim() == 0 and name.endswith(("_min", "_max")):
+                    bound.fill_(-0.8 if name.endswith("_min") else 0.7)
             # No output is one, which would ask for a vector.
             made.get_output_embeddings().weight[[PLACEHOLDER, VIDEO_PLACEHOLDER]] = 0
         if is_hub:

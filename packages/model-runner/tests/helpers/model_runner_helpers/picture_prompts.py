@@ -130,7 +130,7 @@ def logits_in_chunks(model: CausalLM, tokens: Sequence[int], items: Sequence[Med
             if model.media_encoder().is_atomic and start <= item.offset < end
         )
         axes = on_axes[:, places[own]] if model.moves_positions else None
-        first, *deep = vectors[own].split(model.vector_size, dim=1)
+        first, *deep = vectors[own].split(model.item_size, dim=1)
         given = StepVectors(places[own] - start, first, blocks, axes, tuple(deep)) if own.any() else None
         found.append(harness.step([("a", tokens[start:end])], given, shift=shift[start:end]))
     return torch.cat(found)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from llmstack_media import ImageLayout, ImageProcessor, LlavaNextImageProcessor, VideoProcessor
 from llmstack_media.processors.fixed_size import FixedSizeProcessor
+from llmstack_media.processors.gemma4 import Gemma4ImageProcessor
 from llmstack_media.processors.got_ocr2 import GotOcr2ImageProcessor
 from llmstack_media.processors.pixtral import PixtralImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
@@ -33,6 +34,7 @@ from llmstack_model_runner.models.transformers_backend.stored import Names
 from llmstack_types import MediaItem
 
 _TEXT_PARTS = ("model.language_model", "lm_head")
+_OWN_SHAPE = (Gemma4ImageProcessor, PixtralImageProcessor)
 _CROPS = (FixedSizeProcessor, GotOcr2ImageProcessor, LlavaNextImageProcessor)
 _SMALL = (64, 64)
 """Width and height of the picture of the trial."""
@@ -48,11 +50,13 @@ class TransformersEncoder(ImageEncoder):
         device: torch.device,
     ) -> None:  # fmt: skip
         self._config, self._model_class = resolve_whole(whole)
-        if not isinstance(processor, (*_CROPS, PixtralImageProcessor)):
+        if not isinstance(processor, (*_CROPS, *_OWN_SHAPE)):
             raise self._unsupported(f"pictures of {processor.name} do not reach its encoder")
         vision = self._config.vision_config
         widths = (_size(vision, "hidden_size"), _size(vision, "intermediate_size"))
         self._config.tie_word_embeddings = False  # there is no head
+        # Where the text model asks for it, the vectors of a picture attend to each other.
+        self.is_atomic = getattr(self._config.text_config, "use_bidirectional_attention", None) == "vision"
         self._part_class = _without_text(self._model_class)
         built = build_on_meta(self._config, self._part_class, dtype, attention=None)
         self._names, self._shapes = Names(built), {name: tuple(x.shape) for name, x in built.state_dict().items()}
@@ -119,7 +123,7 @@ class TransformersEncoder(ImageEncoder):
 
     def _shape(self, item: MediaItem) -> tuple[int, ...]:
         largest = self._largest["image"].shape
-        if not isinstance(self._processor, PixtralImageProcessor):
+        if not isinstance(self._processor, _OWN_SHAPE):
             return (item.layout[0] if item.layout else 0, *largest[1:])
         if len(item.layout) != 3:
             return (0,)
@@ -150,12 +154,23 @@ class TransformersEncoder(ImageEncoder):
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
     def _inputs(self, item: MediaItem, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        if isinstance(self._processor, Gemma4ImageProcessor):
+            return _in_patches(values, self._processor.patch_size)
         if isinstance(self._processor, PixtralImageProcessor):
             return {"pixel_values": values, "image_sizes": torch.tensor([values.shape[2:]], device=self._device)}
         if isinstance(self._processor, LlavaNextImageProcessor):
             sizes = torch.tensor([item.layout[1:]], device=self._device)
             return {"pixel_values": values[None], "image_sizes": sizes}
         return {"pixel_values": values}
+
+
+def _in_patches(values: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """A picture [1, 3, height, width] in rows of patches with their channels last, and the places of these."""
+    _, _, height, width = values.shape
+    rows, columns = height // size, width // size
+    patches = values.view(3, rows, size, columns, size).permute(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+    row, column = torch.meshgrid(*(torch.arange(one, device=values.device) for one in (rows, columns)), indexing="ij")
+    return {"pixel_values": patches, "image_position_ids": torch.stack((column, row), dim=-1).view(1, -1, 2)}
 
 
 def _without_text(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
@@ -182,6 +197,8 @@ def _size(config: Any, name: str) -> int:
 
 
 def _kind(name: str, shape: tuple[int, ...]) -> WeightKind:
+    if not shape and name.endswith(("_min", "_max")):
+        return WeightKind.BOUND
     if name.endswith("bias"):
         return WeightKind.BIAS
     return WeightKind.MATRIX if len(shape) > 1 else WeightKind.SCALE
