@@ -46,6 +46,24 @@ def test_a_server_on_a_cpu_does_not_delay_first_tokens_for_many_prompts_in_a_ste
 
 
 @pytest.mark.parametrize(
+    ("usage", "options", "expected"),
+    [
+        (UsageContext.OPENAI_API_SERVER, {"device": "cpu"}, (0.0, 3.0)),
+        (UsageContext.OPENAI_API_SERVER, {"device": "cpu", "max_itl_ms": 0}, (0.0, 0.0)),
+        (UsageContext.OPENAI_API_SERVER, {"device": "cpu", "max_itl_ms": 40.0}, (40.0, 0.0)),
+        (UsageContext.OPENAI_API_SERVER, {"device": "cpu", "enable_chunked_prefill": False}, (0.0, 0.0)),
+        (UsageContext.OPENAI_API_SERVER, {"device": "cuda"}, (0.0, 0.0)),
+        (UsageContext.LLM_CLASS, {"device": "cpu"}, (0.0, 0.0)),
+    ],
+)
+def test_by_default_only_a_server_on_a_cpu_bounds_its_steps_beside_streams(
+    usage: UsageContext, options: dict[str, Any], expected: tuple[float, float], tmp_path: Path
+):
+    scheduler = EngineArgs(str(write_model_folder(tmp_path)), **options).create_engine_config(usage)[1].scheduler
+    assert (scheduler.max_itl_ms, scheduler.max_itl_steps) == expected
+
+
+@pytest.mark.parametrize(
     ("given", "meant"),
     [("gptq_marlin", "gptq"), ("awq_marlin", "awq"), ("mxfp4", "mxfp4"), ("modelopt", "fp8"), ("fbgemm_fp8", "fp8")],
 )
@@ -326,7 +344,7 @@ def test_a_model_with_vision_serves_its_text_and_warns_unless_that_is_meant(
 # Options whose value in a configuration is made of several, or is the default of a program and not of a part.
 MADE_OF_SEVERAL = {
     "model", "max_model_len", "max_num_batched_tokens", "logits_processors", "hf_overrides", "max_prefill_tokens",
-    "max_loras", "runner", "log_level", "max_cpu_loras", "pack_cache",
+    "max_itl_ms", "max_loras", "runner", "log_level", "max_cpu_loras", "pack_cache",
 }  # fmt: skip
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.encoding import Encoding
+from llmstack_core_scheduler.prompt_pace import make_prompt_pace
 from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.state_rows import make_state_rows
 from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_types import SchedulerOutput
 
 
 class Chunks:
-    """Ends chunks where the model asks for it: before an item that is not encoded, and where a state is kept.
+    """Ends chunks where the step's time is used up, before an item that is not encoded, and where a state is kept.
 
     Attributes:
         states: The states of rows; None for a model without any.
@@ -23,20 +28,49 @@ class Chunks:
         Raises:
             ValueError: Items must not be cut, and states ask for that.
         """
+        self._pace = make_prompt_pace(config)
         self.states = make_state_rows(manager, config.state_snapshot_interval)
         if self.states is not None and config.media is not None and config.media.is_atomic:
             raise ValueError("layers with a state exclude items that are computed in one step")
         self._encoding = encoding
         self._can_cut = config.enable_chunked_prefill
+        self._is_atomic = config.media is not None and config.media.is_atomic
 
     def cut(self, request: Request, start: int, num_tokens: int, plan: StepPlan) -> int:
         """How many of the request's next `num_tokens` tokens, from `start` on, a row of the step computes.
 
-        0 only where it waits for the encoder.
+        0 where it waits for the encoder, or the step has no time for it.
         """
+        if self._pace is not None and not (self._is_atomic and start < request.media_end):
+            num_tokens = self._pace.cut(request, start, num_tokens)
+            if not num_tokens:
+                return 0
         if self._encoding is not None and start < request.media_end:
             num_ready = self._encoding.ready_tokens(request, start, num_tokens, plan)
             num_tokens = num_ready if self._can_cut or num_ready == num_tokens else 0
         if self.states is not None and num_tokens:
             return self.states.cut(request, start, num_tokens)
         return num_tokens
+
+    def begin_step(self, running: Iterable[Request], has_waiting: bool) -> None:
+        """Begins a step of the requests that run, and of waiting ones that it may admit."""
+        if self._pace is not None:
+            self._pace.begin_step(running, has_waiting)
+
+    def has_time(self) -> bool:
+        """Whether the step has time left for prompts."""
+        return self._pace is None or not self._pace.is_full
+
+    def observe(self, scheduled: SchedulerOutput, start_s: float, end_s: float) -> None:
+        """Learns how long a step has taken."""
+        if self._pace is not None:
+            self._pace.observe(scheduled, start_s, end_s)
+
+    def state(self) -> list[Any]:
+        """What the time of a step is predicted from, as plain data."""
+        return [] if self._pace is None else self._pace.state()
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """The inverse of `state`, for one with the same configuration."""
+        if self._pace is not None:
+            self._pace.restore(state)

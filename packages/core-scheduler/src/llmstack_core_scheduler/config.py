@@ -40,6 +40,9 @@ class SchedulerConfig:
         max_loras: Most distinct adapters among the requests that run; 0 is no such limit.
         state_snapshot_interval: For a model with states: tokens of a prompt between those that are kept for later
             requests. They are rounded up to whole blocks. 0 keeps the states where chunks of the prompt end.
+        max_itl_ms: Milliseconds of a step beside running streams, as predicted: chunks of prompts are cut so that it
+            takes no longer. 0 is no such limit.
+        max_itl_steps: The same limit in predicted steps of the streams alone, above 1; 0 is no such limit.
         speculative: Which drafts the scheduler makes itself; None makes none.
         media: What the model takes besides tokens; None for tokens only.
         encoder_cache_tokens: Most vectors of encoded items that are kept at once, which is also the largest item; 0 is
@@ -63,6 +66,8 @@ class SchedulerConfig:
     max_num_partial_prefills: int = 0
     num_lookahead_slots: int = 0
     max_num_preemptions: int = 4
+    max_itl_ms: float = 0.0
+    max_itl_steps: float = 0.0
     speculative: SpeculativeConfig | None = None
     pipeline_parallel_size: int = 1
     min_stage_tokens: int = 0
@@ -85,10 +90,24 @@ class SchedulerConfig:
         if self.pipeline_parallel_size > 1 and self.max_num_drafts:
             size = self.pipeline_parallel_size
             raise ValueError(f"pipeline_parallel_size {size} and drafts exclude each other: drafts need one stage")
+        self._check_pace()
         if not self.enable_chunked_prefill:
             self._check_whole_prompts()
         if self.media is not None and self.media.is_atomic:
             self._check_whole_items(max(self.media.max_num_tokens.values(), default=0))
+
+    def _check_pace(self) -> None:
+        for name, least in (("max_itl_ms", 0.0), ("max_itl_steps", 1.0)):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not (value == 0 or least < value < float("inf")):
+                raise ValueError(f"{name} must be 0 or a number above {least:g}, got {value!r}")
+        if self.max_itl_ms and self.max_itl_steps:
+            raise ValueError("max_itl_ms and max_itl_steps exclude each other: both are the limit of the same time")
+        if self.max_itl_ms or self.max_itl_steps:
+            if self.pipeline_parallel_size > 1:
+                raise ValueError("a limit of a step's time needs one stage: with several, steps overlap")
+            if not self.enable_chunked_prefill:
+                raise ValueError("a limit of a step's time needs enable_chunked_prefill: it cuts prompts")
 
     def _check_whole_items(self, num_tokens: int) -> None:
         """An item is computed in one step, beside a token of each other request that runs."""

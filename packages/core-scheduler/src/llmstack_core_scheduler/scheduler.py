@@ -75,12 +75,11 @@ class Scheduler:
         self._config = config
         self._max_num_row_tokens = config.max_num_row_tokens
         self._kv_cache_manager, self._block_size = kv_cache_manager, kv_cache_manager.block_size
-        self._has_windows = kv_cache_manager.has_windows
+        self._has_windows, self._num_host_blocks = kv_cache_manager.has_windows, kv_cache_manager.num_host_blocks
         self._encoding = None if config.media is None else Encoding(config, config.media, self.running)
         self.media_numbers = None if self._encoding is None else self._encoding.numbers
         self._chunks = Chunks(config, kv_cache_manager, self._encoding)
         self._states = self._chunks.states
-        self._num_host_blocks = kv_cache_manager.num_host_blocks
         self._needs = BlockNeeds(config, kv_cache_manager)
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
         self._forking = Forking(kv_cache_manager)
@@ -95,8 +94,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._steps_under_way: dict[int, StepUnderWay] = {}
         self._removed_request_ids: list[str] = []
-        self._step = 0
-        self._last_step = NO_STEP
+        self._step, self._last_step = 0, NO_STEP
         self._num_swapped = self._num_protected = self._stage_tokens = 0
 
     @property
@@ -160,6 +158,7 @@ class Scheduler:
             self._forking.copy(plan)
         if self._has_windows:
             self._needs.free_passed(self.running.requests)
+        self._chunks.begin_step(self.running.requests, bool(self.waiting.requests))
         if self.waiting.requests and len(self.running) >= self._config.max_num_rows:
             for row in rows_to_yield(self.waiting, self.running.requests, plan, self._config, now_s, self._waits):
                 self._preempt(row, plan, yields_place=True)
@@ -194,6 +193,7 @@ class Scheduler:
                     outputs.append(message)
         if self._num_host_blocks:
             self._preemptor.observe(scheduled, start_s, now_s)
+        self._chunks.observe(scheduled, start_s, now_s)
         # Of this step, whatever runs after it.
         self._last_step = (scheduled.total_num_scheduled_tokens, len(rows), num_left_tokens)
         return EngineCoreOutputs(outputs, now_s, self.stats())
@@ -287,10 +287,10 @@ class Scheduler:
         self._num_protected += victim.is_protected and not was_protected
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
-        num_places = self._config.max_num_rows
+        num_places, has_time = self._config.max_num_rows, self._chunks.has_time
         order = admission_order(self.waiting, num_places, len(self.running), now_s)
         places = AdapterPlaces(self.running.requests, self._config.max_loras)
-        while plan.budget and len(self.running) < num_places and (request := order.next()):
+        while plan.budget and has_time() and len(self.running) < num_places and (request := order.next()):
             if not places.has_room(request) or self._waits(request, plan):
                 order.skip(request)
             elif not self._admit(request, plan, order, places):

@@ -75,6 +75,7 @@ def take_snapshot(scheduler: Scheduler) -> tuple[State, list[EngineCoreRequest]]
         "held": list(scheduler._forking.request_id_to_held.items()),
         "drafting": _drafting_state(scheduler._drafting),
         "encoding": {} if scheduler._encoding is None else scheduler._encoding.state(),
+        "pace": scheduler._chunks.state(),
     }  # fmt: skip
     return state, [request.arrival for request in requests.values()]
 
@@ -208,6 +209,7 @@ def _drafting_state(drafting: Drafting) -> list[Any]:
 def _restore_parts(scheduler: Scheduler, state: State) -> None:
     if scheduler._encoding is not None:
         scheduler._encoding.restore(state["encoding"])
+    scheduler._chunks.restore(state["pace"])
     preemptor, forking, drafting = scheduler._preemptor, scheduler._forking, scheduler._drafting
     (
         preemptor.num_preemptions, preemptor.num_swaps, preemptor.num_swapped_out_blocks,

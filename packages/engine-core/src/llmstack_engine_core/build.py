@@ -309,6 +309,8 @@ def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_model_len),
         long_prefill_token_threshold=0,
         max_prefill_tokens=0,
+        max_itl_ms=0.0,
+        max_itl_steps=0.0,
     )
 
 

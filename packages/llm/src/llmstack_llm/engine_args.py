@@ -46,6 +46,8 @@ _DEFAULT_MAX_NUM_BATCHED_TOKENS = {UsageContext.OPENAI_API_SERVER: 2048, UsageCo
 
 # A CPU computes so many tokens of prompts at nearly its full rate: a step of more would only delay the first of them.
 _CPU_MAX_PREFILL_TOKENS = 256
+# A step with prompts takes at most so many times that of the running streams alone, as predicted.
+_CPU_MAX_ITL_STEPS = 3.0
 
 
 @option_group
@@ -159,6 +161,7 @@ class EngineArgs(
             "policy": self.scheduling_policy, "max_prefill_tokens": self.prefill_tokens(usage_context),
             "speculative": None if speculative is None else of_scheduler(speculative),
             "max_loras": self.max_loras * self.enable_lora,
+            "max_itl_ms": self.max_itl_ms or 0.0, "max_itl_steps": self.itl_steps(usage_context),
         }  # fmt: skip
         data = self._named_as_in(EngineConfig) | self._transfer_network() | {
             "model": model, "scheduler": scheduler, "runner": self.runner_name, "num_blocks": self._num_blocks(),
@@ -255,6 +258,7 @@ class EngineArgs(
         yield from self._transfer_conflicts()
         if (self.speculative_config or {}).get("model") and self.runner_name not in ("default", "parallel"):
             yield Problem("a draft model in {speculative_config} needs a runner of llmstack, which makes the drafts")
+        yield from self._pace_conflicts()
         if self.pipeline_parallel_size == 1:
             return
         size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
@@ -262,6 +266,13 @@ class EngineArgs(
             yield Problem(f"{{speculative_config}} and {size} exclude each other: drafts need one stage")
         if self.async_scheduling:
             yield Problem(f"{{async_scheduling}} and {size} exclude each other: a stage's input are known tokens")
+
+    def _pace_conflicts(self) -> Iterator[Problem]:
+        if self.max_itl_ms and not self.enable_chunked_prefill:
+            yield Problem("{max_itl_ms} needs {enable_chunked_prefill}: it cuts prompts")
+        if self.max_itl_ms and self.pipeline_parallel_size > 1:
+            size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
+            yield Problem(f"{{max_itl_ms}} and {size} exclude each other: steps of several stages overlap")
 
     def _transfer_network(self) -> dict[str, Any]:
         if not self._transfers_between_hosts:
@@ -328,6 +339,12 @@ class EngineArgs(
             return self.max_prefill_tokens
         is_cpu_server = usage_context is UsageContext.OPENAI_API_SERVER and runs_on_cpu(self.device)
         return _CPU_MAX_PREFILL_TOKENS if is_cpu_server else 0
+
+    def itl_steps(self, usage_context: UsageContext = UsageContext.OPENAI_API_SERVER) -> float:
+        """Most time of a step with prompts, in steps of the running streams alone; 0 is no such limit."""
+        is_cpu_server = usage_context is UsageContext.OPENAI_API_SERVER and runs_on_cpu(self.device)
+        can_cut = self.enable_chunked_prefill and self.pipeline_parallel_size == 1
+        return _CPU_MAX_ITL_STEPS if self.max_itl_ms is None and is_cpu_server and can_cut else 0.0
 
     def _num_blocks(self) -> int | None:
         return self.num_kv_blocks if self.num_kv_blocks is not None else self.num_gpu_blocks_override

@@ -190,6 +190,8 @@ def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
         "fair_quantum": engine.fair_quantum,
         "long_prefill_token_threshold": engine.long_prefill_token_threshold,
         "max_prefill_tokens": engine.prefill_tokens(),
+        "max_itl_ms": engine.max_itl_ms or 0.0,
+        "max_itl_steps": engine.itl_steps(),
         "max_num_partial_prefills": engine.max_num_partial_prefills,
         "max_loras": _max_loras(state),
     }

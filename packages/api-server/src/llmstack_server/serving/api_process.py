@@ -148,6 +148,8 @@ class ApiProcess:
             engine.fair_quantum if is_fair else 0,
             max_num_row_tokens=engine.long_prefill_token_threshold,
             max_prefill_tokens=engine.prefill_tokens(),
+            max_itl_ms=engine.max_itl_ms or 0.0,
+            max_itl_steps=engine.itl_steps(),
             step_tokens=engine.step_tokens,
             has_deadlines=engine.scheduling_policy == "deadline",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.testing import next_token
@@ -38,6 +39,10 @@ def repetitive_token(token_ids: Sequence[int]) -> int:
     return token_id
 
 
+ONE_STAGE_ONLY: dict[str, Any] = {"num_lookahead_slots": 0, "max_itl_steps": 0.0}
+"""What a configuration with several stages lacks."""
+
+
 def draw_config(random: Random) -> SchedulerConfig:
     is_chunked = random.random() < 0.8
     max_model_len = random.randint(8, 150)
@@ -53,4 +58,5 @@ def draw_config(random: Random) -> SchedulerConfig:
         num_lookahead_slots=random.choice([0, 0, 1, 4]),
         max_num_preemptions=random.choice([1, 2, 4]),
         max_prefill_tokens=random.choice([0, 0, 1, 16]),
+        max_itl_steps=3.0 if is_chunked and max_model_len % 2 else 0.0,
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from core_scheduler_helpers.drawn import VOCAB_SIZE, GuessingDrafts, draw_config, repetitive_token
+from core_scheduler_helpers.drawn import ONE_STAGE_ONLY, VOCAB_SIZE, GuessingDrafts, draw_config, repetitive_token
 from core_scheduler_helpers.places import Places, Yields, wrong_counts
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.fair_queue import FairQueue
@@ -69,7 +69,7 @@ class Simulation:
         random = self.random = Random(seed)  # reproducible, nothing secret
         self.config = replace(draw_config(random), state_snapshot_interval=(0, 5, 24)[seed % 3])
         if num_stages > 1:
-            self.config = replace(self.config, pipeline_parallel_size=num_stages, num_lookahead_slots=0)
+            self.config = replace(self.config, pipeline_parallel_size=num_stages, **ONE_STAGE_ONLY)
         self.block_size = random.choice(BLOCK_SIZES)
         # Half of the pools have room for about one long request: there is no peace in them.
         num_needed_blocks = min(-(-self.config.max_model_len // self.block_size), 45)

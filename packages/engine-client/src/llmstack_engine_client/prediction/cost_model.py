@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 from llmstack_engine_client.prediction.errors import SimulationError
+from llmstack_types.least_squares import fit_non_negative
 
 
 class StepWork(NamedTuple):
@@ -101,43 +101,3 @@ def fit_cost_model(measured: Iterable[tuple[StepWork, float]]) -> LinearCostMode
     size = len(rows[0])
     gram = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
     return LinearCostModel(*fit_non_negative(gram, [sum(row[i] for row in rows) for i in range(size)]))
-
-
-def fit_non_negative(gram: Sequence[Sequence[float]], sums: Sequence[float]) -> list[float]:
-    """Weights of 0 or more by which each row's sum is nearest to 1: the best over all sets of columns, of which 15.
-
-    `gram`: For two columns the sum of their products over all rows.
-    `sums`: The sum of each column.
-    """
-    size = len(sums)
-    best, best_gain = [0.0] * size, 0.0
-    for num_columns in range(1, size + 1):
-        for columns in combinations(range(size), num_columns):
-            weights = _solve([[gram[i][j] for j in columns] for i in columns], [sums[i] for i in columns])
-            if weights is None or min(weights) < 0:
-                continue
-            gain = sum(weight * sums[i] for weight, i in zip(weights, columns, strict=True))
-            if gain > best_gain:
-                best, best_gain = [0.0] * size, gain
-                for weight, column in zip(weights, columns, strict=True):
-                    best[column] = weight
-    return best
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Gaussian elimination with scaled rows; None where the columns depend on each other."""
-    size = len(right)
-    scales = [matrix[i][i] ** 0.5 for i in range(size)]
-    if not all(scales):
-        return None
-    rows = [[matrix[i][j] / scales[i] / scales[j] for j in range(size)] + [right[i] / scales[i]] for i in range(size)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        if abs(rows[column][column]) < 1e-9:
-            return None
-        for row in range(size):
-            if row != column:
-                factor = rows[row][column] / rows[column][column]
-                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[column], strict=True)]
-    return [rows[i][size] / rows[i][i] / scales[i] for i in range(size)]

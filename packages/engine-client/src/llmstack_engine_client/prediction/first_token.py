@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Chosen on 460 live requests of GPT-2's shape at 80 % load.
 DEVIATIONS: Final = 0.5
 MAX_LATER_SHARE: Final = 0.25
+# As in `PromptPace`, without an import of the scheduler.
+MIN_PACED_TOKENS: Final = 8
+_MANY_TOKENS: Final = 64
 
 
 class StepLimits(NamedTuple):
@@ -27,12 +30,16 @@ class StepLimits(NamedTuple):
         max_num_tokens: Tokens of a step.
         max_num_row_tokens: Tokens of one request in a step; 0 for no such limit.
         max_prefill_tokens: Prompt tokens of several requests in a step; 0 for no such limit.
+        max_itl_ms: Milliseconds of a step with prompts beside running streams; 0 for no such limit.
+        max_itl_steps: The same limit in steps of the streams alone; 0 for no such limit.
     """
 
     max_num_rows: int
     max_num_tokens: int
     max_num_row_tokens: int = 0
     max_prefill_tokens: int = 0
+    max_itl_ms: float = 0.0
+    max_itl_steps: float = 0.0
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> Self:
@@ -42,6 +49,8 @@ class StepLimits(NamedTuple):
             config.max_num_batched_tokens,
             config.long_prefill_token_threshold,
             config.max_prefill_tokens,
+            config.max_itl_ms,
+            config.max_itl_steps,
         )
 
     def shared_tokens(self, budget: int, num_tokens: int, num_requests: int) -> int:
@@ -197,8 +206,17 @@ class _Steps(NamedTuple):
 
     @property
     def budget(self) -> int:
-        """Prompt tokens that a step has room for."""
-        return max(self.limits.max_num_tokens - self.num_rows, 1)
+        """Prompt tokens that a step has room for, and time."""
+        budget, limits = max(self.limits.max_num_tokens - self.num_rows, 1), self.limits
+        num_streams = self.num_rows - (self.load.num_prefill_tokens > 0)
+        if not (limits.max_itl_ms or limits.max_itl_steps) or num_streams < 1:
+            return budget
+        streams_s = self.seconds(0, 0)
+        target_s = limits.max_itl_ms / 1000.0 or limits.max_itl_steps * streams_s
+        token_s = (self.seconds(_MANY_TOKENS, 0) - streams_s) / _MANY_TOKENS
+        if token_s <= 0:
+            return budget
+        return min(budget, max(int((target_s - streams_s) / token_s), MIN_PACED_TOKENS))
 
     def seconds(self, num_prefill_tokens: int, num_computed: int) -> float:
         """The time of a step with so many prompt tokens, after `num_computed` others."""

@@ -64,6 +64,14 @@ class SchedulingOptions(OptionGroup):
         help="maximum prompt tokens of several requests per step, beside which a longer prompt is alone; 0 for no "
         "limit (default: 256 for a server on a CPU, else 0)",
     )
+    max_itl_ms: float | None = option(
+        None,
+        flag="--max-itl-ms",
+        at_least=0,
+        metavar="MS",
+        help="cut prompts so that a step beside running streams takes at most so long, as predicted from the steps "
+        "before; 0 for no limit (default: for a server on a CPU three times the step of the streams alone, else 0)",
+    )
     max_num_partial_prefills: int = option(
         0,
         flag="--max-num-partial-prefills",
