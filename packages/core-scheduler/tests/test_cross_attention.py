@@ -1,5 +1,6 @@
 """An item that every token attends to is held to the end of its request, and shared by all that ask about it."""
 
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -12,19 +13,19 @@ from llmstack_types import EngineCoreRequest, InvalidRequestError, MediaItem, Me
 SPEC = MediaSpec(8, {"audio": 2}, max_num_tokens={"audio": 10}, has_cross_attention=True)
 
 
-def request(name, sound, priority=0, max_tokens=5):
-    item = MediaItem(sha256(sound.encode()).digest(), "audio", 0, 1, num_units=10)
+def request(name, sound, priority=0, max_tokens=5, num_units=10):
+    item = MediaItem(sha256(sound.encode()).digest(), "audio", 0, 1, num_units=num_units)
     return EngineCoreRequest(name, [7, 1, 2], SamplingParams(max_tokens=max_tokens), media=(item,), priority=priority)
 
 
 class Rig:
-    def __init__(self, room, policy="fcfs"):
+    def __init__(self, room, policy="fcfs", spec=SPEC, budget=0):
         config = SchedulerConfig(
-            max_num_seqs=4, max_model_len=32, max_num_batched_tokens=32, media=SPEC, encoder_cache_tokens=room,
-            policy=policy,
+            max_num_seqs=4, max_model_len=32, max_num_batched_tokens=32, media=spec, encoder_cache_tokens=room,
+            policy=policy, encoder_budget_units=budget,
         )  # fmt: skip
         self.scheduler = Scheduler(config, FakeKVCacheManager(64, 4))
-        self.runner = FakeModelRunner(64, 4, encoder=FakeEncoder(SPEC))
+        self.runner = FakeModelRunner(64, 4, encoder=FakeEncoder(spec))
         self.answers, self.ends = {}, []
 
     def step(self):
@@ -67,6 +68,24 @@ def test_a_request_that_runs_keeps_its_room_from_one_that_goes_before_it():
     stats = rig.run(request("first", "y"))
     assert rig.ends == ["late", "first"]
     assert (stats.num_encoded, stats.num_repeats) == (2, 0)
+
+
+def layers_beside_a_stream(num_waiting, budget):
+    """Layers of a sound in each step beside one request that decodes, and before others that wait for theirs."""
+    spec = replace(SPEC, num_layers={"audio": 20}, max_num_tokens={"audio": 20}, step_units=1)
+    rig = Rig(room=200, spec=spec, budget=budget)
+    rig.scheduler.add_request(request("stream", "x", max_tokens=25, num_units=20))
+    while not rig.answers:
+        rig.step()
+    for number in range(num_waiting):
+        rig.scheduler.add_request(request(f"w{number}", f"w{number}", num_units=20))
+    return [sum(part.num_layers for part in rig.step().encoder_work) for _ in range(3)]
+
+
+def test_a_step_encodes_more_where_more_wait_for_their_sound_than_decode():
+    assert layers_beside_a_stream(num_waiting=1, budget=0) == [1, 1, 1]
+    assert layers_beside_a_stream(num_waiting=3, budget=0) == [4, 4, 4]
+    assert layers_beside_a_stream(num_waiting=3, budget=1) == [1, 1, 1]  # what was asked for
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])

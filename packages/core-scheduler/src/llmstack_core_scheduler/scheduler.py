@@ -76,7 +76,7 @@ class Scheduler:
         self._max_num_row_tokens = config.max_num_row_tokens
         self._kv_cache_manager, self._block_size = kv_cache_manager, kv_cache_manager.block_size
         self._has_windows, self._num_host_blocks = kv_cache_manager.has_windows, kv_cache_manager.num_host_blocks
-        self._encoding = None if config.media is None else Encoding(config, config.media, self.running)
+        self._encoding = None if config.media is None else Encoding(config, config.media, self.running, self.waiting)
         self.media_numbers = None if self._encoding is None else self._encoding.numbers
         self._chunks = Chunks(config, kv_cache_manager, self._encoding)
         self._states = self._chunks.states

@@ -105,7 +105,7 @@ class SchedulingOptions(OptionGroup):
         metavar="N",
         help="for models that take media: encode up to N patches or frames in a step with requests that generate; "
         "larger items take several steps (default: on a CPU what costs as much as the step without it; else the tokens "
-        "of a step)",
+        "of a step; of speech four times as much, while more requests wait than generate)",
     )
     async_scheduling: bool | None = option(
         None,
