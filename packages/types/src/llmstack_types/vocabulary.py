@@ -23,6 +23,8 @@ DistributedExecutorBackend = Literal["mp", "uni", "ray", "external_launcher"]
 DataParallelBackend = Literal["mp", "ray"]
 SchedulingPolicyName = Literal["fcfs", "priority", "fair", "deadline"]
 RoutingPolicyName = Literal["exact", "load", "round_robin"]
+AgentProfileName = Literal["steady", "spread", "tenants"]
+"""How fast tools and people answer in made sessions of agents; see `llmstack_types.agent_profiles`."""
 LoggingLevel = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal[LoggingLevel, "trace"]
