@@ -11,15 +11,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmstack_insight.commands.agents import add_agent_arguments, sessions_of
 from llmstack_insight.commands.arguments import above_zero, positive
 from llmstack_types.vocabulary import RoutingPolicyName, SchedulingPolicyName, words_of
 
 if TYPE_CHECKING:
+    from llmstack_insight.simulate.agent_report import AgentReport
+    from llmstack_insight.simulate.report import Report
     from llmstack_insight.simulate.simulation import SimulationConfig
 
 
 class SimulateCommand:
-    """`llmstack simulate --trace FILE --format mooncake|azure`."""
+    """`llmstack simulate --trace FILE --format mooncake|azure|agents`, or `--dataset agents`."""
 
     name = "simulate"
     help = "run a trace of production through the scheduler and the cache, without a model"
@@ -27,8 +30,8 @@ class SimulateCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the flags of `llmstack simulate`."""
         add = parser.add_argument
-        add("--trace", type=Path, required=True, metavar="FILE", help="the trace")
-        add("--format", choices=("mooncake", "azure"), required=True, help="whose trace it is")
+        add("--trace", type=Path, metavar="FILE", help="the trace")
+        add("--format", choices=("mooncake", "azure", "agents"), help="whose trace it is")
         add("--limit", type=positive, metavar="N", help="only the first N requests")
         add(
             "--arrivals",
@@ -69,25 +72,40 @@ class SimulateCommand:
         )
         add("--predict", action="store_true", help="predict the first token of each request, and compare")
         add("--json", action="store_true", help="print one JSON object")
+        add_agent_arguments(parser)
         _add_scheduler_arguments(parser)
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Simulates and prints what was found; 1 with one line if it cannot."""
-        from llmstack_engine_client.prediction.cost_model import LinearCostModel
         from llmstack_engine_client.prediction.errors import SimulationError
-        from llmstack_insight.simulate.calibration import load_cost_model
-        from llmstack_insight.simulate.replicas import simulate_replicas
-        from llmstack_insight.simulate.traces import TraceFormat, read_trace
 
         try:
-            cost_model = LinearCostModel() if namespace.cost_model is None else load_cost_model(namespace.cost_model)
-            trace = read_trace(namespace.trace, TraceFormat(namespace.format), namespace.limit)
-            report = simulate_replicas(trace, _config(namespace), cost_model)
+            report = _simulated(namespace)
         except SimulationError as error:
             sys.stderr.write(f"llmstack simulate: error: {error}\n")
             return 1
         sys.stdout.write((json.dumps(report.to_json(), indent=2) if namespace.json else report.to_text()) + "\n")
         return 0
+
+
+def _simulated(namespace: argparse.Namespace) -> AgentReport | Report:
+    """Raises SimulationError: a flag or a file is wrong, or the scheduler makes no progress."""
+    from llmstack_engine_client.prediction.cost_model import LinearCostModel
+    from llmstack_engine_client.prediction.errors import SimulationError
+    from llmstack_insight.simulate.agents import simulate_agents
+    from llmstack_insight.simulate.calibration import load_cost_model
+    from llmstack_insight.simulate.replicas import simulate_replicas
+    from llmstack_insight.simulate.traces import TraceFormat, read_trace
+
+    is_file = namespace.trace is not None and namespace.format is not None and namespace.dataset is None
+    if not is_file and (namespace.dataset is None or namespace.trace is not None or namespace.format is not None):
+        raise SimulationError("give --trace FILE and --format, or --dataset agents")
+    cost_model = LinearCostModel() if namespace.cost_model is None else load_cost_model(namespace.cost_model)
+    sessions = sessions_of(namespace)
+    if sessions is not None:
+        return simulate_agents(sessions, _config(namespace), cost_model, namespace.memory_share)
+    trace = read_trace(namespace.trace, TraceFormat(namespace.format), namespace.limit)
+    return simulate_replicas(trace, _config(namespace), cost_model)
 
 
 def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:

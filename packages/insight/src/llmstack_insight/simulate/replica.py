@@ -25,13 +25,19 @@ MAX_EVENTS_PER_STEP = 1 << 20
 class PromptCacheManager(KVCacheManager):
     """Caches prompts only: a trace does not say what a later prompt repeats of an answer."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, *, caches_answers: bool = False
+    ) -> None:
+        """`caches_answers`: Where later prompts do repeat them."""
         super().__init__(num_blocks, block_size, enable_prefix_caching)
         self.num_prompt_tokens: dict[str, int] = {}
+        self._caches_answers = caches_answers
 
     def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
-        """Makes the full blocks of the prompt findable."""
-        super().cache_blocks(request_id, token_ids, min(num_computed_tokens, self.num_prompt_tokens[request_id]))
+        """Makes the full blocks of the prompt findable, or all of them."""
+        if not self._caches_answers:
+            num_computed_tokens = min(num_computed_tokens, self.num_prompt_tokens[request_id])
+        super().cache_blocks(request_id, token_ids, num_computed_tokens)
 
 
 @dataclass(slots=True)
@@ -218,6 +224,7 @@ class Replica:
                 num_hit_tokens = max(output.num_cached_tokens, 0)
                 report.ttft_s.append(now_s - progress.arrival_s)
                 report.num_hit_tokens += num_hit_tokens
+                report.hit_tokens.append(num_hit_tokens)
                 self.num_computed_tokens += progress.num_prompt_tokens - num_hit_tokens
                 self.begun_ids.append(output.request_id)
                 if self._predictor is not None:

@@ -45,6 +45,7 @@ class Report:
         max_waiting: Most requests that had arrived and not begun.
         queue_s: Per request, from its arrival to its first step.
         ttft_s: Per request, from its arrival to its first token.
+        hit_tokens: Per request, in the order of `ttft_s`, the tokens of its prompt that the cache had.
         itl_s: Per token but the first, since the one before.
         num_computed_tokens: By replica, the tokens of prompts that it did not find in its cache.
         compared: Results of other policies for the same trace; None where there is one replica.
@@ -68,6 +69,7 @@ class Report:
     wall_s: float = 0.0
     queue_s: array[float] = field(default_factory=lambda: array("d"))
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
+    hit_tokens: array[int] = field(default_factory=lambda: array("q"))
     itl_s: array[float] = field(default_factory=lambda: array("d"))
     cost_model: Any = None
     num_replicas: int = 1
