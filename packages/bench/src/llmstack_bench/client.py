@@ -92,18 +92,28 @@ class CompletionClient:
             auto_decompress=False,
         )
 
-    async def send(self, body: bytes, run_started_s: float = 0.0, planned_s: float | None = None) -> RequestResult:
+    async def send(
+        self,
+        body: bytes,
+        run_started_s: float = 0.0,
+        planned_s: float | None = None,
+        *,
+        keeps_text: bool = False,
+        max_chunks: int | None = None,
+    ) -> RequestResult:
         """Sends a body of `RequestOptions.encode`; a failure is part of the result, never raised.
 
         `run_started_s`: `time.perf_counter()` at the start of the run; results count from there.
         `planned_s`: The planned send time, in seconds since `run_started_s`.
+        `keeps_text`: Whether the result has the text of the answer.
+        `max_chunks`: Closes the connection after so many chunks with tokens, as a client does that cancels.
         """
         sent_s = time.perf_counter()
         start_s = sent_s - run_started_s
         result = RequestResult(start_s=start_s, lag_s=0.0 if planned_s is None else max(0.0, start_s - planned_s))
         try:
             async with asyncio.timeout(self._options.timeout_s):
-                await self._stream(body, result, sent_s)
+                await self._stream(body, result, StreamRecorder(result, sent_s, keeps_text=keeps_text), max_chunks)
         except (aiohttp.ClientError, StreamError, OSError) as error:
             result.e2e_s = time.perf_counter() - sent_s
             result.error = self._reason(error)
@@ -139,8 +149,10 @@ class CompletionClient:
         except (aiohttp.ClientError, OSError) as error:
             raise BenchError(f"--profile: {url}: {_describe(error)}") from error
 
-    async def _stream(self, body: bytes, result: RequestResult, sent_s: float) -> None:
-        lines, recorder = EventLines(), StreamRecorder(result, sent_s)
+    async def _stream(
+        self, body: bytes, result: RequestResult, recorder: StreamRecorder, max_chunks: int | None
+    ) -> None:
+        lines = EventLines()
         prefix = self._options.request_id_prefix
         headers = None if prefix is None else {"x-request-id": f"{prefix}{next(self._numbers)}"}
         url = self.base_url + self._options.endpoint
@@ -152,6 +164,10 @@ class CompletionClient:
                 now_s = time.perf_counter()
                 for payload in lines.feed(data):
                     recorder.take(payload, now_s)
+                if max_chunks is not None and result.num_chunks >= max_chunks:
+                    result.num_output_tokens = max(result.num_output_tokens, result.num_chunks)
+                    response.close()
+                    return
         recorder.close()
 
     def _opened(self) -> aiohttp.ClientSession:

@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llmstack_bench.agents import session_maker
 from llmstack_bench.errors import BenchError
 from llmstack_bench.jsonl import read_requests
 from llmstack_bench.pictures import with_pictures
 from llmstack_bench.published import published_requests, read_rows
 from llmstack_bench.traces import TimedTraceFormat, TraceWorkload, read_trace, timed_requests
 from llmstack_bench.workload import BenchRequest, RandomWorkload
+from llmstack_types.agent_profiles import AgentWorkload
 from llmstack_types.traces import TOKENS_PER_HASH_ID
 
 # Every vocabulary in use has at least its bytes; a token id above the vocabulary would be refused.
@@ -25,7 +27,7 @@ SAFE_VOCAB_SIZE = 256
 DEFAULT_SHARED_PREFIX_LEN = 256
 WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "by", "with", "as", "at", "it", "from")
 
-GENERATED = ("random", "shared-prefix", "pictures")
+GENERATED = ("random", "shared-prefix", "pictures", "agents")
 """Data sets that need no file."""
 MakeRequests = Callable[[int], list[BenchRequest]]
 
@@ -47,6 +49,12 @@ def request_maker(options: argparse.Namespace, vocab_size: int, *, is_chat: bool
     if options.dataset_name in ("sharegpt", "sonnet", "spec-bench", "hf"):
         requests = published_requests(options, _token_counter(options.tokenizer), vocab_size, options.seed)
         return lambda seed: requests
+    if options.dataset_name == "agents":
+        workload = AgentWorkload(
+            options.agent_sessions, options.agent_profile, gap_s=options.agent_gap,
+            length_scale=options.trace_length_scale,
+        )  # fmt: skip
+        return session_maker(options.dataset_path, workload, text_maker(options.tokenizer), vocab_size)
     if options.dataset_name == "pictures":
         make = _as_text(_random_maker(options, vocab_size), options.tokenizer)
         pictures = (options.num_pictures, options.picture_size, options.picture_interval)

@@ -87,10 +87,11 @@ async def run_load(
             planned_s = arrival_s if max_concurrency is None else time.perf_counter() - started_s
             group.create_task(send(index, planned_s))
     done = [result for result in results if result is not None]
-    return LoadResult(done, _duration_s(done), time.process_time() - started_cpu_s, in_flight.highest)
+    return LoadResult(done, duration_s(done), time.process_time() - started_cpu_s, in_flight.highest)
 
 
-def _duration_s(results: Sequence[RequestResult]) -> float:
+def duration_s(results: Sequence[RequestResult]) -> float:
+    """From the first request sent to the end of the last."""
     if not results:
         return 0.0
     return max(result.start_s + result.e2e_s for result in results) - min(result.start_s for result in results)

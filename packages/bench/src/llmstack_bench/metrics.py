@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmstack_bench.agents import agent_values
 from llmstack_bench.errors import BenchError
 from llmstack_bench.load import LoadResult
 from llmstack_bench.result import RequestResult
@@ -106,7 +107,7 @@ def summarise(
         num_good = sum(map(goodput.is_met, load.results))
         values["request_goodput"] = _rate(num_good, load.duration_s)
         values["goodput_fraction"] = num_good / max(1, len(load.results))
-    values |= _right_predictions(completed)
+    values |= _right_predictions(completed) | agent_values(completed)
     if server_cpu_s is not None:
         values["server_cpu_s"] = server_cpu_s
         values["server_cpu_ms_per_token"] = 1000 * server_cpu_s / max(1.0, values["total_output_tokens"])

@@ -21,6 +21,9 @@ class RequestResult:
         num_output_tokens: As the server counted them, else `num_chunks`.
         has_usage: Whether the server counted.
         error: The reason of a failure; None for a complete answer.
+        num_cached_tokens: Of the prompt, found in the server's cache, as it counted them; None without that count.
+        turn: The turn of a session, from 1 on; None of a request alone.
+        texts: The pieces of the answer, where they were asked for.
         predicted_ttft_s: What the server said in `x-llmstack-predicted-ttft-ms`; None without that header.
     """
 
@@ -35,6 +38,9 @@ class RequestResult:
     has_usage: bool = False
     error: str | None = None
     predicted_ttft_s: float | None = None
+    num_cached_tokens: int | None = None
+    turn: int | None = None
+    texts: list[str] = field(default_factory=list)
 
     @property
     def tpot_s(self) -> float | None:
@@ -45,5 +51,5 @@ class RequestResult:
 
     def to_json(self) -> dict[str, Any]:
         """The record that `--save-detailed` writes."""
-        record = {name: getattr(self, name) for name in self.__slots__}
+        record = {name: getattr(self, name) for name in self.__slots__ if name != "texts"}
         return record | {"tpot_s": self.tpot_s}

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from llmstack_bench import event_loop
+from llmstack_bench.agents import SessionLoad, check_sessions, num_turns
 from llmstack_bench.arrivals import arrival_times, planned_arrivals, ramped_arrival_times
 from llmstack_bench.bandwidth import read_bandwidth_gb_per_s
 from llmstack_bench.client import CompletionClient, RequestOptions
@@ -41,7 +42,7 @@ from llmstack_bench.workload import BenchRequest
 _SEED_STEP = 1_000_003
 _WARMUP_SEED = 500_009
 READY_POLL_S = 0.5
-RANDOM_DATASETS = ("random", "shared-prefix", "pictures", "trace", "timed-trace", "burstgpt")
+RANDOM_DATASETS = ("random", "shared-prefix", "pictures", "agents", "trace", "timed-trace", "burstgpt")
 
 
 def run_serve_bench(options: argparse.Namespace) -> int:
@@ -98,6 +99,8 @@ class ServeBench:
         )
         if options.dataset_name == "pictures":
             check_pictures(options.num_pictures, options.picture_size, is_chat=request_options.is_chat)
+        if options.dataset_name == "agents":
+            check_sessions(is_chat=request_options.is_chat)
         return cls(
             options,
             request_options,
@@ -156,20 +159,26 @@ class ServeBench:
     async def _measure(
         self, server: Server, client: CompletionClient, requests: Sequence[BenchRequest], bandwidth: float | None
     ) -> Run:
-        names = model_names(self.options, server.model)
-        bodies = [self.request_options.encode(request, next(names)) for request in requests]
         title = server.label if self.options.repetitions == 1 else f"{server.label} {len(server.runs) + 1}"
         started_cpu_s = tree_cpu_s(server.pid) if server.pid else 0.0
-        with _progress(title, len(bodies), is_shown=not self.options.disable_tqdm) as on_result:
-            load: LoadResult = await run_load(
-                client,
-                bodies,
-                self._arrivals(requests),
-                max_concurrency=self.options.max_concurrency,
-                on_result=on_result,
-            )
+        total = num_turns(one.session.session for one in requests if one.session) or len(requests)
+        with _progress(title, total, is_shown=not self.options.disable_tqdm) as on_result:
+            load: LoadResult = await self._send(server, client, requests, on_result)
         server_cpu_s = tree_cpu_s(server.pid) - started_cpu_s if server.pid else None
         return Run(load, summarise(load, self.percentiles, self.goodput, server_cpu_s), bandwidth)
+
+    async def _send(
+        self, server: Server, client: CompletionClient, requests: Sequence[BenchRequest], on_result: Progress | None
+    ) -> LoadResult:
+        names, limit = model_names(self.options, server.model), self.options.max_concurrency
+        encode = self.request_options.encode
+        if requests and (begun := requests[0].session) is not None:
+            gate, speed = asyncio.Semaphore(limit) if limit else None, self.options.trace_speed
+            return await SessionLoad(
+                client, begun.writer, lambda request: encode(request, next(names)), speed, gate, on_result
+            ).run(requests)
+        bodies = [encode(request, next(names)) for request in requests]
+        return await run_load(client, bodies, self._arrivals(requests), max_concurrency=limit, on_result=on_result)
 
     def _arrivals(self, requests: Sequence[BenchRequest]) -> list[float]:
         options = self.options

@@ -39,8 +39,9 @@ class EventLines:
 class StreamRecorder:
     """Fills a `RequestResult` from the events of one stream."""
 
-    def __init__(self, result: RequestResult, sent_s: float) -> None:
+    def __init__(self, result: RequestResult, sent_s: float, *, keeps_text: bool = False) -> None:
         self._result = result
+        self._keeps_text = keeps_text
         self._sent_s = sent_s
         self._last_token_s = sent_s
         self._num_counted = 0
@@ -84,6 +85,8 @@ class StreamRecorder:
         result.e2e_s = now_s - self._sent_s
         if choice.get("finish_reason"):
             self._is_finished = True
+        if self._keeps_text:
+            result.texts.append(_text_of(choice))
         if not _has_token(choice):
             return
         result.num_chunks += 1
@@ -98,6 +101,7 @@ class StreamRecorder:
     def _count(self, usage: dict[str, Any]) -> None:
         result = self._result
         result.num_prompt_tokens = _as_count(usage.get("prompt_tokens"))
+        result.num_cached_tokens = _as_count((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
         num_output_tokens = _as_count(usage.get("completion_tokens"))
         if num_output_tokens is not None:
             result.num_output_tokens, result.has_usage = num_output_tokens, True
@@ -123,6 +127,11 @@ def _has_token(choice: dict[str, Any]) -> bool:
         return bool(choice.get("text")) or not is_last
     delta = choice["delta"] or {}
     return any(delta.get(name) for name in _DELTA_FIELDS) or not (is_last or "role" in delta)
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    text = (choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _as_count(value: Any) -> int | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_bench.errors import BenchError
+from llmstack_types.agents import AgentSession
 
 # The first ids of most vocabularies are the tokens unknown, begin and end; random prompts avoid them.
 FIRST_TOKEN_ID = 3
@@ -15,6 +16,7 @@ FIRST_TOKEN_ID = 3
 MAX_PROMPT_TOKENS = 50_000_000
 
 Message = Mapping[str, Any]
+ToText = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,14 @@ class BenchRequest:
         num_output_tokens: Number of tokens to generate.
         arrival_s: When to send it, in seconds since the run began; None means that the request rate decides.
         has_picture: Whether its messages have a picture.
+        session: The session that it begins; None where it is alone.
     """
 
     prompt: str | list[int] | list[Message]
     num_output_tokens: int
     arrival_s: float | None = None
     has_picture: bool = False
+    session: WrittenSession | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,37 @@ class TokenSource:
     def draw(self, num_tokens: int) -> list[int]:
         """`num_tokens` token ids, with repetitions."""
         return self.rng.choices(self._ids, k=num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWriter:
+    """Writes the messages of sessions: equal seeds and names give equal text."""
+
+    seed: int
+    to_text: ToText
+    vocab_size: int
+
+    def system(self, session: AgentSession) -> Message:
+        """The message that sessions with the same prefix begin with."""
+        name = f"{session.tenant} {session.prefix}"
+        return {"role": "system", "content": self._text(name, session.num_prefix_tokens)}
+
+    def message(self, session: AgentSession, place: int) -> Message:
+        """What a turn adds. The result of a tool is a message of the user: not every template has tools."""
+        turn = session.turns[place]
+        return {"role": "user", "content": self._text(f"{session.id} {place}", turn.num_new_tokens)}
+
+    def _text(self, name: str, num_tokens: int) -> str:
+        rng = random.Random(f"{self.seed} {name}")  # noqa: S311 - a workload, not a secret
+        return self.to_text(TokenSource(rng, self.vocab_size).draw(num_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSession:
+    """A session, and what writes its text."""
+
+    session: AgentSession
+    writer: SessionWriter
 
 
 def check_total(num_tokens: int) -> None:

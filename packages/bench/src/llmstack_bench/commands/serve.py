@@ -17,8 +17,9 @@ from llmstack_bench.commands.values import (
 )
 from llmstack_bench.commands.vllm_flags import PUBLISHED, add_vllm_arguments, resolved
 from llmstack_bench.presets import PRESETS
+from llmstack_types.vocabulary import AgentProfileName, words_of
 
-DATASETS = ("random", "shared-prefix", "pictures", "custom", "trace", "timed-trace", *PUBLISHED)
+DATASETS = ("random", "shared-prefix", "pictures", "agents", "custom", "trace", "timed-trace", *PUBLISHED)
 
 # Defaults of flags that neither the command line nor a preset sets.
 DEFAULTS = {
@@ -89,8 +90,8 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     presets = "; ".join(f"{name}: {preset.description}" for name, preset in PRESETS.items())
     add("--preset", choices=tuple(PRESETS), help=f"a named workload, which other flags may change ({presets})")
     add("--dataset-name", type=dataset_name, choices=DATASETS, metavar="NAME",
-        help="random, shared-prefix, pictures, custom (a file of JSON lines), trace, timed_trace, or a published set "
-        "from a file: sharegpt, sonnet, burstgpt, spec-bench, hf (default: random)")  # fmt: skip
+        help="random, shared-prefix, pictures, agents, custom (lines of JSON), trace, timed_trace, or a published "
+        "set from a file: sharegpt, sonnet, burstgpt, spec-bench, hf (default: random)")  # fmt: skip
     add("--dataset-path", type=Path, metavar="FILE", help="the file of a data set")
     add("--num-prompts", type=positive_int, metavar="N", help="requests (default: 100)")
     add(
@@ -118,6 +119,12 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         help="pixels of each (default: 2048x2048)")  # fmt: skip
     add("--picture-interval", type=positive_float, default=1.0, metavar="S",
         help="seconds between them, and before the first (default: 1)")  # fmt: skip
+    add("--agent-profile", choices=words_of(AgentProfileName), default="steady",
+        help="pauses of the sessions of --dataset-name agents (default: steady)")  # fmt: skip
+    add("--agent-sessions", type=positive_int, default=20, metavar="N",
+        help="sessions, without their subagents (default: 20)")  # fmt: skip
+    add("--agent-gap", type=positive_float, default=30.0, metavar="S",
+        help="mean seconds between the starts of two sessions (default: 30)")  # fmt: skip
     add("--trace-speed", type=positive_float, default=1.0, metavar="X", help="2 replays in half the time (default: 1)")
     add("--trace-length-scale", type=positive_float, default=1.0, metavar="X",
         help="factor for a trace's lengths (default: 1)")  # fmt: skip
