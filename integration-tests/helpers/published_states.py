@@ -12,6 +12,16 @@ _SIZES: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1, "max_position_embeddings": 256,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "use_cache": True, "tie_word_embeddings": False,
 }  # fmt: skip
+_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "moe_layer_freq": 1}
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+_MAMBA: dict[str, Any] = {
+    "torch_dtype": "float32", "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "expand": 2,
+    "num_hidden_layers": 3, "state_size": 16, "conv_kernel": 4, "hidden_act": "silu", "layer_norm_epsilon": 1e-05,
+    "residual_in_fp32": True, "time_step_rank": 4, "use_bias": False, "use_conv_bias": True, "initializer_range": 0.1,
+    "rescale_prenorm_residual": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,7 +29,8 @@ class Published:
     """A class with a configuration of the hub.
 
     Attributes:
-        has_other_names: The hub has other names of tensors than transformers.
+        has_names_of_adapters: The hub's names of layers are those of adapters, which `check_adapter` needs.
+        has_other_names: The hub has other names of tensors than transformers, or no head where it is tied.
     """
 
     architecture: str
@@ -27,6 +38,7 @@ class Published:
     has_other_names: bool = True
     has_experts: bool = False
     is_captured: bool = True
+    has_names_of_adapters: bool = True
 
 
 PUBLISHED: dict[str, Published] = {
@@ -40,9 +52,67 @@ PUBLISHED: dict[str, Published] = {
             "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_value_head_dim": 24,
         },
     ),
+    "KimiLinear": Published(
+        "KimiLinearForCausalLM",
+        _SIZES | _EXPERTS | _LATENT | {
+            "model_type": "kimi_linear", "num_hidden_layers": 5, "head_dim": 12, "q_lora_rank": None,
+            "linear_attn_config": {
+                "full_attn_layers": [3, 5], "kda_layers": [1, 2, 4], "head_dim": 16, "num_heads": 4,
+                "short_conv_kernel_size": 4,
+            },
+            "num_experts": 6, "num_experts_per_token": 2, "num_shared_experts": 1, "num_expert_group": 1,
+            "topk_group": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "mla_use_nope": True,
+            "use_grouped_topk": True, "model_max_length": 256, "rope_theta": 10000.0,
+            "num_nextn_predict_layers": 0, "routed_scaling_factor": 2.446,
+        },
+        has_experts=True,
+        is_captured=False,
+    ),
+    "BailingHybrid": Published(
+        "BailingHybridForCausalLM",
+        _SIZES | _EXPERTS | _LATENT | {
+            "model_type": "bailing_hybrid", "num_hidden_layers": 6, "head_dim": 16, "layer_group_size": 3,
+            "q_lora_rank": None, "kda_safe_gate": True, "kda_lower_bound": -5.0, "short_conv_kernel_size": 4,
+            "num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1, "n_group": 4, "topk_group": 2,
+            "norm_topk_prob": True, "rope_theta": 6000000, "routed_scaling_factor": 2.5, "hidden_act": "silu",
+            "num_nextn_predict_layers": 0, "rope_scaling": None,
+        },
+        has_experts=True,
+        is_captured=False,
+        has_names_of_adapters=False,
+    ),
+    "Jamba": Published(
+        "JambaForCausalLM",
+        _SIZES | {
+            "model_type": "jamba", "num_hidden_layers": 6, "attn_layer_offset": 2, "attn_layer_period": 3,
+            "expert_layer_offset": 1, "expert_layer_period": 2, "mamba_conv_bias": True, "mamba_d_conv": 4,
+            "mamba_d_state": 16, "mamba_dt_rank": 8, "mamba_expand": 2, "mamba_proj_bias": False, "num_experts": 4,
+            "num_experts_per_tok": 2, "num_logits_to_keep": 1, "rms_norm_eps": 1e-06, "sliding_window": None,
+            "use_mamba_kernels": True, "hidden_act": "silu",
+        },
+        has_experts=True,
+        is_captured=False,
+    ),
+    "Mamba": Published("MambaForCausalLM", _MAMBA | {"model_type": "mamba"}, is_captured=False),
+    "FalconMamba": Published(
+        "FalconMambaForCausalLM",
+        _MAMBA | {"model_type": "falcon_mamba", "mixer_rms_eps": 1e-06, "tie_word_embeddings": False},
+        has_other_names=False,
+    ),
+    "MiniMax": Published(
+        "MiniMaxForCausalLM",
+        _SIZES | {
+            "model_type": "minimax", "num_hidden_layers": 6, "head_dim": 16, "block_size": 32, "hidden_act": "silu",
+            "layer_types": [*["linear_attention"] * 2, "full_attention"] * 2, "full_attn_alpha_factor": 1.5,
+            "full_attn_beta_factor": 1.0, "linear_attn_alpha_factor": 1.5, "linear_attn_beta_factor": 1.0,
+            "mlp_alpha_factor": 1.5, "mlp_beta_factor": 1.0, "num_experts_per_tok": 2, "num_local_experts": 4,
+            "rms_norm_eps": 1e-05, "rope_theta": 10000000, "sliding_window": None, "router_jitter_noise": 0.0,
+        },
+        has_experts=True,
+        is_captured=False,
+    ),
 }  # fmt: skip
 # Of those that have the same names here and in transformers.
 ADAPTED = [
-    "q_proj", "k_proj", "v_proj", "o_proj", "g_proj", "a_proj", "b_proj", "mlp.up_proj", "in_proj", "out_proj",
-    "x_proj", "feed_forward.down_proj", "experts.0.up_proj",
+    "q_proj", "k_proj", "v_proj", "o_proj", "g_proj", "a_proj", "b_proj", "in_proj", "out_proj", "x_proj",
 ]  # fmt: skip

@@ -58,9 +58,20 @@ OLMO_HYBRID = _OF_LLAMA | {
     "linear_key_head_dim": 16, "linear_value_head_dim": 24, "initializer_range": 0.1,
     "layer_types": QWEN3_5["layer_types"],
 }  # fmt: skip
+JAMBA = _OF_LLAMA | {
+    "attn_layer_period": 3, "attn_layer_offset": 2, "num_experts": 6, "num_experts_per_tok": 2,
+    "initializer_range": 0.1,
+}  # fmt: skip
+KIMI = _OF_LLAMA | {
+    "num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4,
+    "num_key_value_heads": 4, "initializer_range": 0.1, "layer_types": QWEN3_5["layer_types"],
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", CONFIG),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN3_5),
+    "jamba": ("JambaConfig", "JambaForCausalLM", JAMBA),
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", KIMI),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", OLMO_HYBRID),
     "bamba": ("BambaConfig", "BambaForCausalLM", BAMBA),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", FALCON),

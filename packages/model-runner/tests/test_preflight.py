@@ -245,8 +245,8 @@ def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
     [
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "an encoder-decoder model"),
         ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"a": 1}}, "a vision model"),
-        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "a state-space model"),
-        ({"architectures": ["JambaForCausalLM"], "model_type": "jamba"}, "a hybrid of attention and recurrent layers"),
+        ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, "a state-space model"),
+        ({"architectures": ["ZambaForCausalLM"], "model_type": "zamba"}, "a hybrid of attention and recurrent layers"),
         (
             {"architectures": ["Speech2TextForConditionalGeneration"], "model_type": "speech_to_text"},
             "a model of speech",

@@ -75,6 +75,17 @@ _ROBERTA: Mapping[str, Any] = {"vocab_size": 50_265, "max_position_embeddings": 
 
 # What the models' own code completes is left out, except what requests depend on.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "bailing_hybrid": {
+        "vocab_size": 157_184,
+        "hidden_size": 2560,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 32,
+        "num_experts": 512,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 262_144,
+    },
     "bamba": {**_BAMBA, "max_position_embeddings": 262_144},
     "bert": {"vocab_size": 30_522, "max_position_embeddings": 512},
     "bloom": {"vocab_size": 250_880},
@@ -97,6 +108,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 4096,
     },
     "distilbert": {"vocab_size": 30_522, "max_position_embeddings": 512},
+    "falcon_mamba": {"vocab_size": 50_280, "hidden_size": 768, "num_hidden_layers": 32},
     "falcon_h1": {**_BAMBA, "max_position_embeddings": 8192},
     "falcon": {
         "vocab_size": 65_024,
@@ -122,6 +134,26 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"vocab_size": 201_088, "max_position_embeddings": 131_072},
     "gptj": {"vocab_size": 50_400, "n_positions": 2048},
     "granitemoehybrid": _LLAMA,
+    "jamba": {
+        "vocab_size": 65_536,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 262_144,
+    },
+    "kimi_linear": {
+        "vocab_size": 163_840,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "moe_intermediate_size": 1024,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 32,
+        "num_experts": 256,
+        "num_experts_per_token": 8,
+        "model_max_length": 1_048_576,
+        "rms_norm_eps": 1e-5,
+    },
     "lfm2": {
         "vocab_size": 65_536,
         "hidden_size": 2560,
@@ -144,6 +176,16 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "mamba2": {"vocab_size": 32_768, "hidden_size": 4096, "num_hidden_layers": 64},
     "mistral": _MISTRAL,
+    "mamba": {"vocab_size": 50_280, "hidden_size": 768, "num_hidden_layers": 32},
+    "minimax": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e6,
+    },
     "mixtral": {**_MISTRAL, "sliding_window": None, "rope_theta": 1e6},
     "nemotron_h": {
         **_LLAMA,

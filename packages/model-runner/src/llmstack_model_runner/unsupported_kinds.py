@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_STATE_SPACE = frozenset(
-    {"mamba", "falcon_mamba", "codestral_mamba", "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"}
-)
+_STATE_SPACE = frozenset({"rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"})
 _HYBRID = frozenset(
-    {"jamba", "zamba", "zamba2", "plamo2", "minimax"}
+    {"zamba", "zamba2", "plamo2"}
 )  # fmt: skip
 _ENCODER_DECODERS = frozenset(
     {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "pegasus_x", "marian", "m2m_100", "blenderbot",

@@ -76,6 +76,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3 next": ("Qwen3NextForCausalLM", DELTA_NETS),
+    "jamba": (
+        "JambaForCausalLM",
+        SIZES
+        | {"num_hidden_layers": 2, "intermediate_size": 64, "attn_layer_period": 2, "attn_layer_offset": 1}
+        | {"num_experts": 3, "mamba_dt_rank": 64},
+    ),
     "olmo hybrid": ("OlmoHybridForCausalLM", DELTA_NETS | {"head_dim": None, "linear_key_head_dim": 16}),
 }
 # What published checkpoints of these families leave in full precision.

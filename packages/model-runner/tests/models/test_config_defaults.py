@@ -45,6 +45,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Qwen3_5MoeForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
     "Qwen3NextForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
+    "KimiLinearForCausalLM": {key: value for key, value in EXPERTS_IN_GROUPS.items() if key != "n_routed_experts"}
+    | {"vocab_size": VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 24, "num_hidden_layers": 5}
+    | {"num_attention_heads": 64, "num_local_experts": 256},
+    "BailingHybridForCausalLM": {key: value for key, value in EXPERTS_IN_GROUPS.items() if key != "n_routed_experts"}
+    | {"vocab_size": VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 24, "num_hidden_layers": 6}
+    | {"num_attention_heads": 64, "num_local_experts": 256},
+    "JambaForCausalLM": SIZES | {"num_hidden_layers": 9, "num_experts": 9, "num_experts_per_tok": 3},
+    "MambaForCausalLM": {"vocab_size": VOCAB_SIZE, "hidden_size": 256, "num_hidden_layers": 3},
+    "FalconMambaForCausalLM": {"vocab_size": VOCAB_SIZE, "hidden_size": 256, "num_hidden_layers": 3},
+    "MiniMaxForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 3},
     "OlmoHybridForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Mamba2ForCausalLM": SIZES | {"num_heads": 16, "head_dim": 32},
     "NemotronHForCausalLM": SIZES

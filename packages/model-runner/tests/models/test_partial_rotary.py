@@ -54,6 +54,20 @@ OWN_SIZES |= {
     }
     for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 }  # fmt: skip
+OWN_SIZES |= {
+    name: {key: value for key, value in SIZES.items() if key != "intermediate_size"}
+    for name in ("MambaForCausalLM", "FalconMambaForCausalLM")
+}
+OWN_SIZES["JambaForCausalLM"] = SIZES | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 3}
+OWN_SIZES |= {
+    name: {key: value for key, value in OWN_SIZES["DeepseekV3ForCausalLM"].items() if key != "n_routed_experts"} | {
+        "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"], **own
+    }
+    for name, own in {
+        "KimiLinearForCausalLM": {"linear_head_dim": 16, "linear_num_heads": 2}, "BailingHybridForCausalLM": {},
+    }.items()
+}  # fmt: skip
+OWN_SIZES["MiniMaxForCausalLM"] = SIZES | {"layer_types": ["linear_attention", "full_attention"]}
 OWN_SIZES["OlmoHybridForCausalLM"] = SIZES | {"layer_types": ["linear_attention", "full_attention"]}
 OWN_SIZES["Lfm2MoeForCausalLM"] = SIZES | {
     "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3

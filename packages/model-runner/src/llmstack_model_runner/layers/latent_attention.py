@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llmstack_kernels.activation import sigmoid_gate
 from llmstack_kernels.grouped_linear import (
     PackedExperts,
     RowGroups,
@@ -48,6 +49,7 @@ class LatentSettings:
         rotary_dim: Numbers with RoPE, of a head's query and of the key that all heads share.
         value_dim: Numbers of a head's value.
         scale: Factor of the attention scores.
+        has_head_gates: What a head attends to is multiplied by the sigmoid of a gate.
         is_interleaved: RoPE rotates neighbouring numbers of the checkpoint; otherwise those of the two halves.
     """
 
@@ -59,6 +61,7 @@ class LatentSettings:
     value_dim: int
     scale: float
     has_bias: bool = False
+    has_head_gates: bool = False
     is_interleaved: bool = True
 
     @property
@@ -75,11 +78,11 @@ class LatentAttention(Mixer):
         prefix: str,
         size: int,
         settings: LatentSettings,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`prefix` is that of the layer's tensors, such as `model.layers.0.self_attn.`."""
+        """`prefix` is that of the layer's tensors, such as `model.layers.0.self_attn.`. Without RoPE all is plain."""
         self._settings = settings
         self._rotary = rotary
         self._is_batch_invariant = packing().is_batch_invariant
@@ -106,6 +109,9 @@ class LatentAttention(Mixer):
         self._latent = linear(size, "kv_a_proj_with_mqa", settings.width, has_bias, part_to_row_order=order)
         self._latent_norm = norm("kv_a_layernorm", settings.rank)
         self._heads = _HeadProducts(f"{prefix}kv_b_proj", settings, heads, dtype, device)
+        self._gates = None
+        if settings.has_head_gates:
+            self._gates = linear(size, "g_proj", num_heads, False, part_to_outputs=[heads])
         self._out = Linear(
             num_heads * settings.value_dim,
             {f"{prefix}o_proj": size},
@@ -118,7 +124,7 @@ class LatentAttention(Mixer):
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all projections and norms."""
         query = [self._query_down, self._query_norm, self._query_up]
-        return collect_slots([*query, self._latent, self._latent_norm, self._heads, self._out])
+        return collect_slots([*query, self._latent, self._latent_norm, self._heads, self._gates, self._out])
 
     def __call__(
         self,
@@ -133,7 +139,9 @@ class LatentAttention(Mixer):
         latent = self._latent(x)
         plain, rotated = self._queries(x), latent[:, settings.rank :].unsqueeze(1)
         query, key = plain.split([self._num_heads * settings.plain_dim, self._num_heads * settings.rotary_dim], dim=-1)
-        key, rotated = rotary_embedding(positions, key.unflatten(1, (self._num_heads, -1)), rotated, self._rotary.table)
+        key = key.unflatten(1, (self._num_heads, -1))
+        if self._rotary is not None:
+            key, rotated = rotary_embedding(positions, key, rotated, self._rotary.table)
         stored = torch.cat((self._latent_norm(latent[:, : settings.rank]), rotated.squeeze(1)), dim=-1)
         key_scale, value_scale = self.kv_scales.of(cache)
         reshape_and_cache(stored.unsqueeze(1), None, cache, None, metadata.slot_mapping, key_scale)
@@ -158,7 +166,11 @@ class LatentAttention(Mixer):
                 decodes_as_prefills=self._is_batch_invariant,
             )
         )
-        return self._out(self._heads.to_values(attended, groups).flatten(1))
+        values = self._heads.to_values(attended, groups)
+        if self._gates is not None:
+            gates = metadata.of_queries(self._gates(x)).reshape(-1, 1)  # one per token and head
+            values = sigmoid_gate(values.flatten(0, 1), gates).view(values.shape)
+        return self._out(values.flatten(1))
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
         """The heads' queries without RoPE, head by head, then their parts with RoPE."""

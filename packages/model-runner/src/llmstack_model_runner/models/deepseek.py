@@ -42,8 +42,6 @@ class DeepseekLayerSettings(LlamaLayerSettings):
         self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
     ) -> Mixer:
         """Its attention, without weights."""
-        if rotary is None:
-            raise TypeError("latent attention has a rotary embedding")
         return LatentAttention(f"{prefix}self_attn.", self.hidden_size, self.latent, rotary, dtype, device)
 
 
@@ -61,7 +59,7 @@ class DeepseekV2(Llama):
             num_group_choices=read_int(config, "topk_group") if is_limited else 1,
             scaling=read_float(config, "routed_scaling_factor", 1.0),
         )
-        return _read_settings(config, routing)
+        return read_deepseek(config, routing)
 
     def is_ignored(self, name: str) -> bool:
         """Layers behind the last one predict several tokens at once."""
@@ -84,10 +82,10 @@ class DeepseekV3(DeepseekV2):
             is_corrected=True,
             is_normalised=read_bool(config, "norm_topk_prob", True),
         )
-        return _read_settings({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, routing)
+        return read_deepseek({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, routing)
 
 
-def _read_settings(config: Mapping[str, Any], routing: GroupedRouting) -> Settings:
+def read_deepseek(config: Mapping[str, Any], routing: GroupedRouting) -> Settings:
     """The fields that configurations of V2 and V3 share."""
     refuse(config, "pretraining_tp", 1)
     refuse(config, "moe_layer_freq", 1)

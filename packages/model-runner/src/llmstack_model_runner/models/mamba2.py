@@ -26,14 +26,19 @@ class Mamba2(NemotronH):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        refuse(config, "hidden_act", "silu")
-        eps = read_float(config, "layer_norm_epsilon", 1e-5)
-        num_positions = read_int(config, "max_position_embeddings", _NO_LIMIT)
-        fields = {**_NO_ATTENTION, "rms_norm_eps": eps, "max_position_embeddings": num_positions}
-        settings = read_llama({**config, **fields})
+        settings = read_stateful(config)
         kinds = ["linear_attention"] * len(settings.layers)
         layers = fold_blocks(replace(settings.layers[0], rope=None), kinds, _read_state_space(config))
         return replace(settings, layers=layers)
+
+
+def read_stateful(config: Mapping[str, Any]) -> Settings:
+    """What models without attention share; their layers are Llama's as yet."""
+    refuse(config, "hidden_act", "silu")
+    eps = read_float(config, "layer_norm_epsilon", 1e-5)
+    num_positions = read_int(config, "max_position_embeddings", _NO_LIMIT)
+    fields = {**_NO_ATTENTION, "rms_norm_eps": eps, "max_position_embeddings": num_positions}
+    return read_llama({**config, **fields})
 
 
 def _read_state_space(config: Mapping[str, Any]) -> StateSpaceSettings:

@@ -16,7 +16,7 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, L
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import PlainFeedForward
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
-from llmstack_model_runner.layers.mixer import Mixer
+from llmstack_model_runner.layers.mixer import Mixer, MixerSettings
 from llmstack_model_runner.layers.state_space import StateSpaceSettings
 from llmstack_model_runner.models.bamba import check_state_space, read_step_limits
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
@@ -61,7 +61,7 @@ class NemotronLayerSettings(LlamaLayerSettings):
     """
 
     first_block: int
-    state: StateSpaceSettings | None
+    state: MixerSettings | None
     have_experts: tuple[bool, ...]
     block_experts: NemotronExpertSettings | None
 
@@ -216,7 +216,7 @@ class NemotronH(StackedExpertWeights, HybridModel):
 def fold_blocks(
     attention: LlamaLayerSettings,
     kinds: list[str],
-    state: StateSpaceSettings,
+    state: MixerSettings,
     experts: NemotronExpertSettings | None = None,
 ) -> list[LlamaLayerSettings]:
     """A layer of each block with a state or attention, with the feed-forwards behind it."""
