@@ -21,6 +21,7 @@ from llmstack_llm.testing import byte_tokenizer
 from llmstack_step_log import read_step_log
 from llmstack_step_log.replay import verify
 from llmstack_types import EngineReady, InvalidRequestError, PoolingType, SchedulerStats
+from llmstack_types.vocabulary import ModelImpl
 
 SHARED_PREFIX = [(7 * i + 3) % 97 for i in range(20)]
 PROMPTS = [SHARED_PREFIX + [(11 * i + j) % 97 for j in range(1 + 5 * i)] for i in range(6)]
@@ -46,6 +47,9 @@ def save(folder: Path, name: str, config_name: str, values: dict[str, Any]) -> A
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text("{}")
     return model
+
+
+KINDS = (PoolingType.CLS, PoolingType.MEAN, PoolingType.LAST)
 
 
 def pooled(model: Any, token_ids: list[int], kind: PoolingType) -> torch.Tensor:
@@ -108,7 +112,7 @@ def test_a_decoders_vectors_equal_transformers_in_chunks_with_hits_and_preemptio
     torch.set_num_threads(1)
     for index, prompt in enumerate(PROMPTS):
         engine.add_request(f"c{index}", prompt, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
-        for kind in PoolingType:
+        for kind in KINDS:
             engine.add_pooling_request(f"{kind} {index}", prompt, PoolingParams(kind))
     found: dict[str, Any] = {}
     while engine.has_unfinished_requests():
@@ -117,7 +121,7 @@ def test_a_decoders_vectors_equal_transformers_in_chunks_with_hits_and_preemptio
     assert counter.num_preemptions > 0
     for index, prompt in enumerate(PROMPTS):
         assert len(found[f"c{index}"].outputs[0].token_ids) == 12
-        for kind in PoolingType:
+        for kind in KINDS:
             output = found[f"{kind} {index}"]
             assert isinstance(output, PoolingRequestOutput)
             assert_close(output.outputs.data, pooled(model, prompt, kind))
@@ -146,7 +150,8 @@ def test_an_encoders_vectors_are_pooled_as_its_folder_says(minilm: tuple[Path, A
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # those of transformers
-def test_trained_vectors_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("model_impl", ["llmstack", "transformers"])
+def test_trained_vectors_are_those_of_transformers(model_impl: ModelImpl) -> None:
     """All-MiniLM-L6-v2, whose folder names mean pooling, length 1 and at most 256 tokens."""
     folder = real_models.minilm_folder()
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -158,7 +163,7 @@ def test_trained_vectors_are_those_of_transformers() -> None:
         "The feline is on the rug.",
         "GDP fell by 3 %.",
     ]
-    with LLM(str(folder), device="cpu", dtype="float32") as llm:
+    with LLM(str(folder), device="cpu", dtype="float32", model_impl=model_impl) as llm:
         outputs = llm.embed(texts, use_tqdm=False)
         torch.set_num_threads(1)
         for text, output in zip(texts, outputs, strict=True):

@@ -152,7 +152,7 @@ def test_what_is_no_vector_does_not_arrive(vector: object) -> None:
     "params",
     [
         PoolingParams(),
-        replace(RESOLVED, pooling_type="max"),
+        replace(RESOLVED, pooling_type="step"),
         replace(RESOLVED, pooling_type=None),
         replace(RESOLVED, normalize=None),
         replace(RESOLVED, dimensions=0),

@@ -44,3 +44,9 @@ def test_what_the_class_does_not_compute_is_refused(tmp_path: Path) -> None:
 def test_a_configuration_of_the_class_stays(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nomic_bert", "hidden_size": 8}))
     assert read_model_config(tmp_path, {})["hidden_size"] == 8
+
+
+def test_a_name_of_vllm_is_that_of_the_class_that_computes_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ModernBertModel"]}))
+    overrides = {"architectures": ["ColBERTModernBertModel"]}
+    assert read_model_config(tmp_path, overrides)["architectures"] == ["ModernBertModel"]

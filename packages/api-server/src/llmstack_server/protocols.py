@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -19,6 +18,7 @@ from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.chat.renderers import ChatFacts
 from llmstack_llm.media.processor import MediaStats
+from llmstack_llm.pooling.scoring import Pooled
 from llmstack_llm.requests import Adapter
 from llmstack_llm.speech.served import Speech
 from llmstack_types import EngineReady, Operation, PoolingParams, SamplingParams, StepRecording
@@ -137,11 +137,9 @@ class AdmittedInput(Protocol):
     def pooling_params(self) -> PoolingParams: ...
 
 
-class Numbers(Protocol):
+class Numbers(Pooled, Protocol):
     """The numbers of one pooling prompt: a vector, several vectors, or a number per label."""
 
-    @property
-    def data(self) -> array[float]: ...
     def tolist(self) -> list[float] | list[list[float]]: ...
     def to_bytes(self) -> bytes: ...
 

@@ -223,7 +223,7 @@ async def test_beyond_the_limit_requests_are_refused(engine: AsyncLLM, client: F
         (PoolingParams(dimensions=True), "dimensions", "invalid_type"),
         (PoolingParams(dimensions=2.0), "dimensions", "invalid_type"),  # type: ignore[arg-type]
         (PoolingParams(normalize=1), "normalize", "invalid_type"),  # type: ignore[arg-type]
-        (PoolingParams("max"), "pooling_type", "invalid_value"),  # type: ignore[arg-type]
+        (PoolingParams("step"), "pooling_type", "invalid_value"),  # type: ignore[arg-type]
         (PoolingParams(task="mystery"), "task", "invalid_value"),  # type: ignore[arg-type]
         (PoolingParams(use_activation=1), "use_activation", "invalid_type"),  # type: ignore[arg-type]
         (PoolingParams("mean", task="token_embed"), "pooling_type", "invalid_value"),  # type: ignore[arg-type]
@@ -273,6 +273,20 @@ def test_a_model_that_labels_tokens_labels_no_prompt() -> None:
     for asked in ("classify", "score"):
         with pytest.raises(InvalidRequestError, match="it labels tokens"):
             admit_pooling_params(PoolingParams(task=asked), limits, PoolingConfig())  # type: ignore[arg-type]
+
+
+def test_a_model_of_token_vectors_gives_no_other_ones() -> None:
+    limits = replace(LIMITS, gives_token_vectors=True)
+    assert admit_pooling_params(PoolingParams(), limits, PoolingConfig()).task is PoolingTask.TOKEN_EMBED
+    with pytest.raises(InvalidRequestError, match="the task is token_embed"):
+        admit_pooling_params(PoolingParams(task=PoolingTask.EMBED), limits, PoolingConfig())
+
+
+def test_vectors_are_cut_to_the_sizes_that_the_configuration_lists() -> None:
+    limits = replace(LIMITS, matryoshka_dimensions=(2, 4))
+    assert admit_pooling_params(PoolingParams(dimensions=4), limits, PoolingConfig()).dimensions == 4
+    with pytest.raises(InvalidRequestError, match="this model was trained for 2, 4"):
+        admit_pooling_params(PoolingParams(dimensions=3), limits, PoolingConfig())
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ def write_modules(folder: Path, *kinds: str, mode: str = "pooling_mode_mean_toke
         ("pooling_mode_cls_token", PoolingType.CLS),
         ("pooling_mode_mean_tokens", PoolingType.MEAN),
         ("pooling_mode_lasttoken", PoolingType.LAST),
+        ("pooling_mode_max_tokens", PoolingType.MAX),
+        ("pooling_mode_weightedmean_tokens", PoolingType.WEIGHTED_MEAN),
     ],
 )
 @pytest.mark.parametrize("has_normalize", [True, False])
@@ -66,13 +68,22 @@ def test_any_other_folder_says_nothing(folder: Path) -> None:
 
 
 def test_a_module_or_mode_that_would_change_the_vectors_is_refused(tmp_path: Path) -> None:
-    dense, weighted = write_model_folder(tmp_path / "a"), write_model_folder(tmp_path / "b")
-    write_modules(dense, "Transformer", "Pooling", "Dense")
-    with pytest.raises(PoolingConfigError, match=r"modules.json: a module of type 'Dense'"):
-        load_model_config(str(dense))
-    write_modules(weighted, "Transformer", "Pooling", mode="pooling_mode_weightedmean_tokens")
-    with pytest.raises(PoolingConfigError, match=r"1_Pooling/config.json: .*found pooling_mode_weightedmean_tokens"):
-        load_model_config(str(weighted))
+    other, joined = write_model_folder(tmp_path / "a"), write_model_folder(tmp_path / "b")
+    write_modules(other, "Transformer", "Pooling", "LayerNorm")
+    with pytest.raises(PoolingConfigError, match=r"modules.json: a module of type 'LayerNorm'"):
+        load_model_config(str(other))
+    write_modules(joined, "Transformer", "Pooling", mode="pooling_mode_mean_sqrt_len_tokens")
+    with pytest.raises(PoolingConfigError, match=r"1_Pooling/config.json: .*found pooling_mode_mean_sqrt_len_tokens"):
+        load_model_config(str(joined))
+    (joined / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "include_prompt": false}')
+    with pytest.raises(PoolingConfigError, match="include_prompt false is not supported"):
+        load_model_config(str(joined))
+
+
+def test_newer_folders_name_the_mode_in_one_field(folder: Path) -> None:
+    write_modules(folder, "Transformer", "Pooling")
+    (folder / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 8, "pooling_mode": "lasttoken"}')
+    assert load_pooling_config(folder).pooling_type is PoolingType.LAST
 
 
 @pytest.mark.parametrize(

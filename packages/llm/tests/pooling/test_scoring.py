@@ -20,7 +20,7 @@ from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.pooling.prompt import TextPair
 from llmstack_llm.pooling.score_content import ScoreContent, read_score_text
-from llmstack_llm.pooling.scoring import combine, plan_scores
+from llmstack_llm.pooling.scoring import PairScores, combine, plan_scores
 from llmstack_llm.requests import RenderedPrompt
 from llmstack_llm.testing import write_model_folder
 from llmstack_llm.text.tokenizer import load_tokenizer
@@ -28,6 +28,10 @@ from llmstack_types import EngineReady, InvalidRequestError, PoolingParams, Pool
 
 VECTORS = AdmissionLimits(16, 257, embedding_size=2)
 CROSS_ENCODER = AdmissionLimits(16, 257, embedding_size=2, num_labels=1)
+
+
+def numbers(*values: float, count: int | None = None) -> PoolingOutput:
+    return PoolingOutput(array("f", values), count)
 
 
 def test_a_cross_encoder_reads_each_pair() -> None:
@@ -87,8 +91,32 @@ def test_what_cannot_be_scored_is_refused(texts: Any, limits: AdmissionLimits, p
 
 
 def test_a_score_is_a_label_or_a_product() -> None:
-    assert combine([array("f", [0.25])]) == 0.25
-    assert combine([array("f", [0.6, 0.8]), array("f", [1.0, 0.0])]) == pytest.approx(0.6)
+    assert combine([numbers(0.25)]) == 0.25
+    assert combine([numbers(0.6, 0.8), numbers(1.0, 0.0)]) == pytest.approx(0.6)
+
+
+def test_late_interaction_sums_the_best_product_of_each_token_of_the_first_text() -> None:
+    query, document = numbers(0.6, 0.8, 1.0, 0.0, count=2), numbers(1.0, 0.0, 0.0, 1.0, -1.0, 0.0, count=3)
+    assert combine([query, document]) == pytest.approx(0.8 + 1.0)
+    assert combine([document, query]) == pytest.approx(1.0 + 0.8 - 0.6)
+
+
+def test_a_model_of_token_vectors_scores_by_them() -> None:
+    limits = AdmissionLimits(16, 257, embedding_size=2, gives_token_vectors=True)
+    plan = plan_scores(["q"], ["a", "b"], limits)
+    assert plan.pairs == [(0, 1), (0, 2)]
+    assert plan.pooling_params == PoolingParams(normalize=True, task=PoolingTask.TOKEN_EMBED)
+
+
+def test_scores_come_with_their_outputs_in_any_order_and_keep_none_that_is_done() -> None:
+    made = PairScores([(0, 1), (0, 2), (3,)])
+    assert list(made.add(2, numbers(0.0, 1.0))) == []
+    assert list(made.add(3, numbers(0.5))) == [0.5]
+    assert list(made.add(0, numbers(0.6, 0.8))) == [pytest.approx(0.8)]
+    assert sorted(made._waiting) == [0]
+    assert list(made.add(1, numbers(1.0, 0.0))) == [pytest.approx(0.6)]
+    assert made.scores == [pytest.approx(0.6), pytest.approx(0.8), 0.5]
+    assert not made._waiting
 
 
 class Offline(OfflinePooling):

@@ -22,6 +22,7 @@ from llmstack_model_files.safetensors_header import (
     check_safetensors_content,
     may_have_tensor,
 )
+from llmstack_model_files.sentence_modules import COLBERT, DenseModule, SentenceModules, read_modules
 from llmstack_model_files.speech_tokens import (
     SECONDS_PER_TIMESTAMP,
     SPEECH_ARCHITECTURE,
@@ -33,14 +34,17 @@ from llmstack_model_files.text_config import TEXT_PART_OF, WHOLE_CONFIG, text_co
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
+    "COLBERT",
     "PACKAGED",
     "SECONDS_PER_TIMESTAMP",
     "SPEECH_ARCHITECTURE",
     "TEXT_PART_OF",
     "WHOLE_CONFIG",
     "AdapterFiles",
+    "DenseModule",
     "ModelFilesError",
     "RegisteredModel",
+    "SentenceModules",
     "SpeechTokens",
     "TensorInfo",
     "adapter_digest",
@@ -62,6 +66,7 @@ __all__ = [
     "read_json",
     "read_json_array",
     "read_model_config",
+    "read_modules",
     "read_speech_tokens",
     "resolve_model",
     "safetensors_files",

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, overload
 
 from llmstack_model_files.config_defaults import with_defaults
-from llmstack_model_files.older_configs import renewed
+from llmstack_model_files.older_configs import named, renewed
 from llmstack_model_files.text_config import TEXT_PART_OF, text_config_of
 
 MAX_JSON_BYTES = 64 << 20
@@ -116,7 +116,7 @@ def read_model_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, A
         stored = renewed(read_json(folder, "config.json"))
     except ValueError as error:
         raise ModelFilesError(str(error)) from None
-    config = overridden(stored, overrides)
+    config = named(overridden(stored, overrides))
     if not any(config.get(field) for field in _QUANTIZATION_FIELDS):
         text_config = config.get("text_config")
         nested = text_config.get("quantization_config") if isinstance(text_config, Mapping) else None

@@ -33,6 +33,18 @@ _NOMIC_FIXED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+# Names that vLLM's commands give a class whose further layers are found in `modules.json` here.
+_SAME_CLASS: Mapping[str, str] = {"ColBERTModernBertModel": "ModernBertModel"}
+
+
+def named(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the class that computes it."""
+    given = config.get("architectures")
+    if not isinstance(given, list):
+        return config
+    return {**config, "architectures": [_SAME_CLASS.get(str(name), name) for name in given]}
+
+
 def renewed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration under the names of transformers; others are as they were.
 

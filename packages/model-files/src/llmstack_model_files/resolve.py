@@ -19,7 +19,7 @@ _ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", 
 # Subfolders hold the same model for other programs; `consolidated*` is a second copy of the weights.
 _IGNORE_PATTERNS = ("*/*", "consolidated*")
 # What sentence-transformers keeps in subfolders and is needed: how hidden states become a vector.
-_POOLING_PATTERN = "*_Pooling/config.json"
+_MODULE_PATTERNS = ("*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
 _TEMPLATES_PATTERN = "additional_chat_templates/*.jinja"
 _REPOSITORY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MISSPELT: Mapping[str, str] = {
@@ -226,7 +226,7 @@ def _download(repository: str, revision: str | None) -> Path:
             ignore_patterns=list(_IGNORE_PATTERNS),
         )
         files = getattr(found, "siblings", None) or ()  # other kinds of repositories have none
-        more = [_POOLING_PATTERN] if (Path(path) / "modules.json").is_file() else []
+        more = [*_MODULE_PATTERNS] if (Path(path) / "modules.json").is_file() else []
         more += [_TEMPLATES_PATTERN] if any(fnmatch(each.rfilename, _TEMPLATES_PATTERN) for each in files) else []
         if more:
             snapshot_download(repository, revision=revision, allow_patterns=more)

@@ -107,6 +107,7 @@ ENCODERS: Mapping[str, str] = {
     "DistilBertForMaskedLM": "llmstack_model_runner.models.distilbert:DistilBert",
     "DistilBertForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:DistilBertClassifier",
     "DistilBertModel": "llmstack_model_runner.models.distilbert:DistilBert",
+    "HF_ColBERT": "llmstack_model_runner.models.bert:ColBert",
     "RobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
     "RobertaForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:RobertaClassifier",
     "RobertaModel": "llmstack_model_runner.models.bert:Roberta",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,9 @@ from llmstack_model_runner.memory.kv_cache_dtype import check_capability, dtype_
 from llmstack_model_runner.memory.kv_cache_groups import describe_groups, group_stage_layers, join_groups
 from llmstack_model_runner.memory.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.memory.sizing import settle_heap
-from llmstack_model_runner.models import Classifier, Model
+from llmstack_model_runner.models import Model
 from llmstack_model_runner.models.choice import make_model
-from llmstack_model_runner.models.label_head import LabelHead
+from llmstack_model_runner.models.heads import Heads, find_heads
 from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract, for_ranks
 from llmstack_model_runner.weights import (
     describe_quantization,
@@ -69,14 +70,14 @@ class LoadedModel(NamedTuple):
     """A model with its weights on its device.
 
     Attributes:
-        label_head: Of a classifier.
+        heads: What it has behind its hidden states.
         spec: Shape of the KV storage, and abilities of the model.
         adapters: The store of its adapters; None where they are not enabled.
         weight_bytes: That a step reads.
     """
 
     model: Model
-    label_head: LabelHead | None
+    heads: Heads
     spec: KVCacheSpec
     adapters: AdapterStore | None
     report: ModelReport
@@ -104,7 +105,7 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     logger.info("model: %s (%s)", name, model.implementation)
     check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
     model.limit_context(config.max_model_len)
-    label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
+    heads = find_heads(model, model_config, model_path, device, is_dummy=config.load_format == "dummy")
     weight_bytes = num_weight_bytes(model, dtype, scheme, checkpoint_format)
     if device.type == "cpu":
         is_quantized = scheme is not None or checkpoint_format is not None
@@ -137,4 +138,5 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     groups = groups if config.enable_hybrid_kv_cache else join_groups(groups)
     shape = (model, model_config, dtype, config.block_size, device, kv_dtype, groups)
     spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds or config.enable_mm_embeds, weight_bytes)
-    return LoadedModel(model, label_head, spec, make_store(model, layers, config, dtype, device), report, weight_bytes)
+    spec = replace(spec, embedding_size=heads.vector_size or spec.embedding_size)
+    return LoadedModel(model, heads, spec, make_store(model, layers, config, dtype, device), report, weight_bytes)

@@ -31,8 +31,8 @@ from llmstack_model_runner.memory.profile import CudaMemoryProbe, MemoryProfile,
 from llmstack_model_runner.memory.sizing import host_kv_bytes_of, largest_rows, media_bytes, return_freed_memory
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import Model
+from llmstack_model_runner.models.heads import NO_HEADS
 from llmstack_model_runner.models.kv_spec import KVCaches
-from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.sampling import LogitsProcessors, LogitsProcessorType, Sampler, load_logits_processors
 from llmstack_model_runner.steps.block_transfer import BlockTransfer
 from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes
@@ -99,7 +99,7 @@ class ModelRunner:
         self._adapters: AdapterStore | None = None
         self._profiling = Profiling()
         self._layer_reports = LayerReports()
-        self._label_head: LabelHead | None = None
+        self._heads = NO_HEADS
         self._kv_caches: KVCaches = []
         self._copies: BlockCopies = DirectBlockCopies([], [])
         self._batch: InputBatch | None = None
@@ -125,7 +125,7 @@ class ModelRunner:
             loaded = load_served_model(config, self._device, self._sharding)
         except ModelFilesError as error:  # the engine core does not depend on llmstack_model_files
             raise EngineStartError(str(error)) from error
-        self._model, self._label_head, spec, self._adapters, self._report, weight_bytes = loaded
+        self._model, self._heads, spec, self._adapters, self._report, weight_bytes = loaded
         self._spec = self._drafts.beside(spec, weight_bytes)
         self._has_device_rows = has_device_rows(self._model, self._device, self._runtime)
 
@@ -345,7 +345,7 @@ class ModelRunner:
         """Frees the KV storage and, with level 2, the weights, which `wake_up` then loads again."""
         self._release_kv_cache()
         if level > 1:
-            self._model, self._label_head, self._drafts = None, None, self._drafts.without_weights()
+            self._model, self._heads, self._drafts = None, NO_HEADS, self._drafts.without_weights()
         return_freed_memory(self._device)
 
     def wake_up(self) -> None:
@@ -361,7 +361,7 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
         self._release_kv_cache()
-        self._model, self._label_head, self._drafts = None, None, self._drafts.without_weights()
+        self._model, self._heads, self._drafts = None, NO_HEADS, self._drafts.without_weights()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -392,6 +392,6 @@ class ModelRunner:
         self._media = make_media(batch, *own, is_first=self._sharding.is_first_stage)
         return make_steps(
             self._model, batch, self._kv_caches, self._sampler, self._config, self.timing, self._media.find_vectors,
-            device=self._device, runtime=self._runtime, label_head=self._label_head, sharding=self._sharding,
+            device=self._device, runtime=self._runtime, heads=self._heads, sharding=self._sharding,
             adapters=self._adapters, cross=self._media.cross,
         )  # fmt: skip

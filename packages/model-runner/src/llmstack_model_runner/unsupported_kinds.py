@@ -32,6 +32,8 @@ def unsupported_kind(config: Mapping[str, Any]) -> str | None:
     """
     model_type = str(config.get("model_type", ""))
     name = str(next(iter(config.get("architectures") or []), ""))
+    if name == "BgeM3EmbeddingModel":
+        return "a model whose sparse and multi-vector heads are pickles, which are never read"
     if any(task in name for task in _IMAGE_TASKS):
         return "a vision model without text"
     is_of_speech = model_type in _SPEECH or any(task in name for task in _SPEECH_TASKS)

@@ -48,6 +48,10 @@ class PoolingType(StrEnum):
     """All of them, averaged."""
     LAST = "last"
     """The last token's."""
+    MAX = "max"
+    """Of each number the largest of all tokens."""
+    WEIGHTED_MEAN = "weighted_mean"
+    """All of them, averaged by weights that grow from 1 for the first token by 1 each."""
 
 
 @dataclass(frozen=True, slots=True)

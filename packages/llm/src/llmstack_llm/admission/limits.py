@@ -38,6 +38,8 @@ class AdmissionLimits:
         num_labels: Labels of a classifier; 0 for any other model.
         labels_tokens: Whether it labels each token, and not the prompt.
         label_pooling: The states of a prompt that its head reads; None for the usual ones of its kind.
+        gives_token_vectors: Whether the model was trained for a vector of each token, and not of the prompt.
+        matryoshka_dimensions: The sizes to which vectors may be cut; empty where no file says so, and any may be asked.
         alignment_size: Numbers of each token under the task `alignment`; 0 where there is no such task.
         num_token_types: 2 for a model that distinguishes the two texts of a pair.
         max_logprobs: Most likely tokens that may be requested at each position.
@@ -58,6 +60,8 @@ class AdmissionLimits:
     num_labels: int = 0
     labels_tokens: bool = False
     label_pooling: PoolingType | None = None
+    gives_token_vectors: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()
     alignment_size: int = 0
     num_token_types: int = 1
     max_logprobs: int = MAX_LOGPROBS
@@ -79,6 +83,8 @@ def limits_of(model_config: ModelConfig) -> AdmissionLimits:
         model_config.vocab_size,
         num_token_types=model_config.num_token_types,
         labels_tokens=model_config.labels_tokens,
+        gives_token_vectors=model_config.gives_token_vectors,
+        matryoshka_dimensions=model_config.matryoshka_dimensions,
         label_pooling=model_config.label_pooling,
         max_logprobs=model_config.max_logprobs,
     )

@@ -79,6 +79,19 @@ class ModelConfig:
         return self.architecture.endswith("ForTokenClassification")
 
     @property
+    def gives_token_vectors(self) -> bool:
+        """Whether the model was trained for a vector of each token, which are compared by late interaction."""
+        from llmstack_model_files import COLBERT
+
+        return self.architecture == COLBERT or self.pooling.of_tokens
+
+    @property
+    def matryoshka_dimensions(self) -> tuple[int, ...]:
+        """The sizes to which vectors may be cut, where `config.json` lists them."""
+        found = self.hf_config.get("matryoshka_dimensions")
+        return tuple(size for size in found if type(size) is int) if isinstance(found, list) else ()
+
+    @property
     def label_pooling(self) -> PoolingType | None:
         """What the head of a classifier reads, where its configuration says so."""
         return PoolingType.MEAN if self.hf_config.get("classifier_pooling") == "mean" else None

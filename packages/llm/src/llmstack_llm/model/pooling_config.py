@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ _MODE_TO_TYPE: Mapping[str, PoolingType] = {
     "pooling_mode_cls_token": PoolingType.CLS,
     "pooling_mode_mean_tokens": PoolingType.MEAN,
     "pooling_mode_lasttoken": PoolingType.LAST,
+    "pooling_mode_max_tokens": PoolingType.MAX,
+    "pooling_mode_weightedmean_tokens": PoolingType.WEIGHTED_MEAN,
 }
+# The same in one field, as newer versions write it.
+_WORD_TO_MODE: Mapping[str, str] = {
+    "cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "lasttoken": "pooling_mode_lasttoken",
+    "max": "pooling_mode_max_tokens", "weightedmean": "pooling_mode_weightedmean_tokens",
+}  # fmt: skip
 
 
 class PoolingConfigError(LLMStackError, ValueError):
@@ -27,6 +34,7 @@ class PoolingConfig:
 
     Attributes:
         prompts: Prompts that precede texts, by the names of their purposes.
+        of_tokens: Whether the model was trained for a vector of each token.
         max_seq_length: The longest prompt that the model was trained for, which may be less than it has positions for.
     """
 
@@ -34,6 +42,7 @@ class PoolingConfig:
     normalize: bool | None = None
     max_seq_length: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
+    of_tokens: bool = False
 
 
 def load_pooling_config(folder: Path) -> PoolingConfig:
@@ -43,20 +52,22 @@ def load_pooling_config(folder: Path) -> PoolingConfig:
         PoolingConfigError: A module or a mode of pooling is not supported.
         ModelFilesError: A file cannot be read.
     """
-    from llmstack_model_files import read_json, read_json_array
+    from llmstack_model_files import ModelFilesError, read_json, read_modules
 
-    modules = read_json_array(folder, "modules.json", required=False)
+    try:
+        modules = read_modules(folder)
+    except ModelFilesError as error:
+        raise PoolingConfigError(str(error).removesuffix(".")) from error
     if modules is None:
         return PoolingConfig()
-    found = _by_kind(modules)
     pooling_type = None
-    if "Pooling" in found:
-        name = f"{found['Pooling']}/config.json"
+    if modules.pooling is not None:
+        name = f"{modules.pooling}/config.json"
         pooling_type = _pooling_type(read_json(folder, name), name)
     lengths = read_json(folder, "sentence_bert_config.json", required=False) or {}
     length = lengths.get("max_seq_length")
     max_seq_length = length if type(length) is int and length > 0 else None
-    return PoolingConfig(pooling_type, "Normalize" in found, max_seq_length, _prompts(folder))
+    return PoolingConfig(pooling_type, modules.normalizes, max_seq_length, _prompts(folder), modules.of_tokens)
 
 
 def _prompts(folder: Path) -> dict[str, str]:
@@ -94,19 +105,13 @@ def _named_type(name: str, value: Any) -> PoolingType:
         raise PoolingConfigError(f"pooler_config: {name} {str(value)[:64]!r} is none of {listed}") from None
 
 
-def _by_kind(modules: Sequence[Any]) -> dict[str, str]:
-    """Kind of module to its folder; one that we do not have would change every vector, so it is refused."""
-    found = {}
-    for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, Mapping) else ""
-        if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise PoolingConfigError(f"modules.json: a module of type {kind[:64]!r} is not supported")
-        found[kind] = str(module.get("path", ""))
-    return found
-
-
 def _pooling_type(config: Mapping[str, Any], name: str) -> PoolingType:
+    if config.get("include_prompt") is False:
+        raise PoolingConfigError(f"{name}: include_prompt false is not supported, which pools texts without prompts")
     modes = [mode for mode, value in config.items() if mode.startswith("pooling_mode_") and value is True]
+    word = config.get("pooling_mode")
+    if isinstance(word, str):
+        modes = [_WORD_TO_MODE.get(word, f"pooling_mode {word}")]
     if len(modes) != 1 or modes[0] not in _MODE_TO_TYPE:
         listed = ", ".join(mode[:64] for mode in modes[:4]) or "none"
         raise PoolingConfigError(

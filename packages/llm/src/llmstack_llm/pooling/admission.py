@@ -65,6 +65,11 @@ def admit_pooling_params(
 
     task = _task(params.task, limits, name("task"))
     IntegerRule(1, limits.embedding_size, is_optional=True).check(name("dimensions"), params.dimensions)
+    if params.dimensions is not None and params.dimensions not in (
+        limits.matryoshka_dimensions or (params.dimensions,)
+    ):
+        listed = ", ".join(map(str, limits.matryoshka_dimensions))
+        raise request_errors.invalid_value(name("dimensions"), f"this model was trained for {listed}")
     for field_name in ("normalize", "use_activation"):
         value = getattr(params, field_name)
         if value is not None and type(value) is not bool:
@@ -125,11 +130,15 @@ def _task(asked: PoolingTask | None, limits: AdmissionLimits, name: str) -> Pool
         raise request_errors.pooling_not_supported("Embeddings", "it computes no embeddings")
     if asked is None:
         of_labels = PoolingTask.TOKEN_CLASSIFY if limits.labels_tokens else PoolingTask.CLASSIFY
-        return of_labels if limits.num_labels else PoolingTask.EMBED
+        of_vectors = PoolingTask.TOKEN_EMBED if limits.gives_token_vectors else PoolingTask.EMBED
+        return of_labels if limits.num_labels else of_vectors
     try:
         task = PoolingTask(asked)
     except ValueError:
         raise request_errors.invalid_value(name, f"expected one of {', '.join(PoolingTask)}") from None
+    if task is PoolingTask.EMBED and limits.gives_token_vectors:
+        reason = "it gives a vector for each token: the task is token_embed"
+        raise request_errors.pooling_not_supported("Embeddings", reason)
     if task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY) and not limits.num_labels:
         raise request_errors.pooling_not_supported("Classification", "it has no labels")
     if task in (PoolingTask.CLASSIFY, PoolingTask.SCORE) and limits.labels_tokens:

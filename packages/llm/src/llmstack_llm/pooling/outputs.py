@@ -136,7 +136,7 @@ class ScoringRequestOutput(_TaskRequestOutput[ScoringOutput]):
         """Makes the output of the raw ones of one pair."""
         last = outputs[-1]
         token_ids = [token_id for output in outputs for token_id in output.prompt_token_ids]
-        score = combine([output.outputs.data for output in outputs])
+        score = combine([output.outputs for output in outputs])
         num_cached_tokens = sum(output.num_cached_tokens for output in outputs)
         return cls(last.request_id, None, token_ids, ScoringOutput(score), True, num_cached_tokens)
 

@@ -1,10 +1,12 @@
-"""Scores of pairs of texts or pictures, by cross encoder or cosine of vectors."""
+"""Scores of pairs of texts or pictures: cross encoder, cosine, late interaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import Protocol
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
@@ -69,16 +71,65 @@ def plan_scores(
     params = params or PoolingParams()
     if limits.num_labels == 1:
         return _plan_pairs(texts_1, texts_2, firsts, params, names)
-    return _plan_vectors(texts_1, texts_2, firsts, params, names)
+    task = PoolingTask.TOKEN_EMBED if limits.gives_token_vectors else PoolingTask.EMBED
+    return _plan_vectors(texts_1, texts_2, firsts, _with(params, task), names)
 
 
-def combine(numbers: Sequence[Sequence[float]]) -> float:
-    """The score of a pair: the number of its one prompt, or the product of the two vectors, which have length 1."""
-    if len(numbers) == 1:
-        return numbers[0][0]
-    first, second = numbers
-    product: float = sum(map(mul, first, second))
-    return product
+class Pooled(Protocol):
+    """The numbers of a pooled prompt; `num_vectors` is None unless they are vectors of tokens, one after the other."""
+
+    @property
+    def data(self) -> array[float]: ...
+
+    @property
+    def num_vectors(self) -> int | None: ...
+
+
+def combine(outputs: Sequence[Pooled]) -> float:
+    """The score of a pair: the number of its one prompt, the product of two vectors of length 1, or late interaction.
+
+    Late interaction is ColBERT's: for each token of the first text the best product with one of the second, summed up.
+    """
+    if len(outputs) == 1:
+        return outputs[0].data[0]
+    first, second = outputs
+    if first.num_vectors is None or second.num_vectors is None:
+        product: float = sum(map(mul, first.data, second.data))
+        return product
+    from llmstack_media.vectors import late_interaction  # late, since only models of token vectors need arrays
+
+    return late_interaction(first.data, first.num_vectors, second.data, second.num_vectors)
+
+
+class PairScores:
+    """Scores of pairs, each made once its outputs are there; outputs that no other pair needs are dropped.
+
+    Attributes:
+        scores: The score of each pair, in order.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[int, ...]]) -> None:
+        """`pairs`: Those of a `ScorePlan`."""
+        self.scores = [0.0] * len(pairs)
+        self._pairs = pairs
+        self._index_to_open: dict[int, set[int]] = {}
+        for number, pair in enumerate(pairs):
+            for index in pair:
+                self._index_to_open.setdefault(index, set()).add(number)
+        self._waiting: dict[int, Pooled] = {}
+
+    def add(self, index: int, output: Pooled) -> Iterator[float]:
+        """Makes the scores that the output of a prompt completes, one at a time: to be consumed to its end."""
+        self._waiting[index] = output
+        for number in sorted(self._index_to_open[index]):
+            pair = self._pairs[number]
+            if all(one in self._waiting for one in pair):
+                self.scores[number] = combine([self._waiting[one] for one in pair])
+                for one in pair:
+                    self._index_to_open[one].discard(number)
+                    if not self._index_to_open[one]:
+                        del self._waiting[one]  # vectors of all tokens of a long text are megabytes
+                yield self.scores[number]
 
 
 def _plan_pairs(
@@ -113,11 +164,11 @@ def _plan_vectors(
         for index, text in enumerate(texts)
     ]
     pairs: list[tuple[int, ...]] = [(first, len(texts_1) + index) for index, first in enumerate(firsts)]
-    return ScorePlan(prompts, _with(params, PoolingTask.EMBED), pairs)
+    return ScorePlan(prompts, params, pairs)
 
 
 def _with(params: PoolingParams, task: PoolingTask) -> PoolingParams:
-    is_embedding = task is PoolingTask.EMBED
+    is_embedding = task.gives_vectors
     return PoolingParams(
         normalize=True if is_embedding else None,
         task=task,

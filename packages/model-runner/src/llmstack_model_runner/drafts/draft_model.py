@@ -12,6 +12,7 @@ from llmstack_kv_cache.storage import allocate_block_storage
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.loading import load_served_model
 from llmstack_model_runner.models import CausalLM
+from llmstack_model_runner.models.heads import NO_HEADS
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.computation import compute
@@ -91,7 +92,7 @@ class DraftModel:
                 return found
         step = _rows_of(rows, starts, counts)
         inputs = prepare_inputs(storage.rows, step, torch.device(self.spec.device))
-        logits = compute(self._model, storage.rows, step, inputs, storage.kv_caches, None).logits
+        logits = compute(self._model, storage.rows, step, inputs, storage.kv_caches, NO_HEADS).logits
         if logits is None:
             raise RuntimeError("the draft model has computed no logits")
         best: IntArray = argmax(logits)[1].cpu().numpy().astype(np.int64)

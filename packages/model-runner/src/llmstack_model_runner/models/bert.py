@@ -96,6 +96,14 @@ class Bert(Encoder):
         return 0
 
 
+class ColBert(Bert):
+    """`HF_ColBERT`: BERT, whose checkpoint has a layer over the vector of each token, which `models.heads` reads."""
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether BERT does not need the tensor."""
+        return name.startswith("linear.") or super().is_ignored(name)
+
+
 class Roberta(Bert):
     """`RobertaModel` and `XLMRobertaModel`, and their masked language models; positions start after the padding id."""
 

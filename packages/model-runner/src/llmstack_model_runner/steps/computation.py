@@ -12,8 +12,8 @@ import torch
 from llmstack_kernels.float8_cache import STORED_TYPE
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models import CausalLM, Encoder, Model
+from llmstack_model_runner.models.heads import Heads
 from llmstack_model_runner.models.kv_spec import KVCaches
-from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import HOLDS, describe_numeric_contract
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import GreedyChoice, Sampler, SamplerOutput, TokenBitmask
@@ -45,7 +45,7 @@ def compute(
     step: StepRows,
     inputs: ModelInputs,
     kv_caches: KVCaches,
-    label_head: LabelHead | None,
+    heads: Heads,
     select_rows: SelectRows | None = None,
 ) -> Computed:
     """Runs the model, and all computations that need its hidden states.
@@ -60,7 +60,7 @@ def compute(
     if batch.num_prompt_logprobs and isinstance(model, CausalLM):
         prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, compute_logits))
     align = partial(model.align, inputs.attention_metadata)
-    pooled = pool(batch, step, inputs, hidden, label_head, align) if batch.pooling.row_to_params else ()
+    pooled = pool(batch, step, inputs, hidden, heads, align) if batch.pooling.row_to_params else ()
     logits = compute_logits(inputs.logits_indices) if len(inputs.logits_indices) else None
     return Computed(logits, prompt_logprobs, pooled)
 

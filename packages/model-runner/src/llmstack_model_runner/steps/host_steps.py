@@ -14,8 +14,8 @@ from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.models import CausalLM, Model
+from llmstack_model_runner.models.heads import NO_HEADS, Heads
 from llmstack_model_runner.models.kv_spec import KVCaches
-from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import GreedyChoice, Sampler, SamplerOutput
 from llmstack_model_runner.steps.computation import (
@@ -57,7 +57,7 @@ class HostSteps:
         timing: StepTiming,
         find_vectors: FindVectors,
         *,
-        label_head: LabelHead | None = None,
+        heads: Heads = NO_HEADS,
         max_num_captured_blocks: int = 0,
         sharding: Sharding | None = None,
         adapters: AdapterStore | None = None,
@@ -79,7 +79,7 @@ class HostSteps:
         self._kv_caches = kv_caches
         self._sampler = sampler
         self._device = device
-        self._label_head = label_head
+        self._heads = heads
         self._adapters = adapters
         self._find_vectors = find_vectors
         self._unread: PendingOutput | None = None
@@ -168,7 +168,7 @@ class HostSteps:
             if not self._has_head:
                 return inputs.sampling_indices, compute_stage(self._model, inputs, self._kv_caches)
             select_rows = adapters.select_rows if adapters is not None and num_adapted else None
-            computed = compute(self._model, batch, step, inputs, self._kv_caches, self._label_head, select_rows)
+            computed = compute(self._model, batch, step, inputs, self._kv_caches, self._heads, select_rows)
         return inputs.sampling_indices, computed
 
     def append_tokens(self, sampled_token_ids: Sequence[Sequence[int]] | None) -> None:

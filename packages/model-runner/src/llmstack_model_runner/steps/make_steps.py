@@ -9,8 +9,8 @@ from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.models import CausalLM, Model
+from llmstack_model_runner.models.heads import Heads
 from llmstack_model_runner.models.kv_spec import KVCaches
-from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.sampling import Sampler
 from llmstack_model_runner.steps.computation import FindVectors
 from llmstack_model_runner.steps.gpu.steps import DeviceSteps
@@ -37,7 +37,7 @@ def make_steps(
     *,
     device: torch.device,
     runtime: DeviceRuntime | None,
-    label_head: LabelHead | None,
+    heads: Heads,
     sharding: Sharding,
     adapters: AdapterStore | None,
     cross: CrossStore | None,
@@ -45,10 +45,10 @@ def make_steps(
     """Steps over a batch and a KV storage; see the classes."""
     if isinstance(model, CausalLM) and has_device_rows(model, device, runtime):
         runtime = runtime or CudaRuntime(device)
-        return DeviceSteps(model, batch, kv_caches, sampler, runtime, config, timing, find_vectors, adapters)
+        return DeviceSteps(model, batch, kv_caches, sampler, runtime, config, timing, find_vectors, adapters, heads)
     is_capturing = device.type == "cpu" and not config.enforce_eager
     return HostSteps(
-        model, batch, kv_caches, sampler, device, timing, find_vectors, label_head=label_head,
+        model, batch, kv_caches, sampler, device, timing, find_vectors, heads=heads,
         max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
         sharding=sharding, adapters=adapters, cross=cross,
     )  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmstack_model_runner.models.heads import NO_HEADS, Heads
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.pooling_rows import PoolingRows
@@ -72,7 +73,7 @@ def pool(
     step: StepRows,
     inputs: ModelInputs,
     hidden: torch.Tensor,
-    head: LabelHead | None = None,
+    heads: Heads = NO_HEADS,
     align: Align | None = None,
 ) -> list[PooledRows]:
     """Adds a step's hidden states to the rows that pool, and returns the values of complete rows.
@@ -97,29 +98,32 @@ def pool(
         states = _take(batch.pooling, row, params, chunk)
         if states is not None:
             complete.append(_Complete(step.request_ids[index], params, states))
-    return list(_group(complete, head))
+    return list(_group(complete, heads))
 
 
-def _group(complete: list[_Complete], head: LabelHead | None) -> Iterator[PooledRows]:
+def _group(complete: list[_Complete], heads: Heads) -> Iterator[PooledRows]:
     """Groups rows of one shape, which share the call of the head and the copy to the host."""
     labelled = [one for one in complete if one.params.task is PoolingTask.CLASSIFY]
     for one in complete:
         if _is_per_token(one.params):
-            yield PooledRows([one.request_id], [one.params], _of_tokens(one, head)[None])
+            yield PooledRows([one.request_id], [one.params], _of_tokens(one, heads)[None])
     vectors = [one for one in complete if not (_is_per_token(one.params) or one.params.task is PoolingTask.CLASSIFY)]
     if vectors:
-        yield _stack(vectors)
+        rows = _stack(vectors)
+        yield rows if heads.vectors is None else replace(rows, values=heads.vectors(rows.values))
     if labelled:
         rows = _stack(labelled)
         is_activated = [params.use_activation is not False for params in rows.params]
-        yield replace(rows, values=_present(head)(rows.values, is_activated))
+        yield replace(rows, values=_present(heads.labels)(rows.values, is_activated))
 
 
-def _of_tokens(one: _Complete, head: LabelHead | None) -> torch.Tensor:
+def _of_tokens(one: _Complete, heads: Heads) -> torch.Tensor:
     """The vectors of a row's tokens, or the numbers of their labels."""
+    if one.params.task is PoolingTask.TOKEN_EMBED and heads.tokens is not None:
+        return heads.tokens(one.states)
     if one.params.task is not PoolingTask.TOKEN_CLASSIFY:
         return one.states
-    return _present(head)(one.states, [one.params.use_activation is not False] * len(one.states))
+    return _present(heads.labels)(one.states, [one.params.use_activation is not False] * len(one.states))
 
 
 def _present(head: LabelHead | None) -> LabelHead:
@@ -151,7 +155,11 @@ def _take(rows: PoolingRows, row: int, params: PoolingParams, chunk: _Chunk) -> 
     if not chunk.is_last:
         rows.row_to_partial[row] = partial
         return None
-    return partial / chunk.num_prompt_tokens if params.pooling_type is PoolingType.MEAN else partial
+    if params.pooling_type is PoolingType.MEAN:
+        return partial / chunk.num_prompt_tokens
+    if params.pooling_type is PoolingType.WEIGHTED_MEAN:
+        return partial / (chunk.num_prompt_tokens * (chunk.num_prompt_tokens + 1) / 2)
+    return partial
 
 
 def _gather(params: PoolingParams, chunk: _Chunk, before: torch.Tensor | None) -> torch.Tensor:
@@ -160,6 +168,13 @@ def _gather(params: PoolingParams, chunk: _Chunk, before: torch.Tensor | None) -
         states = chunk.hidden.new_empty(size, dtype=torch.float32) if before is None else before
         states[chunk.start : chunk.end] = chunk.hidden
         return states
+    if params.pooling_type is PoolingType.MAX:
+        largest = chunk.hidden.float().amax(0)
+        return largest if before is None else torch.maximum(before, largest)
+    if params.pooling_type is PoolingType.WEIGHTED_MEAN:
+        weights = torch.arange(chunk.start + 1, chunk.end + 1, device=chunk.hidden.device)
+        weighted = (chunk.hidden.float() * weights[:, None]).sum(0)
+        return weighted if before is None else before + weighted
     if params.pooling_type is PoolingType.MEAN:
         # Each row separately, so that the order of a sum depends on the row's own chunks only.
         total = chunk.hidden.float().sum(0)

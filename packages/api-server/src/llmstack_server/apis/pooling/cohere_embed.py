@@ -24,8 +24,8 @@ ENCODINGS = ("float", "base64")
 _PREFIX_NAMES: Mapping[str, Sequence[str]] = {
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),
-    "classification": ("classification",),
-    "clustering": ("clustering",),
+    "classification": ("classification", "Classification"),
+    "clustering": ("clustering", "Clustering"),
 }
 _SIDES: Mapping[str, str] = {"END": "right", "START": "left"}
 

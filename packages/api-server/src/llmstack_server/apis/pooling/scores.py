@@ -13,7 +13,7 @@ from llmstack_llm.admission.rules import IntegerRule
 from llmstack_llm.media.processor import MediaRequest
 from llmstack_llm.pooling.prompt import LimitedText, TextPair
 from llmstack_llm.pooling.score_content import ScoreContent, ScoreText, read_score_text
-from llmstack_llm.pooling.scoring import ScorePlan, combine, plan_scores
+from llmstack_llm.pooling.scoring import PairScores, ScorePlan, plan_scores
 from llmstack_server.apis.pooling.engine_run import MAX_NUM_INPUTS, admit_all, count_tokens, run_all
 from llmstack_server.apis.pooling.protocol import PairFields
 from llmstack_server.protocols import AdmittedInput
@@ -70,14 +70,11 @@ class ScoreJob:
 
     async def run(self, request_id: str) -> list[float]:
         """Runs the prompts; returns the score of each pair, in order."""
-        numbers: list[Sequence[float]] = [()] * len(self.inputs)
+        made = PairScores(self.plan.pairs)
         async for index, output in run_all(self.state, self.inputs, self.fields, request_id):
-            numbers[index] = output.outputs.data
-        scores = []
-        for pair in self.plan.pairs:
-            scores.append(combine([numbers[index] for index in pair]))
-            await asyncio.sleep(0)  # a product of long vectors takes a tenth of a millisecond
-        return scores
+            for _ in made.add(index, output.outputs):
+                await asyncio.sleep(0)  # a product of long vectors takes a tenth of a millisecond
+        return made.scores
 
 
 async def prepare_scores(

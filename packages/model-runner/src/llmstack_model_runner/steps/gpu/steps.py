@@ -14,6 +14,7 @@ from llmstack_model_runner.device.runtime import DeviceRuntime, Fetched
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models import CausalLM
+from llmstack_model_runner.models.heads import NO_HEADS, Heads
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import ALL_MASKED, HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
@@ -78,12 +79,14 @@ class DeviceSteps:
         timing: StepTiming,
         find_vectors: FindVectors,
         adapters: AdapterStore | None = None,
+        heads: Heads = NO_HEADS,
     ) -> None:
         """The last block of `kv_caches` is the scratch block, which padding rows write to.
 
         `timing`: Counters of the host's time; `wait` is the time spent waiting for the device.
         `find_vectors`: The vectors that stand in place of tokens of a step.
         `adapters`: Those that rows of the batch may have; None without any.
+        `heads`: What the model has behind its hidden states.
         """
         self._model = model
         self._batch = batch
@@ -93,6 +96,7 @@ class DeviceSteps:
         self._timing = timing
         self._staging = Staging(runtime)
         self._find_vectors = find_vectors
+        self._heads = heads
         self._adapters = adapters
         if adapters is not None:
             adapters.use_staging(self._staging.send)
@@ -222,7 +226,7 @@ class DeviceSteps:
             inputs = prepare_device_inputs(self._batch, step, self._rows.states, self._staging, vectors)
         with self._timing.forward:
             select_rows = None if self._adapters is None else self._adapters.select_rows
-            computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None, select_rows)
+            computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, self._heads, select_rows)
         indices = inputs.model.sampling_indices
         return self._sample(step, indices, computed, inputs.sampling_rows, is_refused, token_masks)
 
