@@ -1,4 +1,6 @@
-"""Writes the table of all causal classes of transformers in docs/models.md; takes some minutes.
+"""Writes the tables of classes of transformers in docs; takes some minutes.
+
+Causal ones stand in docs/models.md and, with `--encoders`, encoders in docs/embeddings.md.
 
 Names on the command line are tried again alone; the results of the others stay.
 """
@@ -12,19 +14,18 @@ import sys
 from generated_page import DOCS, write_page
 
 HELPERS = DOCS.parent / "packages" / "model-runner" / "tests" / "helpers"
-PAGE = "models.md"
 BEGIN = "<!-- every class: begin -->\n"
 END = "<!-- every class: end -->\n"
 
 
-def page() -> str:
+def page(name: str, module: str) -> str:
     """The page with the table between its marks replaced."""
     sys.path.insert(0, str(HELPERS))
-    every_class = importlib.import_module("model_runner_helpers.every_class")
-    before, mark, rest = (DOCS / PAGE).read_text(encoding="utf-8").partition(BEGIN)
+    every_class = importlib.import_module(f"model_runner_helpers.{module}")
+    before, mark, rest = (DOCS / name).read_text(encoding="utf-8").partition(BEGIN)
     listed, end, after = rest.partition(END)
     if not mark or not end:
-        raise ValueError(f"{PAGE} has no marks for the table")
+        raise ValueError(f"{name} has no marks for the table")
     again = [name for name in sys.argv[1:] if not name.startswith("-")]
     known = _results(listed) if again else {}
     verdicts = {}
@@ -42,4 +43,6 @@ def _results(listed: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(write_page(PAGE, page()))
+    of_encoders = "--encoders" in sys.argv
+    chosen = ("embeddings.md", "every_encoder") if of_encoders else ("models.md", "every_class")
+    sys.exit(write_page(chosen[0], page(*chosen)))

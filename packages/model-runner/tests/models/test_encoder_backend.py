@@ -21,6 +21,7 @@ from model_runner_helpers.every_class import random_model, small_config  # noqa:
 from model_runner_helpers.every_encoder import (  # noqa: E402
     BY_LENGTH,
     PACKED,
+    TOLERANCE,
     compare,
     load,
     states_of,
@@ -84,7 +85,7 @@ def save(folder: Path, architecture: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_numbers_equal_transformers_alone_and_in_a_batch(architecture: str) -> None:
     way, changes = CLASSES[architecture]
-    assert verdict(architecture, changes) == way
+    assert verdict(architecture, changes, TOLERANCE) == way
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
