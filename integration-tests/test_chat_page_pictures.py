@@ -1,4 +1,4 @@
-"""Pictures on the chat page in a real browser: by button, drop and paste, in the conversation, within limits."""
+"""Pictures and sounds on the chat page in a real browser: by button, drop and paste, in chats, within limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import picture_model
 import pytest
+import sound_model
 from browser_helpers import By, Keys, open_browser, set_scheme, text_of, violations, wait
 from chat_page_helpers import open_page
 
@@ -64,7 +65,7 @@ def test_pictures_are_sent_shown_edited_and_kept(browser: Any, server: Any, tmp_
     open_page(browser, server.url)
     path = tmp_path / "dog.png"
     picture_model.picture(1).save(path)
-    assert browser.find_element(By.ID, "add-pictures").is_displayed()
+    assert browser.find_element(By.ID, "add-files").is_displayed()
     browser.find_element(By.ID, "files").send_keys(str(path))
     wait(browser, lambda driver: tray(driver) == ["dog.png"])
     give(browser, "paste", file_of(2))
@@ -110,6 +111,33 @@ def test_what_the_server_would_refuse_is_refused_before(browser: Any, server: An
     assert tray(browser) == ["cat.png", "cat.png"]
 
 
+def test_a_sound_file_is_sent_shown_and_kept(browser: Any, serve: Callable[..., Any], tmp_path: Path) -> None:
+    folder, path = tmp_path / "model", tmp_path / "hello.wav"
+    sound_model.save_sound_model(folder)
+    path.write_bytes(sound_model.wav(sound_model.sound(1)))
+    with serve(str(folder), "--dtype", "float32", "--limit-mm-per-prompt", '{"audio": 1}') as server:
+        open_page(browser, server.url)
+        assert text_of(browser, "#add-files") == "Add sounds"
+        give(browser, "drop", file_of(1))
+        wait(browser, lambda driver: text_of(driver, "#status") == "cat.png is no sound that the server reads.")
+        browser.find_element(By.ID, "files").send_keys(str(path))
+        wait(browser, lambda driver: text_of(driver, "#tray p") == "1 of 1 sounds; each at most 26.2 MB")
+        assert violations(browser) == []
+        browser.execute_script("document.getElementById('max_tokens').value = '5'")
+        browser.execute_script("document.getElementById('temperature').value = '0'")
+        browser.find_element(By.ID, "prompt").send_keys(sound_model.QUESTION, Keys.ENTER)
+        wait(browser, lambda driver: text_of(driver, ".assistant .facts"))
+        messages: Any = [{"role": "user", "content": sound_model.parts((1,))}]
+        model = server.client.models.list().data[0].id
+        expected = server.client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=5)
+        shown = browser.execute_script("return state.chat.messages.at(-1).content")
+        assert shown == expected.choices[0].message.content
+        duration = "return document.querySelector('.message.user audio')?.duration"
+        browser.refresh()
+        wait(browser, lambda driver: (driver.execute_script(duration) or 0) > 0)
+        assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Any, server: Any, scheme: str) -> None:
     open_page(browser, server.url)
@@ -126,7 +154,7 @@ def test_axe_finds_nothing(browser: Any, server: Any, scheme: str) -> None:
 
 def test_a_model_for_text_takes_none(browser: Any, demo_server: Any) -> None:
     open_page(browser, demo_server.url)
-    assert not browser.find_element(By.ID, "add-pictures").is_displayed()
+    assert not browser.find_element(By.ID, "add-files").is_displayed()
     give(browser, "drop", file_of(1))
     wait(browser, lambda driver: text_of(driver, "#status") == "This model takes text only.")
     assert tray(browser) == []

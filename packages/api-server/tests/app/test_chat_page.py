@@ -57,7 +57,7 @@ async def test_the_policy_allows_this_style_and_this_script_and_nothing_else():
     page, policy = answer.body.decode(), answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
-    assert "img-src blob: data:;" in policy
+    assert "img-src blob: data:; media-src blob: data:;" in policy
     for name in ("style", "script"):
         (content,) = re.findall(rf"<{name}>(.*?)</{name}>", page, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

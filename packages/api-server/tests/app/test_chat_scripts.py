@@ -81,7 +81,7 @@ def markdown() -> Iterator[Scripts]:
 
 @pytest.fixture(scope="module")
 def chats() -> Iterator[Scripts]:
-    with started("conversation.js", "stream.js", "pictures.js") as scripts:
+    with started("conversation.js", "stream.js", "files.js") as scripts:
         yield scripts
 
 
@@ -232,19 +232,38 @@ def test_pictures_go_before_their_text_and_are_exported(chats: Scripts) -> None:
     ]
 
 
+def test_sounds_go_as_sounds(chats: Scripts) -> None:
+    sound = {"name": "hello.wav", "url": "data:audio/x-wav;base64,AAAA"}
+    message = {"role": "user", "content": "what?", "pictures": [sound]}
+    (sent,) = chats("requestBody($0, $1).messages", chat(message), MODEL)
+    assert sent["content"][0] == {"type": "audio_url", "audio_url": {"url": sound["url"]}}
+    assert "\n[hello.wav](data:audio/x-wav;base64,AAAA)\n" in chats("exportedMarkdown($0)", chat(message))
+    sounds = {"max_items": 3, "max_bytes": 1_500_000}
+    assert chats("limitsText($0, $1)", {"sounds": sounds}, [sound]) == "1 of 3 sounds; each at most 1.5 MB"
+    file = {"name": "a.x", "type": "image/png", "size": 3}
+    assert chats("refusalOf($0, $1)", file, {"sounds": sounds}) == "a.x is no sound that the server reads."
+    spoken = {**file, "type": "audio/mpeg"}
+    assert chats("refusalOf($0, $1)", spoken, {"sounds": sounds}) is None
+    assert chats("refusalOf($0, $1)", {**spoken, "size": 1_600_000}, {"sounds": sounds}) == (
+        "a.x has 1.6 MB; 1.5 are the most."
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "reason"),
     [
         ("image/png", 2_000_000, None),
+        ("audio/wav", 10, "a.x is no picture that the server reads."),
         ("image/svg+xml", 10, "a.x is no picture that the server reads."),
         ("", 10, "a.x is no picture that the server reads."),
         ("image/jpeg", 2_500_001, "a.x has 2.5 MB; 2 are the most."),
     ],
 )
 def test_a_file_is_refused_before_it_is_read(chats: Scripts, kind: str, size: int, reason: str | None) -> None:
-    limits = {"max_items": 2, "max_bytes": 2_000_000, "max_pixels": 50_000_000}
+    limits = {"pictures": {"max_items": 2, "max_bytes": 2_000_000, "max_pixels": 50_000_000}}
+    files = [{"url": "data:image/png;base64,AAAA"}]
     assert chats("refusalOf($0, $1)", {"name": "a.x", "type": kind, "size": size}, limits) == reason
-    assert chats("limitsText($0, 1)", limits) == "1 of 2 pictures; each at most 2 MB and 50 megapixels"
+    assert chats("limitsText($0, $1)", limits, files) == "1 of 2 pictures; each at most 2 MB and 50 megapixels"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ class HtmlPage(NamedTuple):
 
 
 def html_page(
-    template: str, style: str, script: str, *, has_server: bool = True, has_pictures: bool = False,
+    template: str, style: str, script: str, *, has_server: bool = True, has_files: bool = False,
     has_worklet: bool = False,
 ) -> HtmlPage:  # fmt: skip
     """Puts style and script where the template has `/* style */` and `/* script */`.
@@ -28,7 +28,7 @@ def html_page(
     `/* policy */` in a `meta` element keeps the policy as a file.
 
     `has_server`: Whether it may connect to its server; a page that is made as a file has none.
-    `has_pictures`: Whether it shows files that its user gives it.
+    `has_files`: Whether it shows pictures, and plays sounds, that its user gives it.
     `has_worklet`: Whether it makes scripts of its own text, as a module that reads a microphone has to be one.
     """
     script = f'"use strict";\n{script}'
@@ -37,7 +37,8 @@ def html_page(
         f"style-src '{_hash(style)}'",
         f"script-src '{_hash(script)}'" + (" blob:" if has_worklet else ""),
         "connect-src 'self'" if has_server else "connect-src 'none'",
-        "img-src blob: data:" if has_pictures else "img-src data:",
+        "img-src blob: data:" if has_files else "img-src data:",
+        *(["media-src blob: data:"] if has_files else []),
         "base-uri 'none'",
         "form-action 'none'",
     ]

@@ -19,7 +19,7 @@ from llmstack_types.html_page import HtmlPage, html_page
 
 _SCRIPTS = (
     "elements.js", "inline.js", "markdown.js", "drawing.js", "chats.js", "conversation.js", "stream.js", "requests.js",
-    "tokens.js", "pictures.js", "messages.js", "sidebar.js", "settings.js", "load.js", "speech.js", "script.js",
+    "tokens.js", "files.js", "messages.js", "sidebar.js", "settings.js", "load.js", "speech.js", "script.js",
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def page_response(request: Request, page: HtmlPage, http: HTTPConfig) -> Respons
 @functools.cache
 def _chat_page() -> HtmlPage:
     scripts = "".join(_read(name) for name in _SCRIPTS)
-    return html_page(_read("page.html"), _read("style.css"), scripts, has_pictures=True, has_worklet=True)
+    return html_page(_read("page.html"), _read("style.css"), scripts, has_files=True, has_worklet=True)
 
 
 def _read(name: str) -> str:

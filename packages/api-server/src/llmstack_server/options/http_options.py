@@ -218,7 +218,7 @@ class RealtimeConfig(OptionGroup):
         at_least=1,
         suffixes=True,
         metavar="N",
-        help="open sessions of /v1/realtime in each API process; further ones are answered with 503",
+        help="open sessions of /v1/realtime in all API processes together; further ones are answered with 503",
     )
     max_sessions_per_key: int = option(
         8,

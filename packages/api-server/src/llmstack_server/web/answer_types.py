@@ -210,6 +210,13 @@ class PictureLimits(TypedDict):
     max_pixels: int
 
 
+class SoundLimits(TypedDict):
+    """What may come as sounds."""
+
+    max_items: int
+    max_bytes: int
+
+
 class ChatFacts(TypedDict):
     """What a page for chats needs to know of a model."""
 
@@ -217,6 +224,7 @@ class ChatFacts(TypedDict):
     has_system_prompt: bool
     default_max_tokens: int | None
     pictures: PictureLimits | None
+    sounds: SoundLimits | None
 
 
 class SpeechFacts(TypedDict):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from server_helpers.websocket_client import WebSocketClient
 from llmstack_server.app import build_app
 from llmstack_server.options.http_options import CORSConfig, RateLimits, RealtimeConfig
 from llmstack_server.options.secret import Secret
+from llmstack_server.state.peers import Peers
 from llmstack_server.testing import FakeEngineClient, call
 
 
@@ -88,6 +92,30 @@ async def test_sessions_are_limited_of_each_key_and_in_all(engine: SpeechEngine)
         assert 'llmstack:realtime_sessions{model_name="fake"} 1.0' in metrics
     async with WebSocketClient(app, PATH, bearer("a")) as again:
         assert again.status == 101
+
+
+async def test_the_limits_hold_in_all_api_processes_together(engine: SpeechEngine, tmp_path: Path) -> None:
+    keys = {"api_keys": (Secret("a"), Secret("b"), Secret("c"))}
+    apps = []
+    async with AsyncExitStack() as stack:
+        for index in range(2):
+            state = state_of(engine, realtime=RealtimeConfig(max_sessions=2, max_sessions_per_key=1), **keys)
+            state.peers = await stack.enter_async_context(Peers(tmp_path, index, 2))
+            state.config = dataclasses.replace(state.config, deployment_secret=b"of both")
+            apps.append(build_app(state))
+        async with WebSocketClient(apps[0], PATH, bearer("a")) as first:
+            assert first.status == 101
+            async with WebSocketClient(apps[1], PATH, bearer("a")) as second:
+                assert second.status == 429
+            async with (
+                WebSocketClient(apps[1], PATH, bearer("b")),
+                WebSocketClient(apps[1], PATH, bearer("c")) as third,
+            ):
+                assert third.status == 503
+            async with WebSocketClient(apps[1], PATH, bearer("c")) as fourth:
+                assert fourth.status == 101
+        async with WebSocketClient(apps[1], PATH, bearer("a")) as again:
+            assert again.status == 101
 
 
 async def test_a_session_counts_against_the_limits_of_a_key(engine: SpeechEngine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
@@ -16,6 +16,7 @@ from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.gate import MAX_LARGE_CHARS
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
+from llmstack_types.vocabulary import MediaKind
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ CHARS_PER_VALUE = 8
 """Characters for a message, a part or a field beside its text: about a thousand are rendered on the event loop."""
 MAX_COUNTED_VALUES = 1 << 14
 """Counting more would hold the event loop; a conversation with more of them is rendered alone."""
+_KINDS_OF_PAGE: Final[tuple[MediaKind, ...]] = ("image", "audio")
 
 
 class PictureLimits(NamedTuple):
@@ -40,6 +42,18 @@ class PictureLimits(NamedTuple):
     max_pixels: int
 
 
+class SoundLimits(NamedTuple):
+    """What may come as sounds.
+
+    Attributes:
+        max_items: Sounds in one conversation.
+        max_bytes: Of a file.
+    """
+
+    max_items: int
+    max_bytes: int
+
+
 class ChatFacts(NamedTuple):
     """What a page for chats needs to know of a model.
 
@@ -48,12 +62,14 @@ class ChatFacts(NamedTuple):
         has_system_prompt: Whether its template shows a system message.
         default_max_tokens: The longest answer where a request sets none; None for all that fits.
         pictures: None for a model that takes none.
+        sounds: The same of sounds.
     """
 
     has_template: bool
     has_system_prompt: bool
     default_max_tokens: int | None
     pictures: PictureLimits | None = None
+    sounds: SoundLimits | None = None
 
 
 class ChatRenderers:
@@ -124,12 +140,14 @@ def chat_facts(
     renderer = renderers.pick(has_tools=False)
     default_max_tokens = model_config.default_sampling.get("max_tokens")
     has_template = not renderer.template.is_fallback
-    return ChatFacts(has_template, renderer.has_system_prompt, default_max_tokens, _picture_limits(media))
-
-
-def _picture_limits(media: MediaProcessor | None) -> PictureLimits | None:
-    max_items = 0 if media is None else media.max_items.get("image", 0)
-    return PictureLimits(max_items, media.max_bytes, media.max_pixels) if media and max_items else None
+    pictures, sounds = (0 if media is None else media.max_items.get(kind, 0) for kind in _KINDS_OF_PAGE)
+    return ChatFacts(
+        has_template,
+        renderer.has_system_prompt,
+        default_max_tokens,
+        PictureLimits(pictures, media.max_bytes, media.max_pixels) if media and pictures else None,
+        SoundLimits(sounds, media.max_bytes) if media and sounds else None,
+    )
 
 
 def load_chat_template(

@@ -36,7 +36,8 @@ def _chat_facts(state: ServerState) -> dict[str, Any] | None:
     facts = state.engine.chat_facts if state.ready is not None and state.opened_engine is not None else None
     if facts is None:
         return None
-    return {**facts._asdict(), "pictures": None if facts.pictures is None else facts.pictures._asdict()}
+    limits = {"pictures": facts.pictures, "sounds": facts.sounds}
+    return {**facts._asdict(), **{name: None if one is None else one._asdict() for name, one in limits.items()}}
 
 
 def _speech_facts(state: ServerState) -> dict[str, Any] | None:

@@ -42,16 +42,17 @@ class RealtimeResponse(Response):
         adapter_of(state, model)
         received_s = scope["state"].get(RECEIVED_S, time.monotonic())
         self._gate.check(state.queue.sizes.estimate(None), client.tenant, received_s)
-        with self._sessions.place(client.tenant), state.in_flight.track() as cut:
-            headers: list[Any] = []
-            await send({"type": "http.response.start", "status": 101, "headers": headers})
-            await Session(state, speech, socket, scope["state"]["request_id"], model).run(cut)
-            await send({"type": "http.response.body", "body": b""})
+        headers: list[Any] = []
+        async with self._sessions.place(client.tenant):
+            with state.in_flight.track() as cut:
+                await send({"type": "http.response.start", "status": 101, "headers": headers})
+                await Session(state, speech, socket, scope["state"]["request_id"], model).run(cut)
+                await send({"type": "http.response.body", "body": b""})
 
 
 def add_realtime_route(router: Router, state: ServerState) -> None:
     """Adds `/v1/realtime`, which OpenAPI has no words for."""
-    sessions, gate = Sessions(state.config.http.realtime), QueueGate(state)
+    sessions, gate = Sessions(state.config.http.realtime, state.peers), QueueGate(state)
 
     @router.declare(RouteSpec("GET", "/v1/realtime", Content.EMPTY, tag="Audio", is_documented=False))
     async def realtime() -> Response:

@@ -1,6 +1,6 @@
 // A chat: its messages, what of them a request carries, and how it is exported. Nothing here knows the page.
 //
-// A message is `{role, content}`. One of the user may have `pictures` (`{name, url}`). An answer may have `reasoning`, `toolCalls` (`{id, name, arguments}`), `tokens`,
+// A message is `{role, content}`. One of the user may have `pictures` (`{name, url}`), of which some may be sounds. An answer may have `reasoning`, `toolCalls` (`{id, name, arguments}`), `tokens`,
 // `note`, `facts`, and `stream` (`{id, after}`) while the server still has more of it.
 
 const MAX_TITLE_CHARS = 60;
@@ -36,10 +36,13 @@ function apiMessages(chat, system) {
   return messages;
 }
 
-// Pictures stand before the text, as in the templates of most models.
+// Pictures and sounds stand before the text, as in the templates of most models.
 function apiParts({ pictures, content }) {
-  const images = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  return content ? [...images, { type: "text", text: content }] : images;
+  const parts = pictures.map((file) => {
+    const type = isSound(file) ? "audio_url" : "image_url";
+    return { type, [type]: { url: file.url } };
+  });
+  return content ? [...parts, { type: "text", text: content }] : parts;
 }
 
 function apiCall({ id, name, arguments: given }) {
@@ -126,7 +129,9 @@ function exportedMarkdown(chat) {
   if (chat.settings.system?.trim()) parts.push("## System prompt", chat.settings.system.trim());
   for (const { role, content, toolCalls, pictures } of chat.messages) {
     parts.push(`## ${SPEAKERS[role]}`);
-    for (const { name, url } of pictures ?? []) parts.push(`![${name.replace(/[[\]\\]/g, "")}](${url})`);
+    for (const file of pictures ?? []) {
+      parts.push(`${isSound(file) ? "" : "!"}[${file.name.replace(/[[\]\\]/g, "")}](${file.url})`);
+    }
     parts.push(content);
     for (const call of toolCalls ?? []) parts.push(`\`${call.name}\`\n\n\`\`\`json\n${call.arguments}\n\`\`\``);
   }

@@ -14,7 +14,7 @@ class MessageView {
     this.root.append(element("h2", SPEAKERS[message.role]));
     if (message.pictures?.length) {
       const pictures = element("div", undefined, "pictures");
-      pictures.append(...message.pictures.map(drawnPicture));
+      pictures.append(...message.pictures.map(drawnFile));
       this.root.append(pictures);
     }
     if (message.role === "assistant") this.addAnswerParts();

@@ -6,9 +6,9 @@ const state = { chat: newChat({}), edited: null };
 const SAVE_MS = 500;
 const DRAW_MS = 50; // drawing for each token costs more than the tokens
 
-const tray = new PictureTray(byId("tray"), {
-  limits: pictureLimits,
-  count: () => numPictures(messagesBefore(state.chat, state.edited)),
+const tray = new FileTray(byId("tray"), {
+  limits: fileLimits,
+  before: () => filesOfMessages(messagesBefore(state.chat, state.edited)),
   onChange: keepDraft,
 });
 const list = new MessageList(byId("messages"), { edit, regenerate, goOn, sendResults });
@@ -338,8 +338,7 @@ for (const name of ["paste", "drop"]) {
 document.addEventListener("dragover", (event) => {
   if (event.dataTransfer?.types.includes("Files")) event.preventDefault();
 });
-byId("add-pictures").addEventListener("click", () => byId("files").click());
-byId("files").accept = PICTURE_TYPES.join(",");
+byId("add-files").addEventListener("click", () => byId("files").click());
 byId("files").addEventListener("change", ({ target }) => {
   const files = [...target.files];
   target.value = ""; // so that the same file can be chosen again

@@ -18,14 +18,20 @@ function showMode() {
   const isChat = byId("mode").value === "chat";
   byId("system-field").hidden = !isChat || models.current()?.chat?.has_system_prompt === false;
   for (const id of ["schema-field", "tools-field"]) byId(id).hidden = !isChat;
-  byId("add-pictures").hidden = !pictureLimits();
+  const limits = fileLimits();
+  byId("add-files").hidden = !limits;
+  if (limits) {
+    byId("add-files").textContent = `Add ${kindsText(limits, "files", "s")}`;
+    byId("files").accept = [...(limits.pictures ? PICTURE_TYPES : []), ...(limits.sounds ? ["audio/*"] : [])].join(",");
+  }
   tray.draw();
   showSpeech();
 }
 
-// What may come as pictures; nothing if the model or the mode takes text only.
-function pictureLimits() {
-  return byId("mode").value === "chat" ? models.current()?.chat?.pictures : null;
+// What may come as `pictures` and as `sounds`; nothing if the model or the mode takes text only.
+function fileLimits() {
+  const chat = byId("mode").value === "chat" ? models.current()?.chat : null;
+  return chat?.pictures || chat?.sounds ? { pictures: chat.pictures, sounds: chat.sounds } : null;
 }
 
 // What the model is, as the server says it.
