@@ -49,6 +49,9 @@ def in_patches_of_8(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) 
 _GEMMA_4_VISION = {"model_type": "gemma4_vision", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
                    "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8, "patch_size": 8,
                    "position_embedding_size": 512, "pooling_kernel_size": 2}  # fmt: skip
+GEMMA_4_AUDIO = {"model_type": "gemma4_audio", "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3,
+                 "subsampling_conv_channels": [16, 4], "conv_kernel_size": 3, "output_proj_dims": 20,
+                 "attention_chunk_size": 4, "attention_context_left": 5}  # fmt: skip
 _GEMMA_4_TEXT = TEXT | {
     "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 4, "head_dim": 16,
     "global_head_dim": 32, "sliding_window": 11, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
@@ -69,7 +72,8 @@ BACKEND_FAMILIES: dict[str, PictureFamily] = {
         "Gemma4",
         {"text_config": _GEMMA_4_TEXT | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
                                          "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "pad_token_id": 3},
-         "vision_config": _GEMMA_4_VISION | {"use_clipped_linears": True}, "audio_config": None, **_GEMMA_4_TOKENS},
+         "vision_config": _GEMMA_4_VISION | {"use_clipped_linears": True}, "audio_config": GEMMA_4_AUDIO,
+         **_GEMMA_4_TOKENS},
         _GEMMA_4_FILES, in_patches_of_8, by_tokens=kinds_of,
     ),
     "vip llava": PictureFamily(

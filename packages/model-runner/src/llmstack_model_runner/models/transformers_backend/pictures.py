@@ -52,6 +52,8 @@ class TransformersEncoder(ImageEncoder):
         self._config, self._model_class = resolve_whole(whole)
         if not isinstance(processor, (*_CROPS, *_OWN_SHAPE)):
             raise self._unsupported(f"pictures of {processor.name} do not reach its encoder")
+        if getattr(self._config, "audio_config", None) is not None:
+            self._config.audio_config = None  # its tower is no part of this encoder
         vision = self._config.vision_config
         widths = (_size(vision, "hidden_size"), _size(vision, "intermediate_size"))
         self._config.tie_word_embeddings = False  # there is no head
