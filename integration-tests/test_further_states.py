@@ -88,5 +88,5 @@ def test_captured_decodes_have_the_bits_of_eager_ones(
     checkpoint: tuple[Path, Any], published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not published.is_captured:
-        pytest.skip("steps of experts are not captured")
+        pytest.skip("its steps are not captured")
     check_captured_decodes(checkpoint[0], monkeypatch)

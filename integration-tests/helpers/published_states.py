@@ -111,6 +111,19 @@ PUBLISHED: dict[str, Published] = {
         has_experts=True,
         is_captured=False,
     ),
+    "Lfm3": Published(
+        "Lfm3ForCausalLM",
+        _SIZES | {
+            "model_type": "lfm3", "num_hidden_layers": 6, "head_dim": 16, "conv_L_cache": 7, "conv_bias": False,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "sliding_attention", "conv"], "norm_eps": 1e-05,
+            "rope_parameters": {
+                "full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1000000.0, "rope_type": "proportional"},
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+            "sliding_window": 20, "use_attention_gate": True, "use_sandwich_norm": True,
+        },
+        is_captured=False,
+    ),
 }  # fmt: skip
 # Of those that have the same names here and in transformers.
 ADAPTED = [

@@ -176,6 +176,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "mamba2": {"vocab_size": 32_768, "hidden_size": 4096, "num_hidden_layers": 64},
     "mistral": _MISTRAL,
+    "lfm3": {
+        "vocab_size": 128_000,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128_000,
+    },
     "mamba": {"vocab_size": 50_280, "hidden_size": 768, "num_hidden_layers": 32},
     "minimax": {
         "vocab_size": 32_000,

@@ -31,6 +31,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "KimiLinearForCausalLM": "llmstack_model_runner.models.kimi_linear:KimiLinear",
     "Lfm2ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2Moe",
+    "Lfm3ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm3",
     "GraniteMoeHybridForCausalLM": "llmstack_model_runner.models.granite_hybrid:GraniteHybrid",
     "JambaForCausalLM": "llmstack_model_runner.models.jamba:Jamba",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",

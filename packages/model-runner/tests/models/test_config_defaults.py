@@ -55,6 +55,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {"vocab_size": VOCAB_SIZE, "hidden_size": 256, "num_hidden_layers": 3},
     "FalconMambaForCausalLM": {"vocab_size": VOCAB_SIZE, "hidden_size": 256, "num_hidden_layers": 3},
     "MiniMaxForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 3},
+    "Lfm3ForCausalLM": SIZES | {"num_hidden_layers": 5, "head_dim": 8},
     "OlmoHybridForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Mamba2ForCausalLM": SIZES | {"num_heads": 16, "head_dim": 32},
     "NemotronHForCausalLM": SIZES

@@ -72,6 +72,7 @@ class LlamaLayerSettings:
         has_value_norm: Value heads are normalised, without a scale.
         are_keys_values: Values are what the keys are before their norm; the checkpoint has no projection of their own.
         has_output_gate: What a head attends to is multiplied by the sigmoid of a gate, which follows its query.
+        has_head_gates: It is multiplied by the sigmoid of one gate per head, which has a projection of its own.
         has_sinks: Each head's softmax has a score more, which has no value.
         residual_scale: Factor of what attention and feed-forward add to the residual.
         experts: Experts that replace the feed-forward, or None.
@@ -101,6 +102,7 @@ class LlamaLayerSettings:
     has_value_norm: bool = False
     are_keys_values: bool = False
     has_output_gate: bool = False
+    has_head_gates: bool = False
     has_sinks: bool = False
     residual_scale: float = 1.0
     experts: ExpertSettings | None = None
@@ -198,15 +200,7 @@ class SelfAttention(Mixer):
         if settings.has_value_norm:
             self._value_norm = RMSNorm("", head_dim, settings.eps, dtype=dtype, device=device, has_scale=False)
         self._rotate = None if rotary is None else HeadRotation(rotary, self._make_head_norms(dtype, device))
-        self._whole_norms: list[SharedRMSNorm] = []
-        if settings.has_whole_qk_norm:
-            runs = {"q_norm": (settings.num_heads, split.heads), "k_norm": (settings.num_kv_heads, split.kv_heads)}
-            self._whole_norms = [
-                SharedRMSNorm(
-                    prefix + name, count * head_dim, spread(own, head_dim), settings.eps, dtype=dtype, device=device
-                )
-                for name, (count, own) in runs.items()
-            ]
+        self._whole_norms = self._make_whole_norms(split, dtype, device) if settings.has_whole_qk_norm else []
         self._attention = Attention(
             len(split.heads),
             len(split.kv_heads),
@@ -218,6 +212,10 @@ class SelfAttention(Mixer):
             has_sinks=settings.has_sinks,
         )
         self._heads_of_rank = split.heads
+        self._gates: Linear | None = None
+        if settings.has_head_gates:
+            gates, owns = {f"{prefix}g_proj": settings.num_heads}, {f"{prefix}g_proj": [split.heads]}
+            self._gates = Linear(size, gates, has_bias=False, dtype=dtype, device=device, part_to_outputs=owns)
         self._out = Linear(
             settings.num_heads * head_dim,
             {f"{prefix}o_proj": size},
@@ -234,6 +232,18 @@ class SelfAttention(Mixer):
         query, key = (own.norm(prefix + name, own.head_dim, dtype, device) for name in ("q_norm", "k_norm"))
         return query, key
 
+    def _make_whole_norms(self, split: HeadSplit, dtype: torch.dtype, device: torch.device) -> list[SharedRMSNorm]:
+        """Those of all query heads and of all key heads."""
+        own = self._settings
+        runs = {"q_norm": (own.num_heads, split.heads), "k_norm": (own.num_kv_heads, split.kv_heads)}
+        return [
+            SharedRMSNorm(
+                f"{self._prefix}{name}", count * own.head_dim, spread(heads, own.head_dim), own.eps,
+                dtype=dtype, device=device,
+            )
+            for name, (count, heads) in runs.items()
+        ]  # fmt: skip
+
     @property
     def kv_scales(self) -> KVScales:
         """Scales of its 8-bit keys and values."""
@@ -243,7 +253,7 @@ class SelfAttention(Mixer):
         """Those of the projections, and of sinks and norms of heads if there are any."""
         norms = None if self._rotate is None else self._rotate.norms
         sinks = self._attention.sink_slots(f"{self._prefix}sinks", self._settings.num_heads, self._heads_of_rank)
-        return sinks | collect_slots([self._qkv, *(norms or ()), *self._whole_norms, self._out])
+        return sinks | collect_slots([self._qkv, *(norms or ()), *self._whole_norms, self._gates, self._out])
 
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Scales of 8-bit keys and values, under both names that checkpoints use."""
@@ -268,6 +278,10 @@ class SelfAttention(Mixer):
             attended = self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
         if self._settings.has_output_gate:
             attended = sigmoid_gate(attended, metadata.of_queries(gate))
+        if self._gates is not None:
+            gates = metadata.of_queries(self._gates(x)).reshape(-1, 1)  # one per token and head
+            by_head = attended.view(-1, self._settings.head_dim)
+            attended = sigmoid_gate(by_head, gates).view(attended.shape)
         return self._out(attended)
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

@@ -35,6 +35,10 @@ MINIMAX = _SIZES | {
     "num_hidden_layers": 4, "num_local_experts": 5, "num_experts_per_tok": 2, "block_size": 8, "head_dim": 12,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }  # fmt: skip
+LFM3 = _SIZES | {
+    "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 7, "initializer_range": 0.3, "conv_L_cache": 5,
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv", "sliding_attention", "conv"],
+}  # fmt: skip
 STATE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi linear": ("KimiLinear", KIMI),
     "kimi linear with groups of experts and latent queries": (
@@ -47,6 +51,13 @@ STATE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ling 3 with unbounded decays and latent queries": (
         "BailingHybrid",
         LING | {"kda_safe_gate": False, "q_lora_rank": 24, "first_k_dense_replace": 2, "short_conv_kernel_size": 3},
+    ),
+    "lfm3": ("Lfm3", LFM3),
+    "lfm3 tied, with biases and without gates": (
+        "Lfm3",
+        LFM3
+        | {"use_attention_gate": False, "attention_bias": True, "conv_bias": True, "tie_word_embeddings": True}
+        | {"layer_types": None},
     ),
     "minimax text 01": ("MiniMax", MINIMAX),
     "minimax text 01 with factors": (
