@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MODEL_METHODS = ("draft_model",)
+MODEL_METHODS = ("draft_model", "mtp")
 """Methods by which the model runner makes the drafts; the scheduler says how many."""
 METHODS = ("ngram", *MODEL_METHODS)
 MAX_NUM_SPECULATIVE_TOKENS = 64
@@ -31,7 +31,8 @@ class SpeculativeConfig:
     """Speculative decoding under vLLM's names; constructing it checks them.
 
     Attributes:
-        method: `ngram` looks the last tokens of a request up in the ones before; `draft_model` asks a smaller model.
+        method: `ngram` looks the last tokens of a request up in the ones before; `draft_model` asks a smaller model,
+            `mtp` the layer of the served model's checkpoint that guesses a further token.
         num_speculative_tokens: Most draft tokens of one row, 1 to 64.
         prompt_lookup_max: Longest n-gram that is looked up, at most 32 tokens.
         prompt_lookup_min: Shortest one; shorter ones find more and guess worse.

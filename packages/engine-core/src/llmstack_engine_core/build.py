@@ -267,8 +267,8 @@ def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str], draft_co
     """
     speculative = config.speculative
     if speculative is not None and speculative.is_by_model:
-        logger.info("draft tokens: up to %d by the draft model, which takes %.3f of a step for each",
-                    speculative.num_speculative_tokens, draft_cost)  # fmt: skip
+        logger.info("draft tokens: up to %d by the method %s, each of which takes %.3f of a step",
+                    speculative.num_speculative_tokens, speculative.method, draft_cost)  # fmt: skip
         speculative = replace(speculative, draft_cost=round(draft_cost, 6))
         config = replace(config, speculative=speculative)
     if speculative is None or not speculative.needs_equal_bits:

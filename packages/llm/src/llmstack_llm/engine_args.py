@@ -156,6 +156,7 @@ class EngineArgs(
             "language_model_only": self.is_text_only,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             **self._draft_limits(speculative), **draft_model_fields(speculative, model_config),
+            "use_draft_head": speculative is not None and speculative["method"] == "mtp",
         }  # fmt: skip
         scheduler = self._named_as_in(parts["scheduler"]) | limits | {
             "policy": self.scheduling_policy, "max_prefill_tokens": self.prefill_tokens(usage_context),
@@ -256,8 +257,9 @@ class EngineArgs(
         if self.kv_events_config and self._key_file() is None:
             yield from _exposed_events(self.kv_events_config)
         yield from self._transfer_conflicts()
-        if (self.speculative_config or {}).get("model") and self.runner_name not in ("default", "parallel"):
-            yield Problem("a draft model in {speculative_config} needs a runner of llmstack, which makes the drafts")
+        is_by_model = (self.speculative_config or {}).get("method") in ("draft_model", "mtp")
+        if is_by_model and self.runner_name not in ("default", "parallel"):
+            yield Problem("drafts by a model in {speculative_config} need a runner of llmstack, which makes them")
         yield from self._pace_conflicts()
         if self.pipeline_parallel_size == 1:
             return

@@ -64,10 +64,24 @@ def test_what_it_cannot_be_is_one_sentence(given: dict[str, Any], text: str) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
+def test_a_layer_of_the_checkpoint_has_a_name_for_each_family(method: str, folders: tuple[str, str]) -> None:
+    args = EngineArgs(folders[0], speculative_config={"method": method}, device="cuda")
+    _, config = args.create_engine_config()
+    assert config.scheduler.speculative is not None
+    assert (config.scheduler.speculative.method, config.scheduler.speculative.num_speculative_tokens) == ("mtp", 1)
+    assert (config.model.use_draft_head, config.model.draft_model_path, config.model.max_num_drafts) == (True, "", 1)
+
+
+def test_a_layer_of_the_checkpoint_has_no_options_of_a_model() -> None:
+    with pytest.raises(EngineArgsError, match="revision is that of a draft model; the method 'mtp' has none"):
+        EngineArgs("served", speculative_config={"method": "mtp", "revision": "main"})
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"runner": "echo"}, "needs a runner of llmstack"),
+        ({"runner": "echo"}, "need a runner of llmstack"),
         ({"pipeline_parallel_size": 2}, "drafts need one stage"),
     ],
 )

@@ -10,6 +10,12 @@ ENTRY_POINT_GROUP = "llmstack.architectures"
 OLD_GROUP = "llmstack.models_out_of_tree"
 """Name of the group before 0.2. Its entries are read until 0.3, with a deprecation line in the log."""
 
+DRAFT_HEADS = frozenset(
+    {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
+     "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}
+)  # fmt: skip
+"""Architectures whose checkpoints may have a layer that guesses a further token, which is built."""
+
 ARCHITECTURES: Mapping[str, str] = {
     "BambaForCausalLM": "llmstack_model_runner.models.bamba:Bamba",
     "BailingHybridForCausalLM": "llmstack_model_runner.models.kimi_linear:BailingHybrid",

@@ -14,6 +14,7 @@ from llmstack_model_runner.adapters.store import AdapterStore, make_store
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.start_checks import architecture, check_max_model_len, set_up_cpu
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
+from llmstack_model_runner.layers.draft_heads import draft_heads
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.sharding import Sharding, sharded
 from llmstack_model_runner.memory.kv_cache_dtype import check_capability, dtype_name, resolve_kv_cache_dtype
@@ -100,7 +101,10 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     name = architecture(model_config)
     # Attention layers read it too.
     layers = AdaptedLayers() if config.enable_lora else None
-    with packed_linears(scheme, config.enable_deterministic_inference), sharded(sharding), adapted(layers):
+    with (
+        packed_linears(scheme, config.enable_deterministic_inference), sharded(sharding), adapted(layers),
+        draft_heads(config.use_draft_head),
+    ):  # fmt: skip
         model = make_model(name, config.model_impl, (model_config, dtype, device), sharding)
     logger.info("model: %s (%s)", name, model.implementation)
     check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)

@@ -15,7 +15,7 @@ from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.profiling import Profiling
 from llmstack_model_runner.device.runtime import DeviceRuntime
 from llmstack_model_runner.device.start_checks import own_device
-from llmstack_model_runner.drafts.drafts import Drafts, load_drafts
+from llmstack_model_runner.drafts.drafts import Drafts
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.loading import ModelReport, load_served_model
 from llmstack_model_runner.memory.block_copies import BlockCopies, DirectBlockCopies
@@ -121,12 +121,13 @@ class ModelRunner:
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         try:
-            self._drafts = load_drafts(config, self._device, self._sharding)  # the served model then sets threads up
+            self._drafts = Drafts(config, self._device, self._sharding)
+            self._drafts.load_model()  # before the served model, which sets threads up
             loaded = load_served_model(config, self._device, self._sharding)
         except ModelFilesError as error:  # the engine core does not depend on llmstack_model_files
             raise EngineStartError(str(error)) from error
         self._model, self._heads, spec, self._adapters, self._report, weight_bytes = loaded
-        self._spec = self._drafts.beside(spec, weight_bytes)
+        self._spec = self._drafts.beside(self._model, spec, weight_bytes)
         self._has_device_rows = has_device_rows(self._model, self._device, self._runtime)
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -255,7 +256,7 @@ class ModelRunner:
         if media.cross is not None:
             step = media.with_places(step)
         masks: Callable[[], TokenMasks] | None = token_masks
-        if self._config.draft_model_path:
+        if self._config.makes_drafts:
             with self.timing.forward:
                 step, masks = self._drafts.fill(scheduled, step, token_masks)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())

@@ -18,7 +18,7 @@ from llmstack_model_files import (
     read_model_config,
     safetensors_files,
 )
-from llmstack_model_runner.architectures import ARCHITECTURES, POOLING_DECODERS, supported_architectures
+from llmstack_model_runner.architectures import ARCHITECTURES, DRAFT_HEADS, POOLING_DECODERS, supported_architectures
 from llmstack_model_runner.checkpoint_formats.config import QUANTIZATION_FIELDS, choose_quantization
 from llmstack_model_runner.declared_sizes import (
     MAX_DUMMY_LAYERS,
@@ -91,6 +91,8 @@ def find_problems(
     if model_config.get("sliding_window") or model_config.get("layer_types"):
         num_tokens, num_blocks = min(num_tokens, config.block_size), 1  # layers may hold less than the whole request
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or num_tokens * token_bytes
+    if config.use_draft_head and str(model_config.get("architectures", [""])[0]) not in DRAFT_HEADS:
+        problems.append(f"speculative_config: the method 'mtp' is built for {', '.join(sorted(DRAFT_HEADS))} alone.")
     if config.draft_model_path:
         own = config.of_draft_model()
         problems += [f"draft model {own.model_path}: {problem}" for problem in find_problems(own, root=root)]

@@ -55,6 +55,7 @@ class ModelRunnerConfig:
             every row may have all of its drafts.
         draft_model_path: Folder of the model that makes draft tokens; empty where the scheduler makes them.
         draft_max_model_len: The longest request that it makes drafts for.
+        use_draft_head: The layer of the checkpoint that guesses a further token makes drafts.
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
         enforce_eager: No graphs are captured: every step is launched operation by operation.
@@ -108,6 +109,7 @@ class ModelRunnerConfig:
     max_num_logits: int = 0
     draft_model_path: str = ""
     draft_max_model_len: int = 0
+    use_draft_head: bool = False
     quantization: str | None = None
     gguf_activations: str = "rounded"
     num_engines: int = 1
@@ -137,10 +139,15 @@ class ModelRunnerConfig:
         """How the draft model is loaded: by one rank, in its own precision, without adapters and media."""
         return replace(
             self, model_path=self.draft_model_path, max_model_len=self.draft_max_model_len or self.max_model_len,
-            draft_model_path="", max_num_drafts=0, hf_overrides="", quantization=None, enable_hybrid_kv_cache=False,
-            enable_lora=False, enable_prompt_embeds=False, enable_mm_embeds=False, language_model_only=True,
-            enable_deterministic_inference=False, tensor_parallel_size=1, placement=None,
+            draft_model_path="", use_draft_head=False, max_num_drafts=0, hf_overrides="", quantization=None,
+            enable_hybrid_kv_cache=False, enable_lora=False, enable_prompt_embeds=False, enable_mm_embeds=False,
+            language_model_only=True, enable_deterministic_inference=False, tensor_parallel_size=1, placement=None,
         )  # fmt: skip
+
+    @property
+    def makes_drafts(self) -> bool:
+        """Whether the runner makes draft tokens, and the scheduler says how many."""
+        return bool(self.draft_model_path) or self.use_draft_head
 
     @property
     def num_ranks(self) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 _OTHER_METHODS = frozenset(
     {"custom_class", "dflash", "dspark", "eagle", "eagle3", "extract_hidden_states", "medusa", "mlp_speculator"}
 )
+_HEAD_METHODS = frozenset({"mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp"})
+"""Names of the method `mtp`, by which a layer of the served checkpoint guesses; vLLM has one for each family."""
 DEFAULT_NUM_DRAFTS = 5
 """Most drafts of one row by a draft model, where the line does not say."""
 SPECULATION_FLAGS: Mapping[str, str] = {
@@ -31,8 +33,8 @@ NGRAM_MODEL = "[ngram]"
 def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is.
 
-    Of a draft model, `revision` and `max_model_len` are those of `DraftModelOptions`, and `is_adaptive` is left open
-    where it is not given.
+    Of a draft model, `revision` and `max_model_len` are those of `DraftModelOptions`. Of drafts by a model
+    `is_adaptive` is left open where it is not given.
     """
     if value.get("model") == NGRAM_MODEL:
         value = {"method": "ngram"} | {name: entry for name, entry in value.items() if name != "model"}
@@ -44,15 +46,20 @@ def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if "method" not in value and value.get("model"):
         value = {"method": "draft_model", **value}
     method = value.get("method")
-    if isinstance(method, str) and (method in _OTHER_METHODS or method.endswith("mtp")):
+    if isinstance(method, str) and method in _HEAD_METHODS:
+        # One layer guesses one token; more follow where it is asked again.
+        method, value = "mtp", {"num_speculative_tokens": 1, **value, "method": "mtp"}
+    elif isinstance(method, str) and (method in _OTHER_METHODS or method.endswith("mtp")):
         raise ValueError(
             f"drafts of the method '{method[:64]}' are not supported yet; the method 'draft_model' takes any served "
             "decoder as 'model', and the method 'ngram' needs none"
         )
-    if method != "draft_model":
+    if method not in ("draft_model", "mtp"):
         checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
         return checked
     own = {name: entry for name, entry in value.items() if name in _DRAFT_MODEL_KEYS}
+    if method == "mtp" and (not_its := own.keys() - {"draft_tensor_parallel_size"}):
+        raise ValueError(f"{min(not_its)} is that of a draft model; the method 'mtp' has none")
     options = to_plain(from_plain(DraftModelOptions, own))
     others = {name: entry for name, entry in value.items() if name not in _DRAFT_MODEL_KEYS}
     drafts = to_plain(from_plain(SpeculativeConfig, {"num_speculative_tokens": DEFAULT_NUM_DRAFTS, **others}))

@@ -15,7 +15,7 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.cross_attention import CrossKVSpec
 from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot
 from llmstack_model_runner.media.encoder import MediaEncoder
-from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
+from llmstack_model_runner.models.kv_spec import KVCaches, LayerKVSpec, ModelKVSpec
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessor
 
 logger = logging.getLogger(__name__)
@@ -180,6 +180,21 @@ class CausalLM(Model):
     """
 
     can_omit_tokens: ClassVar[bool] = False
+
+    def draft_head_spec(self) -> tuple[LayerKVSpec, float] | None:
+        """What the layer that guesses a further token keeps, and its weights over all others; None for none."""
+        return None
+
+    def draft(
+        self,
+        token_ids: torch.Tensor,  # [num_tokens] int64
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        positions: torch.Tensor,  # [num_tokens] int64
+        metadata: AttentionMetadata,
+        kv_caches: KVCaches,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """Hidden states of the token after the next, from those at these places and the tokens that follow them."""
+        raise ValueError("this model has no layer that guesses a further token")
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

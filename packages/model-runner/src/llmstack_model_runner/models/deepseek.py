@@ -18,6 +18,7 @@ from llmstack_model_runner.layers.latent_attention import LatentAttention, Laten
 from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
+from llmstack_model_runner.models.draft_head import HeadNames
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, one_latent
 from llmstack_model_runner.models.llama import Llama, Settings
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
@@ -61,8 +62,16 @@ class DeepseekV2(Llama):
         )
         return read_deepseek(config, routing)
 
+    @classmethod
+    def draft_head_names(cls, num_layers: int) -> HeadNames:
+        layer = f"model.layers.{num_layers}."
+        return HeadNames(
+            layer=layer, embedding_norm=f"{layer}enorm", hidden_norm=f"{layer}hnorm", join=f"{layer}eh_proj",
+            norm=f"{layer}shared_head.norm",
+        )  # fmt: skip
+
     def is_ignored(self, name: str) -> bool:
-        """Layers behind the last one predict several tokens at once."""
+        """Layers behind the last one predict several tokens at once; they have copies of the embedding and the head."""
         layer = _LAYER.match(name)
         num_layers = len(self._layers)
         return (layer is not None and int(layer[1]) >= num_layers) or super().is_ignored(name)

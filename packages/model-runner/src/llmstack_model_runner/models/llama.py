@@ -21,12 +21,15 @@ from llmstack_model_runner.layers import (
     plan_layers,
 )
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.draft_heads import needs_draft_head
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.step_vectors import StepVectors
+from llmstack_model_runner.layers.weight_slot import HasSlots
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
-from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec
+from llmstack_model_runner.models.draft_head import DraftHead, HeadNames
+from llmstack_model_runner.models.kv_spec import KVCaches, LayerKVSpec, ModelKVSpec
 from llmstack_model_runner.models.llama_layer import DecoderLayer, LlamaLayerSettings
 from llmstack_model_runner.models.stages import stage_slots
 
@@ -81,6 +84,13 @@ class Llama(CausalLM):
             for index, entry in enumerate(settings.layers)
         ]
         self._norm = layer.norm("model.norm", size, dtype, device)
+        self._draft_head: DraftHead | None = None
+        names = self.draft_head_names(len(settings.layers)) if needs_draft_head() else None
+        if names is not None:
+            specs = [(entry, entry.kv_spec(dtype)) for entry in settings.layers]
+            kind = next((entry for entry, spec in reversed(specs) if spec and spec.kind != "state"), layer)
+            rotary = None if kind.rope is None else self._rotaries[ropes.index(kind.rope)]
+            self._draft_head = DraftHead(names, kind, rotary, dtype, device)
         self._head = OutputHead(
             vocab_size,
             size,
@@ -90,6 +100,8 @@ class Llama(CausalLM):
             soft_cap=settings.logit_soft_cap,
             scale=settings.logit_scale,
         )
+        if self._draft_head is not None:
+            self._draft_head.note_share(self.slots())
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -101,13 +113,36 @@ class Llama(CausalLM):
             has_mlp_bias=read_bool(config, "mlp_bias", False),
         )
 
+    @classmethod
+    def draft_head_names(cls, num_layers: int) -> HeadNames | None:
+        """Names of the tensors of a draft head behind so many layers; None where the family has none."""
+        return None
+
+    def draft_head_spec(self) -> tuple[LayerKVSpec, float] | None:
+        return None if self._draft_head is None else (self._draft_head.kv_spec, self._draft_head.share)
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        kv_caches: KVCaches,
+    ) -> torch.Tensor:
+        """Hidden states of the draft head."""
+        if self._draft_head is None:
+            raise ValueError("this model was made without its draft head")
+        return self._draft_head(self._tokens(token_ids), hidden, positions, metadata, kv_caches)
+
     @property
     def vector_size(self) -> int | None:
         return self._tokens.size
 
     def slots(self) -> dict[str, WeightSlot]:
         own, layers = self._sharding, self._layers
-        return stage_slots(own, [self._tokens], layers, [self._norm, self._head], is_tied=self._is_tied)
+        behind: list[HasSlots | None] = [self._norm, self._head, self._draft_head]
+        return stage_slots(own, [self._tokens], layers, behind, is_tied=self._is_tied)
 
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Scales of 8-bit keys and values."""

@@ -9,6 +9,7 @@ from typing import Any
 from llmstack_model_runner.layers.delta_net import DeltaNetSettings
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.models.config_values import is_of_gguf, read_bool, read_int, refuse
+from llmstack_model_runner.models.draft_head import HeadNames
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights, read_dense_layers, read_expert_numbers
 from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
@@ -24,8 +25,15 @@ class Qwen3_5(HybridModel):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         return _read_settings(config, is_interleaved=False)
 
+    @classmethod
+    def draft_head_names(cls, num_layers: int) -> HeadNames:
+        return HeadNames(
+            layer="mtp.layers.0.", embedding_norm="mtp.pre_fc_norm_embedding", hidden_norm="mtp.pre_fc_norm_hidden",
+            join="mtp.fc", norm="mtp.norm",
+        )  # fmt: skip
+
     def is_ignored(self, name: str) -> bool:
-        """Layers that predict several tokens at once are not used."""
+        """Layers that predict several tokens at once are read for drafts alone."""
         return name.startswith("mtp.") or super().is_ignored(name)
 
 

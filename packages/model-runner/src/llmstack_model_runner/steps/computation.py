@@ -55,6 +55,8 @@ def compute(
     if select_rows is None and _needs_few_tokens(model, batch, inputs) and _is_batch_invariant(model, kv_caches):
         return Computed(_logits_of(model, _forward(model, _omit_tokens(step, inputs), kv_caches), None, None))
     hidden = _forward(model, inputs, kv_caches)
+    if batch.on_hidden is not None:
+        batch.on_hidden(step, hidden)
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     compute_logits = partial(_logits_of, model, hidden, select_rows)
     if batch.num_prompt_logprobs and isinstance(model, CausalLM):
@@ -109,7 +111,7 @@ def _forward(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> torch.Te
 def _needs_few_tokens(model: Model, batch: InputBatch, inputs: ModelInputs) -> bool:
     """Whether the output of the last layer is used for some tokens only, which the model can select."""
     is_possible = isinstance(model, CausalLM) and model.can_omit_tokens and inputs.token_ids.device.type == "cpu"
-    has_other_use = batch.num_prompt_logprobs or batch.pooling.row_to_params
+    has_other_use = batch.num_prompt_logprobs or batch.pooling.row_to_params or batch.on_hidden is not None
     return is_possible and not has_other_use and 0 < len(inputs.logits_indices) < len(inputs.token_ids)
 
 

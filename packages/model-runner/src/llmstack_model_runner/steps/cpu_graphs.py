@@ -32,6 +32,7 @@ class DecodeOutput:
     """Results of a decode step, which the next one overwrites."""
 
     logits: torch.Tensor  # [num_rows, vocab_size] float32
+    hidden: torch.Tensor  # [num_rows, hidden_size]
     greedy: GreedyChoice | None = None  # None without a head
     greedy_arrays: tuple[npt.NDArray[np.float32], IntArray] | None = None  # the same memory
 
@@ -133,4 +134,4 @@ class GraphRunner:
             logits = self._model.compute_logits(hidden) if self._has_head else hidden
             greedy = argmax(logits) if self._has_head else None
         arrays = None if greedy is None else (greedy[0].numpy(), greedy[1].numpy())
-        return _Graph(buffers, DecodeOutput(logits, greedy, arrays), calls)
+        return _Graph(buffers, DecodeOutput(logits, hidden, greedy, arrays), calls)

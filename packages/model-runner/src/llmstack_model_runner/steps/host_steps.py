@@ -144,7 +144,10 @@ class HostSteps:
             if step.num_tokens > len(step.rows) or is_held.any():
                 return None
         decodes = step if step.num_tokens == len(step.rows) else step.split_drafts()
-        return None if decodes is None else graphs.run(batch, decodes, num_adapted)
+        decoded = None if decodes is None else graphs.run(batch, decodes, num_adapted)
+        if decoded is not None and batch.on_hidden is not None:
+            batch.on_hidden(step, decoded.hidden)
+        return decoded
 
     @torch.inference_mode()
     def _sample(

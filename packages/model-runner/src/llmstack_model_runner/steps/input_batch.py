@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from llmstack_model_runner.adapters.store import NO_ADAPTER, AdapterStore
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
@@ -107,6 +108,7 @@ class InputBatch:
         generations: Incremented when a row gets another request.
         media: Row to the items of its prompt, ascending, each with its number.
         moved: Rows whose positions are not their places, once a step needed them.
+        on_hidden: Receives the hidden states of a step's tokens, [num_tokens, hidden_size], if they are of use later.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class InputBatch:
         self.num_prompt_logprobs: dict[int, int] = {}
         self.media: dict[int, tuple[tuple[int, MediaItem], ...]] = {}
         self.moved = MovedPositions(max_num_rows)
+        self.on_hidden: Callable[[StepRows, torch.Tensor], None] | None = None
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self.pooling = PoolingRows(max_num_rows)
         self._adapters = adapters
@@ -166,7 +169,7 @@ class InputBatch:
         rows = copy(self)
         rows.block_tables = self.block_tables[group : group + 1]
         rows.group_windows, rows.layer_to_group = (None,), ()
-        rows.has_states, rows.num_prompt_logprobs, rows.media = False, {}, {}
+        rows.has_states, rows.num_prompt_logprobs, rows.media, rows.on_hidden = False, {}, {}, None
         rows.moved, rows.pooling = MovedPositions(len(self.num_tokens)), PoolingRows(len(self.num_tokens))
         return rows
 
