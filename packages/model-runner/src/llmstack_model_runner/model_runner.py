@@ -93,6 +93,7 @@ class ModelRunner:
         self._runtime = runtime
         self._model: Model | None = None
         self._drafts = Drafts(config, self._device, self._sharding)
+        self._makes_drafts = config.makes_drafts
         self._has_device_rows = False
         self._spec: KVCacheSpec | None = None
         self._report = ModelReport()
@@ -256,7 +257,7 @@ class ModelRunner:
         if media.cross is not None:
             step = media.with_places(step)
         masks: Callable[[], TokenMasks] | None = token_masks
-        if self._config.makes_drafts:
+        if self._makes_drafts:
             with self.timing.forward:
                 step, masks = self._drafts.fill(scheduled, step, token_masks)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
