@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
-from llmstack_core_scheduler.draft_lengths import AcceptanceRate, DraftLengths
+from llmstack_core_scheduler.draft_costs import NUMS_DRAFTS, STEP_COSTS, draft_costs
+from llmstack_core_scheduler.draft_lengths import LEAST_GAIN, AcceptanceRate, DraftLengths
 from llmstack_core_scheduler.testing import FakeKVCacheManager
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
@@ -115,3 +116,40 @@ def test_a_scheduler_learns_which_drafts_are_right():
 def test_costs_out_of_range_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         replace(CONFIG, **fields)
+
+
+@pytest.mark.parametrize("variant", STEP_COSTS)
+def test_measured_costs_are_those_of_the_table_and_linear_between(variant):
+    for num_rows, costs in STEP_COSTS[variant].items():
+        found = draft_costs(variant, num_rows, 8)
+        assert [found[number] for number in NUMS_DRAFTS] == pytest.approx(costs)
+        assert found[5] == pytest.approx((costs[NUMS_DRAFTS.index(4)] + costs[NUMS_DRAFTS.index(6)]) / 2)
+        assert draft_costs(variant, num_rows, 10)[10] == pytest.approx(2 * costs[-1] - costs[-2])
+    assert draft_costs(variant, 3, 4) == draft_costs(variant, 4, 4)
+    assert draft_costs(variant, 64, 4) == draft_costs(variant, 8, 4)
+
+
+def test_a_variant_that_was_not_measured_has_no_costs():
+    assert draft_costs("portable", 1, 4) == ()
+
+
+def test_drafts_by_measured_costs_need_a_gain():
+    rate = AcceptanceRate()
+    rate.note_verified(30, 30)
+    assert rate.best_length([1.0, 1.1, 1.2, 1.3]) == 3
+    assert rate.best_length([1.0, 1.1, 1.2, 4.0]) == 2
+    assert rate.best_length([1.0, 1.99, 2.99, 3.99]) == 0
+    wrong = AcceptanceRate()
+    wrong.note_verified(1, 0)  # one in three is right
+    assert wrong.best_length([1.0, 4 / 3 / LEAST_GAIN - 0.001]) == 1
+    assert wrong.best_length([1.0, 4 / 3 / LEAST_GAIN + 0.001]) == 0
+
+
+@pytest.mark.parametrize("variant", STEP_COSTS)
+def test_with_measured_costs_wrong_drafts_cost_little_and_right_ones_are_many(variant):
+    config = replace(CONFIG, variant=variant)
+    for num_rows in (1, 4, 16):
+        wrong = run(DraftLengths(config), is_right=False, num_rows=num_rows)
+        lost = [draft_costs(variant, num_rows, 8)[number] - 1.0 for number in wrong]
+        assert sum(lost) / len(lost) < 0.025
+    assert run(DraftLengths(config), is_right=True)[-1] >= 3

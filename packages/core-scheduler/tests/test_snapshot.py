@@ -30,7 +30,7 @@ from llmstack_types import (
 LEFT_OUT = {
     "_policy", "_config", "_has_windows", "_num_host_blocks", "_needs", "_prefixes", "_states",
     "_max_num_preemptions", "_has_host_blocks", "_manager", "has_source", "_max_num_step_tokens", "_smoothing",
-    "_max_num_row_tokens", "quantum",
+    "_max_num_row_tokens", "quantum", "_variant", "_key_to_costs",
     "_token_cost", "_draft_cost", "_follows_output",
     "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager", "_block_size",
     "num_prompt_tokens", "min_num_tokens", "eos_token_ids", "stop_token_ids", "ending_token_ids", "is_constrained",

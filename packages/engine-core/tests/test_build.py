@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from llmstack_engine_core import EngineConfig, SchedulerConfig, SpeculativeConfig, build_engine_core
-from llmstack_engine_core.build import resolve_async_scheduling
+from llmstack_engine_core.build import choose_drafts, resolve_async_scheduling
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.testing import EchoModelRunner
 from llmstack_types import EngineStartError, ModelRunnerConfig
@@ -180,3 +180,13 @@ def test_a_runner_of_our_own_is_found_without_a_search_of_distributions(monkeypa
     assert load_model_runner("echo") is EchoModelRunner
     with pytest.raises(AssertionError, match="searched"):
         load_model_runner("foreign")
+
+
+@pytest.mark.parametrize(("linear", "variant"), [("native (avx2)", "avx2"), ("cpu", ""), ("triton (cuda)", "")])
+def test_adaptive_drafts_know_the_costs_of_the_native_variant(linear: str, variant: str) -> None:
+    config = SchedulerConfig(speculative=SpeculativeConfig("ngram", 6, is_adaptive=True))
+    speculative = choose_drafts(config, {"linear": linear}).speculative
+    assert speculative is not None
+    assert speculative.variant == variant
+    fixed = SchedulerConfig(speculative=SpeculativeConfig("ngram", 6))
+    assert choose_drafts(fixed, {"linear": linear}) == fixed

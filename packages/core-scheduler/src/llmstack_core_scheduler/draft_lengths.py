@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
+from llmstack_core_scheduler.draft_costs import draft_costs
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 
 _NUM_REMEMBERED = 32
@@ -13,6 +17,10 @@ _PRIOR_OF_MODEL = (4, 5)
 
 _NUM_STEPS_WITHOUT = 16
 """Steps without drafts after which a request's rate is half forgotten, so that drafts are tried again."""
+
+
+LEAST_GAIN: Final = 1.05
+"""The least expected gain of a step by drafts whose costs were measured: below it, an error of either would lose."""
 
 
 class AcceptanceRate:
@@ -56,6 +64,17 @@ class AcceptanceRate:
             chance *= rate
         return length
 
+    def best_length(self, costs: Sequence[float]) -> int:
+        """The drafts with the largest gain, tokens over time, if that is at least `LEAST_GAIN`; `costs` by number."""
+        rate = chance = (self.num_right + self._prior[0]) / (self.num_tried + self._prior[1])
+        num_tokens, length, best = 1.0, 0, LEAST_GAIN
+        for number in range(1, len(costs)):
+            num_tokens += chance
+            chance *= rate
+            if num_tokens >= best * costs[number]:
+                length, best = number, num_tokens / costs[number]
+        return length
+
     def _halve(self) -> None:
         self.num_tried //= 2
         self.num_right //= 2
@@ -69,6 +88,8 @@ class DraftLengths:
     r rows give r tokens. So a draft that is right with the chance p is worth it if p / r >= `token_cost` / (1 +
     `token_cost` n). A model that makes the drafts adds `draft_cost` to the step's time for one more draft of all rows.
     Nothing here depends on a clock.
+
+    For a native variant whose costs were measured, the table of `draft_costs` is in place of these constants.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -77,6 +98,8 @@ class DraftLengths:
         self._max_num_step_tokens = config.max_num_step_tokens
         self._prior = _PRIOR_OF_MODEL if config.is_by_model else _PRIOR_OF_TEXT
         self._rates: dict[str, AcceptanceRate] = {}
+        self._variant = "" if config.is_by_model else config.variant
+        self._key_to_costs: dict[tuple[int, int], Sequence[float]] = {}
 
     def limit(self, request_id: str, limit: int, num_rows: int, num_step_tokens: int) -> int:
         """At most `limit` drafts for a row of a step that has so many rows and tokens already."""
@@ -86,12 +109,24 @@ class DraftLengths:
         rate = self._rates.get(request_id)
         if rate is None:
             rate = self._rates[request_id] = AcceptanceRate(self._prior)
-        added = num_rows * self._token_cost + self._draft_cost
-        least_chance = added / (1.0 + self._token_cost * num_step_tokens)
-        length = rate.max_length(least_chance, limit)
+        if costs := self._costs(num_rows, limit):
+            length = rate.best_length(costs)
+        else:
+            added = num_rows * self._token_cost + self._draft_cost
+            least_chance = added / (1.0 + self._token_cost * num_step_tokens)
+            length = rate.max_length(least_chance, limit)
         if not length:
             rate.note_step_without()
         return length
+
+    def _costs(self, num_rows: int, limit: int) -> Sequence[float]:
+        if not self._variant:
+            return ()
+        key = num_rows, limit
+        found = self._key_to_costs.get(key)
+        if found is None:  # at most as many as a step with drafts has rows, times the most drafts of a row
+            found = self._key_to_costs[key] = draft_costs(self._variant, num_rows, limit)
+        return found
 
     def note_verified(self, request_id: str, num_drafts: int, num_right: int) -> None:
         """Counts the verified drafts of a row."""

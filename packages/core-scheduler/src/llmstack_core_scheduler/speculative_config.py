@@ -43,6 +43,8 @@ class SpeculativeConfig:
         max_num_step_tokens: Most tokens of a step with drafts, if they are adaptive.
         needs_equal_bits: Whether there are drafts only where a row has the same bits in every batch.
         model: The draft model, by name or folder; empty for a method without one.
+        variant: The native variant whose measured costs count in place of `token_cost`, as `draft_costs` names it. The
+            engine core sets it.
         draft_cost: The time that a model takes to make one more draft of every row, over the time of a step of one
             token. The engine core sets it from the sizes of both models.
 
@@ -59,6 +61,7 @@ class SpeculativeConfig:
     max_num_step_tokens: int = 32
     needs_equal_bits: bool = False
     model: str = ""
+    variant: str = ""
     draft_cost: float = 0.0
 
     def __post_init__(self) -> None:

@@ -271,11 +271,20 @@ def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str], draft_co
                     speculative.num_speculative_tokens, speculative.method, draft_cost)  # fmt: skip
         speculative = replace(speculative, draft_cost=round(draft_cost, 6))
         config = replace(config, speculative=speculative)
+    if speculative is not None and speculative.method == "ngram" and speculative.is_adaptive:
+        speculative = replace(speculative, variant=_native_variant(backends))
+        config = replace(config, speculative=speculative)
     if speculative is None or not speculative.needs_equal_bits:
         return config
     has_drafts = backends.get("numeric_contract", "").startswith("holds")
     logger.info("draft tokens: %s", "n-grams, where they are expected to repay their cost" if has_drafts else "none")
     return config if has_drafts else replace(config, speculative=None)
+
+
+def _native_variant(backends: Mapping[str, str]) -> str:
+    """The variant of the native kernels that compute linear layers, as in `native (avx2)`; empty without them."""
+    name, _, note = backends.get("linear", "").partition(" (")
+    return note.partition(")")[0] if name == "native" else ""
 
 
 def choose_stage_tokens(config: SchedulerConfig, device: str) -> SchedulerConfig:

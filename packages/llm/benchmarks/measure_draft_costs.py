@@ -1,0 +1,96 @@
+"""What drafts cost: the time of a step with k drafts in each of b rows, over that of the step without.
+
+Processor time of one thread, medians of steps in turns, GPT-2's shape with random weights in bfloat16. The drafts are
+wrong, so every step has the same work. Run it on a quiet processor of each native variant, and put what it prints into
+`draft_costs.py` of the scheduler: decisions about drafts read that table in place of a clock.
+
+    python packages/llm/benchmarks/measure_draft_costs.py
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
+
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12,
+    "n_positions": 1024, "vocab_size": 50_257,
+}  # fmt: skip
+LIMITS = {"max_model_len": 1024, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
+NUMS_ROWS = (1, 2, 4, 8)
+NUMS_DRAFTS = (0, 1, 2, 3, 4, 6, 8)
+NUM_STEPS = 7
+
+
+class WrongDrafts:
+    """Proposes so many drafts; those of a random model are wrong nearly always."""
+
+    def __init__(self) -> None:
+        self.num_drafts = 0
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+        """Tokens that depend on the place."""
+        return [(len(token_ids) * 97 + place) % 50_000 for place in range(min(self.num_drafts, max_num_tokens))]
+
+    def forget(self, request_id: str) -> None:
+        """There is nothing to forget."""
+
+
+def make_core(drafts: WrongDrafts) -> EngineCore:
+    """An engine core whose drafts are those."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(GPT2))
+        model = ModelRunnerConfig(
+            folder, dtype="bfloat16", load_format="dummy", device="cpu", max_num_drafts=max(NUMS_DRAFTS), **LIMITS
+        )
+        scheduler = SchedulerConfig(speculative=SpeculativeConfig("ngram", max(NUMS_DRAFTS)), **LIMITS)
+        core = build_engine_core(
+            EngineConfig(model, scheduler=scheduler, num_blocks=512, enable_prefix_caching=False, snapshot_steps=0)
+        )
+    inner = core._scheduler  # within the one that writes the log of steps
+    inner = getattr(inner, "_scheduler", inner)
+    inner._drafting._source = drafts
+    return core
+
+
+def measure(core: EngineCore, drafts: WrongDrafts, num_rows: int) -> list[float]:
+    """Seconds of a step for each number of drafts."""
+    params = SamplingParams(temperature=0.0, max_tokens=800, ignore_eos=True)
+    names = [f"{num_rows}-{number}" for number in range(num_rows)]
+    for number, name in enumerate(names):
+        core.add_request(EngineCoreRequest(name, [(31 * number + place) % 50_000 for place in range(64)], params))
+    drafts.num_drafts = 0
+    core.step()
+    found: list[list[float]] = [[] for _ in NUMS_DRAFTS]
+    for number in range(NUM_STEPS + 1):
+        for times, drafts.num_drafts in zip(found, NUMS_DRAFTS, strict=True):
+            start_s = time.process_time()
+            core.step()
+            if number:  # the first of a size may be captured
+                times.append(time.process_time() - start_s)
+    core.abort_requests(names)
+    while core.has_unfinished_requests():
+        core.step()
+    return [median(times) for times in found]
+
+
+def main() -> None:
+    """Prints a line for each number of rows."""
+    drafts = WrongDrafts()
+    core = make_core(drafts)
+    print("rows: times of", ", ".join(f"{number} drafts" for number in NUMS_DRAFTS))
+    for num_rows in NUMS_ROWS:
+        seconds = measure(core, drafts, num_rows)
+        print(f"    {num_rows}: ({', '.join(f'{one / seconds[0]:.2f}' for one in seconds)}),", flush=True)
+        print(f"      # {1e3 * seconds[0]:.1f} ms without")
+
+
+if __name__ == "__main__":
+    main()
