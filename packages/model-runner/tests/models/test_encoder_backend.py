@@ -112,6 +112,13 @@ def test_long_rows_of_narrow_windows_equal_transformers(tmp_path: Path) -> None:
     assert compare(reference, load(tmp_path, 512), (300, 5, 129)) == PACKED
 
 
+def test_a_step_with_more_tokens_than_positions_is_computed_in_parts(tmp_path: Path) -> None:
+    reference = save(tmp_path, "BertModel", max_position_embeddings=40)
+    assert compare(reference, load(tmp_path, 40), (40, 1, 39, 30, 30)) == PACKED
+    reference = save(tmp_path, "Tipsv2TextModel", max_position_embeddings=40)  # it counts the tokens of a call
+    assert compare(reference, load(tmp_path, 40), (40, 1, 39, 30, 30)) == PACKED
+
+
 def test_a_prompt_at_the_end_of_a_table_of_positions_equals_transformers(tmp_path: Path) -> None:
     save(tmp_path, "CamembertModel", pad_token_id=1)
     model = load(tmp_path, 62)

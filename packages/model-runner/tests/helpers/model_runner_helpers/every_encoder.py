@@ -120,6 +120,9 @@ NOT_BUILT = frozenset({
     "ReformerForMaskedLM", "ReformerForSequenceClassification", "ReformerModel", "RoCBertForMaskedLM",
     "RoCBertForSequenceClassification", "RoCBertForTokenClassification", "RoCBertModel", "SqueezeBertForMaskedLM",
     "SqueezeBertForSequenceClassification", "SqueezeBertForTokenClassification", "SqueezeBertModel",
+    "T5Gemma2ForSequenceClassification", "T5Gemma2ForTokenClassification", "T5GemmaEncoderModel",
+    "T5GemmaForSequenceClassification", "T5GemmaForTokenClassification", "UltraVBertForMaskedLM",
+    "UltraVBertForSequenceClassification", "UltraVBertForTokenClassification",
 })  # fmt: skip
 # Further classes that people serve, of tables with all kinds of models.
 _OTHERS = ("EuroBertModel", "Gemma3TextModel", "GteModel", "JinaEmbeddingsV3Model", "MPNetModel", "ModernBertModel",
@@ -148,7 +151,10 @@ def verdict(architecture: str, changes: dict[str, Any] | None = None, tolerance:
     model_class = getattr(transformers, architecture)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
-        config = small_config(model_class.config_class, {"num_labels": 3} | (changes or CHANGES.get(architecture, {})))
+        config = small_config(
+            model_class.config_class,
+            {"num_labels": 3} | (CHANGES.get(architecture, {}) if changes is None else changes),
+        )
         try:
             random_model(model_class, config).save_pretrained(folder)
             model = load(folder)

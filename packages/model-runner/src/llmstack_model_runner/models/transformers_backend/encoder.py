@@ -167,7 +167,7 @@ class TransformersTextEncoder(TransformersBase, Encoder):
         self._model.set_attn_implementation(IMPLEMENTATION)
         attention = RowAttention(layers)
         install(encoder, attention)
-        packed = PackedRows(self._code, attention)
+        packed = PackedRows(self._code, attention, self.kv_spec.max_model_len)
         check_rows_are_apart(encoder.get_input_embeddings(), packed, rows)
         check_rows(packed, expected, rows)
         check_last_position(packed, self.kv_spec.vocab_size, self._longest, self._device)

@@ -60,18 +60,31 @@ class RowsRun(Protocol):
 
 
 class PackedRows:
-    """All rows as one, whose attention knows where each begins."""
+    """Rows as one, whose attention knows where each begins.
 
-    def __init__(self, code: EncoderCode, attention: RowAttention) -> None:
-        self._code, self._attention = code, attention
+    A call has no more tokens than a prompt may have, since some code refuses longer ones whatever their positions are.
+    """
+
+    def __init__(self, code: EncoderCode, attention: RowAttention, num_positions: int) -> None:
+        self._code, self._attention, self._num_positions = code, attention, num_positions
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, starts: list[int],
         token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """As `RowsRun` says, in one call of the model."""
-        self._attention.begin(starts)
-        return self._code(token_ids[None], positions[None], None if token_types is None else token_types[None])[0]
+        """As `RowsRun` says, in as few calls of the model as there can be."""
+        parts: list[list[int]] = [[starts[0]]]
+        for start, end in pairwise(starts):
+            if end - parts[-1][0] > self._num_positions and start > parts[-1][0]:
+                parts.append([start])
+            parts[-1].append(end)
+        hidden = []
+        for part in parts:
+            tokens = slice(part[0], part[-1])
+            self._attention.begin([start - part[0] for start in part])
+            types = None if token_types is None else token_types[None, tokens]
+            hidden.append(self._code(token_ids[None, tokens], positions[None, tokens], types)[0])
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
 
 class EqualRows:
