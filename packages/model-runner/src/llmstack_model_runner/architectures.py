@@ -104,7 +104,7 @@ BACKEND_TOWERS: Mapping[str, tuple[str, ...]] = {
     "LlavaOnevisionForConditionalGeneration": ("siglip_vision_model",),
     "VipLlavaForConditionalGeneration": ("clip_vision_model",),
 }
-BACKEND_ENCODER = "llmstack_model_runner.models.transformers_backend.pictures:TransformersEncoder"
+BACKEND_ENCODER = "llmstack_model_runner.models.transformers_backend.pictures:BackendEncoders"
 
 # The head of a masked language model is not loaded.
 ENCODERS: Mapping[str, str] = {

@@ -10,6 +10,7 @@ from llmstack_media.processors.config_values import CheckpointFiles
 from llmstack_media.processors.fixed_size import CLIPImageProcessor, LlavaImageProcessor, SiglipImageProcessor
 from llmstack_media.processors.gemma3 import Gemma3ImageProcessor
 from llmstack_media.processors.gemma4 import Gemma4ImageProcessor
+from llmstack_media.processors.gemma4_sound import Gemma4SoundProcessor
 from llmstack_media.processors.got_ocr2 import AyaVisionImageProcessor, GotOcr2ImageProcessor
 from llmstack_media.processors.idefics3 import Idefics3ImageProcessor, SmolVLMImageProcessor
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor
@@ -45,7 +46,7 @@ VIDEO_PROCESSORS: Mapping[str, type[VideoProcessor]] = {
 }
 # Types of models that take sound, to their processor.
 SOUND_PROCESSORS: Mapping[str, type[SoundProcessor]] = {
-    "qwen2_5_omni": Qwen2_5OmniProcessor, "qwen2_5_omni_thinker": Qwen2_5OmniProcessor,
+    "gemma4": Gemma4SoundProcessor, "qwen2_5_omni": Qwen2_5OmniProcessor, "qwen2_5_omni_thinker": Qwen2_5OmniProcessor,
     "qwen2_audio": Qwen2AudioProcessor, "voxtral": VoxtralProcessor,
 }  # fmt: skip
 _ENDINGS = ("Fast", "Pil")
@@ -100,7 +101,7 @@ def processors(
     files = CheckpointFiles(preprocessor or {}, processor or {}, tokenizer or {}, model or {}, video_preprocessor or {})
     model_type = str(files.model.get("model_type"))
     sound = SOUND_PROCESSORS.get(model_type)
-    audio = None if sound is None else sound.of_checkpoint(files)
+    audio = sound.of_checkpoint(files) if sound is not None and sound.is_taken(files) else None
     if audio is not None and not audio.has_images:
         return Processors(audio=audio)
     image = _image_processor(files)

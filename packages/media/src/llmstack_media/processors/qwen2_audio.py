@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmstack_media.processors.config_values import CheckpointFiles
 from llmstack_media.processors.layout import ImageLayout, Piece
 from llmstack_media.processors.sound import FLOAT_BYTES, SoundProcessor, as_bytes, read_log_mel
-from llmstack_media.sound.log_mel import Samples
+from llmstack_media.sound.log_mel import LogMel, Samples
 
 _STRIDE = 2
 """Frames of each state of the encoder, and states of each vector."""
@@ -27,6 +27,7 @@ class Qwen2AudioProcessor(SoundProcessor):
 
     name: ClassVar[str] = "Qwen2AudioProcessor"
 
+    log_mel: LogMel
     audio_token: str
     begin_token: str
     end_token: str

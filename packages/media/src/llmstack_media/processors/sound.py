@@ -15,6 +15,7 @@ from llmstack_media.processors.config_values import CheckpointFiles, integer, re
 from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.processor import ItemProcessor
 from llmstack_media.sound.log_mel import FEATURE_EXTRACTOR, LogMel, Samples
+from llmstack_media.sound.usm_mel import UsmMel
 
 FLOAT_BYTES = 4
 _INERT: Mapping[str, tuple[object, ...]] = {"dither": (0, 0.0), "padding_side": ("right",), "padding_value": (0, 0.0)}
@@ -55,15 +56,20 @@ class SoundProcessor(ItemProcessor[ImageLayout]):
     The grid of a layout is (frames), and an array has the shape [bins, frames, 4]: the bytes of float32.
 
     Attributes:
-        log_mel: The spectrogram of a window.
+        log_mel: The spectrogram of a window, or of sound of any length.
         max_s: Seconds of one item. Longer sound is refused, of which the reference would drop the end.
     """
 
     has_images: ClassVar[bool] = False
     """Whether models of the family take pictures too."""
 
-    log_mel: LogMel
+    log_mel: LogMel | UsmMel
     max_s: float
+
+    @classmethod
+    def is_taken(cls, files: CheckpointFiles) -> bool:
+        """Whether the checkpoint takes sound; in some families only some sizes do."""
+        return True
 
     @classmethod
     @abstractmethod

@@ -12,7 +12,7 @@ from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles
 from llmstack_media.processors.layout import ImageLayout, Piece
 from llmstack_media.processors.sound import FLOAT_BYTES, SoundProcessor, as_bytes, read_log_mel
-from llmstack_media.sound.log_mel import Samples
+from llmstack_media.sound.log_mel import LogMel, Samples
 
 _MAX_WINDOWS = 60
 """Half an hour of 30 seconds each, for which the model is meant."""
@@ -27,6 +27,7 @@ class VoxtralProcessor(SoundProcessor):
 
     name: ClassVar[str] = "VoxtralProcessor"
 
+    log_mel: LogMel
     audio_token: str
     begin_token: str
 

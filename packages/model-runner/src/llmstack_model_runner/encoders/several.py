@@ -15,10 +15,12 @@ from llmstack_types.vocabulary import MediaKind
 
 
 class SeveralEncoders(PromptEncoder):
-    """Each item is encoded by the one that takes its kind; none of them is atomic or has vectors for layers."""
+    """Each item is encoded by the one that takes its kind; none of them has vectors for layers."""
 
     def __init__(self, encoders: Sequence[PromptEncoder], device: torch.device) -> None:
         super().__init__(device)
+        self.is_atomic = any(one.is_atomic for one in encoders)
+        (self.slice_units,) = {one.slice_units for one in encoders}
         self._encoders = encoders
         self._of_kind: Mapping[MediaKind, PromptEncoder] = {kind: one for one in encoders for kind in one.num_layers}
         self.num_layers = {kind: count for one in encoders for kind, count in one.num_layers.items()}

@@ -84,7 +84,7 @@ class StepMedia:
                 vectors.append(self._store.vectors(media_id, first, run_end - run_start))
                 if self._batch.moved:
                     axes.append(self._axes_of(int(step.rows[index]), item, run_start, run_end))
-                if self._store.is_atomic and item.kind != "embeds":
+                if self._store.is_atomic and item.kind in ("image", "video"):
                     blocks.append(Block(index, run_start + shift, run_start, run_end))
         if not places:
             return None

@@ -59,7 +59,11 @@ _GEMMA_4_TEXT = TEXT | {
 }  # fmt: skip
 _GEMMA_4_FILES = {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 8, "pooling_kernel_size": 2,
                   "max_soft_tokens": 70}  # fmt: skip
-_GEMMA_4_TOKENS = {"image_token_id": PLACEHOLDER, "video_token_id": VIDEO_PLACEHOLDER, "audio_token_id": 94}
+_GEMMA_4_TOKENS = {
+    "image_token_id": PLACEHOLDER,
+    "video_token_id": VIDEO_PLACEHOLDER,
+    "audio_token_id": 9999,
+}  # which no model says
 BACKEND_FAMILIES: dict[str, PictureFamily] = {
     "gemma 4": PictureFamily(
         "Gemma4",

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 from llmstack_media import SoundProcessor, processors
 from llmstack_types import MediaItem
+from model_runner_helpers.backend_picture_families import BACKEND_FAMILIES, in_patches_of_8
 from model_runner_helpers.picture_families import (
     PLACEHOLDER,
     QWEN_FILES,
@@ -71,6 +73,23 @@ class SoundFamily(PictureFamily):
 
 
 @dataclass(frozen=True)
+class Gemma4Family(SoundFamily):
+    """Every third item is a picture."""
+
+    def item(self, seed: int) -> Picture:
+        return prepare(self.ours(), self.sizes[0], seed) if seed % 3 == 1 else super().item(seed)
+
+    def nested(self) -> dict[str, Any]:
+        image = {key: value for key, value in self.preprocessor.items() if key not in GEMMA_4_FEATURES}
+        return {"feature_extractor": GEMMA_4_FEATURES, "image_processor": image}
+
+    def spectrogram(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        extractor = Gemma4AudioFeatureExtractor(feature_size=16)
+        found: np.ndarray[Any, Any] = extractor([samples], sampling_rate=RATE, return_tensors="np").input_features[0]
+        return found
+
+
+@dataclass(frozen=True)
 class OmniFamily(SoundFamily):
     """Every third item is a picture. Each has a token before it and one behind it, which transformers looks for."""
 
@@ -124,6 +143,21 @@ def _both_kinds(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> d
     return found
 
 
+def _sounds_and_pictures(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    """Sounds as long as the longest, and pictures."""
+    sounds = [(one, layout[0]) for one, layout in zip(values, layouts, strict=True) if len(layout) == 1]
+    pictures = [(one, layout) for one, layout in zip(values, layouts, strict=True) if len(layout) == 3]
+    found = in_patches_of_8(*map(list, zip(*pictures, strict=True))) if pictures else {}
+    if sounds:
+        length = max(len(one) for one, _ in sounds)
+        features = [torch.nn.functional.pad(one, (0, 0, 0, length - len(one))) for one, _ in sounds]
+        mask = torch.zeros(len(sounds), length, dtype=torch.bool)
+        for row, (_, num_frames) in zip(mask, sounds, strict=True):
+            row[:num_frames] = True
+        found |= {"input_features": torch.stack(features), "input_features_mask": mask}
+    return found
+
+
 def _of_omni(name: str) -> str:
     """`model.layers.0…`, `visual.…` and `audio_tower.…`."""
     return of_qwen_2_vl(name).replace("model.audio_tower.", "audio_tower.", 1)
@@ -131,7 +165,14 @@ def _of_omni(name: str) -> str:
 
 SOUND_START, SOUND_END, VISION_START, VISION_END = 90, 91, 92, 93
 _FEATURES = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": WINDOW_S}
+GEMMA_4_FEATURES = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16}
+_GEMMA_4 = BACKEND_FAMILIES["gemma 4 with vectors of tokens"]
 SOUND_FAMILIES: dict[str, PictureFamily] = {
+    "gemma 4 with sound": Gemma4Family(
+        "Gemma4", {**_GEMMA_4.config, "audio_token_id": VIDEO_PLACEHOLDER, "video_token_id": 9999},
+        {**_GEMMA_4.preprocessor, **GEMMA_4_FEATURES}, _sounds_and_pictures, by_tokens=_GEMMA_4.by_tokens,
+        placeholder=VIDEO_PLACEHOLDER,
+    ),
     "qwen 2 audio": SoundFamily(
         "Qwen2Audio",
         {"text_config": TEXT | {"model_type": "qwen2", "rope_theta": 1e4},

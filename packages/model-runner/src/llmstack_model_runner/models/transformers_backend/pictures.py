@@ -6,34 +6,26 @@ text model are built, and `get_image_features` is called.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
-from llmstack_media import ImageLayout, ImageProcessor, LlavaNextImageProcessor, VideoProcessor
+from llmstack_media import ImageLayout, ImageProcessor, LlavaNextImageProcessor, Processors, VideoProcessor
 from llmstack_media.processors.fixed_size import FixedSizeProcessor
 from llmstack_media.processors.gemma4 import Gemma4ImageProcessor
 from llmstack_media.processors.got_ocr2 import GotOcr2ImageProcessor
 from llmstack_media.processors.pixtral import PixtralImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
 from llmstack_model_runner.encoders.layer_run import LayerRun
-from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+from llmstack_model_runner.encoders.several import SeveralEncoders
+from llmstack_model_runner.layers.weight_slot import WeightSlot
 from llmstack_model_runner.media.encoder import EncoderState
-from llmstack_model_runner.models.transformers_backend.load import load_model, release_files
-from llmstack_model_runner.models.transformers_backend.paused_layers import PausedLayers
-from llmstack_model_runner.models.transformers_backend.resolve import (
-    UnsupportedByTransformersError,
-    build_on_meta,
-    resolve_whole,
-)
-from llmstack_model_runner.models.transformers_backend.stored import Names
+from llmstack_model_runner.models.transformers_backend.encoder_part import EncoderPart
+from llmstack_model_runner.models.transformers_backend.resolve import resolve_whole
+from llmstack_model_runner.models.transformers_backend.sounds import TransformersSounds
 from llmstack_types import MediaItem
 
-_TEXT_PARTS = ("model.language_model", "lm_head")
 _OWN_SHAPE = (Gemma4ImageProcessor, PixtralImageProcessor)
 _CROPS = (FixedSizeProcessor, GotOcr2ImageProcessor, LlavaNextImageProcessor)
 _SMALL = (64, 64)
@@ -49,25 +41,18 @@ class TransformersEncoder(ImageEncoder):
         self, whole: Mapping[str, Any], text_size: int, processor: ImageProcessor, dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
-        self._config, self._model_class = resolve_whole(whole)
+        config, model_class = resolve_whole(whole)
+        if getattr(config, "audio_config", None) is not None:
+            config.audio_config = None  # its tower is no part of this encoder
+        self._part = part = EncoderPart(config, model_class, dtype)
         if not isinstance(processor, (*_CROPS, *_OWN_SHAPE)):
-            raise self._unsupported(f"pictures of {processor.name} do not reach its encoder")
-        if getattr(self._config, "audio_config", None) is not None:
-            self._config.audio_config = None  # its tower is no part of this encoder
-        vision = self._config.vision_config
-        widths = (_size(vision, "hidden_size"), _size(vision, "intermediate_size"))
-        self._config.tie_word_embeddings = False  # there is no head
+            raise part.unsupported(f"pictures of {processor.name} do not reach its encoder")
         # Where the text model asks for it, the vectors of a picture attend to each other.
-        self.is_atomic = getattr(self._config.text_config, "use_bidirectional_attention", None) == "vision"
-        self._part_class = _without_text(self._model_class)
-        built = build_on_meta(self._config, self._part_class, dtype, attention=None)
-        self._names, self._shapes = Names(built), {name: tuple(x.shape) for name, x in built.state_dict().items()}
-        super().__init__(processor, max(1, PausedLayers(built).depth), widths, dtype, device)
+        self.is_atomic = getattr(config.text_config, "use_bidirectional_attention", None) == "vision"
+        widths = (_size(config.vision_config, "hidden_size"), _size(config.vision_config, "intermediate_size"))
+        super().__init__(processor, part.depth, widths, dtype, device)
         self.slice_units = 0  # layers are computed whole
         self._processor, self._text_size = processor, text_size
-        self._given: dict[str, torch.Tensor] = {}
-        self._model: Any = None
-        self._layers: PausedLayers
 
     def take_videos(self, processor: VideoProcessor) -> None:
         """Lets items be videos of LLaVA-OneVision, whose frames have the size of a tile.
@@ -76,21 +61,14 @@ class TransformersEncoder(ImageEncoder):
             ValueError: They have another size.
         """
         if processor.largest().shape[1:] != self._largest["image"].shape[1:]:
-            raise self._unsupported("frames of its videos are not as large as tiles of its pictures")
+            raise self._part.unsupported("frames of its videos are not as large as tiles of its pictures")
         self._take("video", processor)
 
-    def _unsupported(self, reason: str) -> UnsupportedByTransformersError:
-        return UnsupportedByTransformersError(self._model_class.__name__, reason)
-
     def slots(self) -> dict[str, WeightSlot]:
-        return {
-            name: WeightSlot(shape, functools.partial(self._given.__setitem__, name), _kind(name, shape))
-            for name, shape in self._shapes.items()
-        }
+        return self._part.slots()
 
     def own_name(self, name: str) -> str | None:
-        target, pattern = self._names.target(name)
-        return target if target in self._shapes and pattern is None else None
+        return self._part.own_name(name)
 
     @torch.inference_mode()
     def finish_loading(self) -> None:
@@ -99,23 +77,18 @@ class TransformersEncoder(ImageEncoder):
         Raises:
             UnsupportedByTransformersError: What comes out are not the vectors that a prompt has places for.
         """
-        given, self._given = self._given, {}
-        self._model = load_model(
-            self._config, self._part_class, given.items(), self._dtype, self._device, attention=None
-        ).eval()
-        release_files(self._model)
-        self._layers = PausedLayers(self._model)
+        self._part.load(self._dtype, self._device)
         layout = self._processor.layout(*_SMALL)
         item = MediaItem(b"", "image", 0, layout.num_vectors, (), layout.grid, layout.num_units)
         values = self.begin(item, bytearray(layout.num_bytes))[0]
         try:
-            found = self._layers.try_out(lambda: self._features(item, values))
+            found = self._part.layers.try_out(lambda: self._features(item, values))
         except Exception as error:  # model code can raise anything if the configurations do not fit each other
             reason = f"encoding a picture raises {type(error).__name__}, {' '.join(str(error).split())[:200]}"
-            raise self._unsupported(reason) from error
+            raise self._part.unsupported(reason) from error
         wanted = (layout.num_vectors, self._text_size)
         if tuple(found.shape) != wanted:
-            raise self._unsupported(f"a picture has {list(found.shape)} numbers instead of {list(wanted)}")
+            raise self._part.unsupported(f"a picture has {list(found.shape)} numbers instead of {list(wanted)}")
 
     def _work_bytes_of(self, layout: ImageLayout) -> int:
         """As every encoder, and besides the states between layers, and scores of patches where all are computed."""
@@ -140,18 +113,18 @@ class TransformersEncoder(ImageEncoder):
     def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
         """The values, and the output of every layer so far."""
         values, *known = state
-        return (values, *self._layers.run(lambda: self._features(item, values), known, first + count))
+        return (values, *self._part.layers.run(lambda: self._features(item, values), known, first + count))
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """The vectors that `get_image_features` gives, in the order of their places."""
         values, *known = state
-        return self._layers.finish(lambda: self._features(item, values), known)
+        return self._part.layers.finish(lambda: self._features(item, values), known)
 
     def _features(self, item: MediaItem, values: torch.Tensor) -> torch.Tensor:
         if item.kind == "video":
-            found = self._model.get_video_features(pixel_values_videos=values[None]).pooler_output
+            found = self._part.model.get_video_features(pixel_values_videos=values[None]).pooler_output
         else:
-            found = self._model.get_image_features(**self._inputs(item, values)).pooler_output
+            found = self._part.model.get_image_features(**self._inputs(item, values)).pooler_output
         parts = [found] if isinstance(found, torch.Tensor) else [*found]
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -166,6 +139,20 @@ class TransformersEncoder(ImageEncoder):
         return {"pixel_values": values}
 
 
+class BackendEncoders(SeveralEncoders):
+    """What encodes pictures, and what encodes sound where the checkpoint has that too."""
+
+    @classmethod
+    def of(
+        cls, whole: Mapping[str, Any], text_size: int, found: Processors, dtype: torch.dtype, device: torch.device
+    ) -> Any:
+        """Both; that of pictures alone where there is no other."""
+        pictures = TransformersEncoder.of(whole, text_size, found, dtype, device)
+        if found.audio is None:
+            return pictures
+        return cls((pictures, TransformersSounds.of(whole, text_size, found, dtype, device)), device)
+
+
 def _in_patches(values: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
     """A picture [1, 3, height, width] in rows of patches with their channels last, and the places of these."""
     _, _, height, width = values.shape
@@ -175,32 +162,8 @@ def _in_patches(values: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": patches, "image_position_ids": torch.stack((column, row), dim=-1).view(1, -1, 2)}
 
 
-def _without_text(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class without its text model and head, which are another model here."""
-
-    class WithoutText(model_class):  # type: ignore[misc]  # the class is known when it is loaded
-        def __init__(inner, config: Any, *args: Any, **options: Any) -> None:
-            super().__init__(config, *args, **options)
-            for name in _TEXT_PARTS:
-                parent, _, attribute = name.rpartition(".")
-                setattr(inner.get_submodule(parent), attribute, nn.Identity())
-
-    # Tables of transformers have names by class, and leave out classes of other packages.
-    WithoutText.__name__, WithoutText.__module__ = model_class.__name__, model_class.__module__
-    WithoutText.__qualname__ = model_class.__qualname__
-    return WithoutText
-
-
 def _size(config: Any, name: str) -> int:
     found = getattr(config, name, None)
     if not isinstance(found, int) or found < 1:
         raise ValueError(f"config.json: vision_config.{name} must be a positive integer.")
     return found
-
-
-def _kind(name: str, shape: tuple[int, ...]) -> WeightKind:
-    if not shape and name.endswith(("_min", "_max")):
-        return WeightKind.BOUND
-    if name.endswith("bias"):
-        return WeightKind.BIAS
-    return WeightKind.MATRIX if len(shape) > 1 else WeightKind.SCALE

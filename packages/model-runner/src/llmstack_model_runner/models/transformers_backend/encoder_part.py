@@ -1,0 +1,88 @@
+"""Encoders of classes of transformers, without the text model beside them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+from llmstack_model_runner.models.transformers_backend.load import load_model, release_files
+from llmstack_model_runner.models.transformers_backend.paused_layers import PausedLayers
+from llmstack_model_runner.models.transformers_backend.resolve import UnsupportedByTransformersError, build_on_meta
+from llmstack_model_runner.models.transformers_backend.stored import Names
+
+_TEXT_PARTS = ("model.language_model", "lm_head")
+
+
+class EncoderPart:
+    """What a class has besides its text model and head, which are another model here.
+
+    Attributes:
+        config: Of the class. What it has no part for is None in it.
+        depth: Layers of the encoder.
+        model: The class with its weights, once they are loaded.
+        layers: Its layers, then.
+    """
+
+    def __init__(self, config: PreTrainedConfig, model_class: type[PreTrainedModel], dtype: torch.dtype) -> None:
+        """Builds the class on the meta device, which has shapes and no weights."""
+        config.tie_word_embeddings = False  # there is no head
+        self.config, self._name = config, model_class.__name__
+        self._class = _without_text(model_class)
+        built = build_on_meta(config, self._class, dtype, attention=None)
+        self._names, self._shapes = Names(built), {name: tuple(x.shape) for name, x in built.state_dict().items()}
+        self.depth = max(1, PausedLayers(built).depth)
+        self._given: dict[str, torch.Tensor] = {}
+        self.model: Any = None
+        self.layers: PausedLayers
+
+    def unsupported(self, reason: str) -> UnsupportedByTransformersError:
+        """The error that the class cannot be used."""
+        return UnsupportedByTransformersError(self._name, reason)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Slots of all of its tensors, by their names in the class."""
+        return {
+            name: WeightSlot(shape, functools.partial(self._given.__setitem__, name), _kind(name, shape))
+            for name, shape in self._shapes.items()
+        }
+
+    def own_name(self, name: str) -> str | None:
+        """The name in the class of a tensor in a checkpoint; None if it is of another part."""
+        target, pattern = self._names.target(name)
+        return target if target in self._shapes and pattern is None else None
+
+    def load(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Loads what the slots were given, through transformers."""
+        given, self._given = self._given, {}
+        self.model = load_model(self.config, self._class, given.items(), dtype, device, attention=None).eval()
+        release_files(self.model)
+        self.layers = PausedLayers(self.model)
+
+
+def _without_text(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The class without its text model and head, which are another model here."""
+
+    class WithoutText(model_class):  # type: ignore[misc]  # the class is known when it is loaded
+        def __init__(inner, config: Any, *args: Any, **options: Any) -> None:
+            super().__init__(config, *args, **options)
+            for name in _TEXT_PARTS:
+                parent, _, attribute = name.rpartition(".")
+                setattr(inner.get_submodule(parent), attribute, nn.Identity())
+
+    # Tables of transformers have names by class, and leave out classes of other packages.
+    WithoutText.__name__, WithoutText.__module__ = model_class.__name__, model_class.__module__
+    WithoutText.__qualname__ = model_class.__qualname__
+    return WithoutText
+
+
+def _kind(name: str, shape: tuple[int, ...]) -> WeightKind:
+    if not shape and name.endswith(("_min", "_max")):
+        return WeightKind.BOUND
+    if name.endswith("bias"):
+        return WeightKind.BIAS
+    return WeightKind.MATRIX if len(shape) > 1 else WeightKind.SCALE
