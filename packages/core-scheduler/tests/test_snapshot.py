@@ -37,6 +37,7 @@ LEFT_OUT = {
     "prefix_salt", "wants_logprobs", "pools_whole_prompt", "is_finished",
     "_chunks", "_results", "_spec", "_running", "_max_num_units", "_can_cut_prompts", "num_tokens", "media_end",
     "key_ids",
+    "_waiting", "_has_own_budget",  # the queue of the scheduler, and whether the configuration has a budget
     "media_numbers", "_entries",  # of a part; what a cache gives one by one
     # within one step
     "_plan", "_step", "_num_left_units", "_has_encoded", "_needed", "last_step",
@@ -96,6 +97,7 @@ def run_step(scheduler, rng):
     "settings",
     [
         {"speculative": SPECULATIVE},
+        {"speculative": SpeculativeConfig("draft_model", 3, is_adaptive=True, model="folder")},
         {"policy": "fair", "num_blocks": 12, "fair_quantum": 8},
         {"num_blocks": 12, "num_host_blocks": 20, "preemption": AlwaysSwap()},
     ],

@@ -10,6 +10,7 @@ from llmstack_core_scheduler.deadline_queue import DeadlineQueue, _can_lose_dead
 from llmstack_core_scheduler.draft_lengths import AcceptanceRate
 from llmstack_core_scheduler.drafting import Drafting
 from llmstack_core_scheduler.fair_queue import FairQueue
+from llmstack_core_scheduler.model_drafts import ModelDrafts
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts, _NgramIndex
 from llmstack_core_scheduler.preemption import CheapestPreemption
 from llmstack_core_scheduler.request import Request
@@ -195,10 +196,11 @@ def _restore_queue(queue: WaitingQueue, state: Sequence[Any], requests: Iterable
 
 def _drafting_state(drafting: Drafting) -> list[Any]:
     source, lengths = drafting._source, drafting._lengths
-    if source is not None and not isinstance(source, NgramDrafts):
+    if source is not None and not isinstance(source, NgramDrafts | ModelDrafts):
         raise ValueError(f"there are no snapshots of a {type(source).__name__}")
-    # The n-grams follow from a request's tokens, as far as these are indexed.
-    indexed = [(name, index.num_tokens) for name, index in source._indices.items()] if source is not None else []
+    # The n-grams follow from a request's tokens, as far as these are indexed. Of a draft model the runner knows.
+    indices = source._indices if isinstance(source, NgramDrafts) else {}
+    indexed = [(name, index.num_tokens) for name, index in indices.items()]
     rates = [
         (name, rate.num_tried, rate.num_right, rate._num_steps_without)
         for name, rate in (lengths._rates.items() if lengths is not None else ())
