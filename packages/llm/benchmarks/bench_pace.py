@@ -34,7 +34,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
     },
 }  # fmt: skip
-SETTINGS: dict[str, dict[str, float]] = {"no limit": {}, "3 steps": {"max_itl_steps": 3.0}}
+SETTINGS: dict[str, dict[str, float]] = {
+    "no limit": {}, "8 steps": {"max_itl_steps": 8.0}, "3 steps": {"max_itl_steps": 3.0},
+}  # fmt: skip
 NUM_LONG_TOKENS = 4000
 
 

@@ -70,7 +70,7 @@ class SchedulingOptions(OptionGroup):
         at_least=0,
         metavar="MS",
         help="cut prompts so that a step beside running streams takes at most so long, as predicted from the steps "
-        "before; 0 for no limit (default: for a server on a CPU three times the step of the streams alone, else 0)",
+        "before; 0 for no limit (default: for a server on a CPU eight times the step of the streams alone, else 0)",
     )
     max_num_partial_prefills: int = option(
         0,
