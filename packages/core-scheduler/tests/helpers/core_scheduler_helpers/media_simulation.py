@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from core_scheduler_helpers.drawn import VOCAB_SIZE, repetitive_token
+from core_scheduler_helpers.places import all_advance
 from core_scheduler_helpers.simulation import MAX_NUM_FORKS, ManagerFactory, Simulation, _expect
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.request import Request
@@ -171,9 +172,8 @@ class MediaSimulation(Simulation):
         if not self._under_way:
             _expect(bool(rows or work) or not self.alive, "with work there is a step")
             waiting = {one.request_id for one in self.scheduler.running if one.num_computed_tokens < one.media_end}
-            running = {request.request_id for request in self.scheduler.running}
             has_turns = self.config.pipeline_parallel_size > 1
-            _expect(has_turns or running - waiting <= {*row_ids} <= running, "who waits for no item advances")
+            _expect(has_turns or all_advance(self.scheduler, row_ids, waiting), "who waits for no item advances")
         self._check_units(scheduled)
         self.totals += Counter(
             steps=1, drafts=sum(len(row.draft_token_ids) for row in rows), swap_outs=len(scheduled.swap_outs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from llmstack_core_scheduler.fair_queue import FairQueue
@@ -92,3 +93,17 @@ class Yields:
         """Those since the last call."""
         taken, self.request_ids = self.request_ids, []
         return taken
+
+
+def all_advance(scheduler: Scheduler, row_ids: Sequence[str], waiting: Collection[str] = ()) -> bool:
+    """Whether each running request has a row of the step, but those of `waiting`.
+
+    With a limit of a step's time, a prompt may have none: a stream and another prompt have left no time for it.
+    """
+    running = {request.request_id: request for request in scheduler.running}
+    left = [running[name] for name in running.keys() - {*row_ids} - {*waiting}]
+    if not {*row_ids} <= running.keys():
+        return False
+    has_limit = scheduler._config.max_itl_steps > 0
+    are_prompts = all(request.num_tokens - request.num_computed_tokens > 1 for request in left)
+    return not left or (has_limit and are_prompts and bool(row_ids))

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from core_scheduler_helpers.drawn import ONE_STAGE_ONLY, VOCAB_SIZE, GuessingDrafts, draw_config, repetitive_token
-from core_scheduler_helpers.places import Places, Yields, wrong_counts
+from core_scheduler_helpers.places import Places, Yields, all_advance, wrong_counts
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.fair_queue import FairQueue
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
@@ -327,9 +327,8 @@ class Simulation:
         _expect(oldest is None or row_ids[0] == oldest, "the oldest always advances")
         if not self._under_way:
             _expect(bool(rows) or not self.alive, "with work there is a step")
-            running = [request.request_id for request in self.scheduler.running]
             has_turns = self.config.pipeline_parallel_size > 1  # then a step takes a share of them
-            _expect(has_turns or sorted(row_ids) == sorted(running), "every running request advances")
+            _expect(has_turns or all_advance(self.scheduler, row_ids), "every running request advances")
         drafts, swap_outs = sum(len(row.draft_token_ids) for row in rows), len(scheduled.swap_outs)
         swap_ins, copies = len(scheduled.swap_ins), len(scheduled.block_copies)
         self.totals += Counter(steps=1, drafts=drafts, swap_outs=swap_outs, swap_ins=swap_ins, copies=copies)
