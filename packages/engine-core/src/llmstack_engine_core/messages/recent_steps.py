@@ -94,12 +94,11 @@ def _unpack_steps(value: Any, name: str) -> list[StepRecord]:
 
 def _draw_steps(pick: Random) -> list[StepRecord]:
     """Where nothing was encoded, that is the default, as after an arrival."""
-    return [
-        StepRecord(
-            0.5, *(kind.draw(pick) for kind in (PHASES, STATS, ROWS)), ENCODER_WORK.draw(pick) or (), _MEDIA.draw(pick)
-        )
+    drawn = [
+        StepRecord(0.5, *(kind.draw(pick) for kind in (PHASES, STATS, ROWS, ENCODER_WORK, _MEDIA)))
         for _ in range(pick.randrange(3))
     ]
+    return [step._replace(encoder_work=step.encoder_work or ()) for step in drawn]
 
 
 RECENT_STEPS: Final = row(
