@@ -7,7 +7,8 @@ import pytest
 from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
 from llmstack_core_scheduler.draft_lengths import DraftLengths
 from llmstack_core_scheduler.testing import FakeKVCacheManager
-from llmstack_types import DRAFT_TO_MAKE, EngineCoreRequest, ModelRunnerOutput, SamplingParams
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
+from llmstack_types.scheduler_output import DRAFT_TO_MAKE
 
 CONFIG = SpeculativeConfig("draft_model", 3, model="small")
 

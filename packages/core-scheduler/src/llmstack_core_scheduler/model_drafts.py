@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmstack_types import DRAFT_TO_MAKE
+from llmstack_types.scheduler_output import DRAFT_TO_MAKE
 
 
 class ModelDrafts:

@@ -8,7 +8,6 @@ from typing import Protocol
 from llmstack_types import (
     EngineCoreOutputs,
     KVCacheSpec,
-    MakeTokenMasks,
     ModelRunnerOutput,
     RequestEvent,
     SchedulerOutput,
@@ -16,6 +15,7 @@ from llmstack_types import (
     StepRecord,
     StructuredOutputsParams,
 )
+from llmstack_types.token_masks import MakeTokenMasks
 
 
 class PendingOutput(Protocol):

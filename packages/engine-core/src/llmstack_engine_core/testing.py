@@ -16,7 +16,6 @@ from llmstack_types import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVTensorSpec,
-    MakeTokenMasks,
     ModelRunnerConfig,
     ModelRunnerOutput,
     NewRequest,
@@ -29,6 +28,7 @@ from llmstack_types import (
     TokenLogprobs,
     TokenMasks,
 )
+from llmstack_types.token_masks import MakeTokenMasks
 
 BYTES_PER_TOKEN = 8
 ECHO_EMBEDDING_SIZE = 4

@@ -50,12 +50,12 @@ from llmstack_model_runner.steps.warm_up import check_warm_up, for_groups, maske
 from llmstack_types import (
     EngineStartError,
     KVCacheSpec,
-    MakeTokenMasks,
     ModelRunnerConfig,
     ModelRunnerOutput,
     SchedulerOutput,
     TokenMasks,
 )
+from llmstack_types.token_masks import MakeTokenMasks
 
 logger = logging.getLogger(__name__)
 

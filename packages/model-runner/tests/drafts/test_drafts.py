@@ -5,13 +5,13 @@ import pytest
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import write_gpt2_checkpoint
 from llmstack_types import (
-    DRAFT_TO_MAKE,
     ModelRunnerConfig,
     NewRequest,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
 )
+from llmstack_types.scheduler_output import DRAFT_TO_MAKE
 
 PROMPT = [5, 3, 9, 2, 8, 1, 7, 7, 4, 6]
 GREEDY = SamplingParams(temperature=0.0)

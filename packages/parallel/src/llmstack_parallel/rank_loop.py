@@ -24,8 +24,8 @@ from llmstack_parallel.messages import (
 )
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_blocks import block_sizes, reads
-from llmstack_types import LLMStackError, MakeTokenMasks, ModelRunnerConfig, TokenMasks
-from llmstack_types.token_masks import NO_DRAFTS_MADE
+from llmstack_types import LLMStackError, ModelRunnerConfig, TokenMasks
+from llmstack_types.token_masks import NO_DRAFTS_MADE, MakeTokenMasks
 
 logger = logging.getLogger(__name__)
 

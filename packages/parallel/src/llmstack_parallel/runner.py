@@ -32,13 +32,12 @@ from llmstack_parallel.topology import Topology
 from llmstack_types import (
     EngineStartError,
     KVCacheSpec,
-    MakeTokenMasks,
     ModelRunnerConfig,
     ModelRunnerOutput,
     SchedulerOutput,
     TokenMasks,
 )
-from llmstack_types.token_masks import NO_DRAFTS_MADE
+from llmstack_types.token_masks import NO_DRAFTS_MADE, MakeTokenMasks
 
 logger = logging.getLogger(__name__)
 

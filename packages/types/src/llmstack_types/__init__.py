@@ -58,17 +58,16 @@ if TYPE_CHECKING:
         SamplingParams,
         ThinkingTags,
     )
-    from llmstack_types.scheduler_output import DRAFT_TO_MAKE, NewRequest, ScheduledRequest, SchedulerOutput
+    from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
     from llmstack_types.shadow import ShadowFigures, ShadowReport
     from llmstack_types.stats import RequestProgress, SchedulerStats
     from llmstack_types.structured_outputs_params import StructuredOutputsParams
-    from llmstack_types.token_masks import MakeTokenMasks, TokenMasks
+    from llmstack_types.token_masks import TokenMasks
 
 # Public name to the module that has it.
 _MODULES = {
     "BlockEviction": "events",
     "Control": "control",
-    "DRAFT_TO_MAKE": "scheduler_output",
     "EncoderStats": "media",
     "EncoderWork": "media",
     "EngineCoreOutput": "engine_core",
@@ -86,7 +85,6 @@ _MODULES = {
     "KVTransferParams": "engine_core",
     "LLMStackError": "errors",
     "LoRAIdentity": "adapters",
-    "MakeTokenMasks": "token_masks",
     "MediaItem": "media",
     "MediaMemory": "media",
     "MediaSpec": "media",
@@ -126,7 +124,6 @@ _MODULES = {
 }
 
 __all__ = [
-    "DRAFT_TO_MAKE",
     "BlockEviction",
     "Control",
     "EncoderStats",
@@ -146,7 +143,6 @@ __all__ = [
     "KVTransferParams",
     "LLMStackError",
     "LoRAIdentity",
-    "MakeTokenMasks",
     "MediaItem",
     "MediaMemory",
     "MediaSpec",

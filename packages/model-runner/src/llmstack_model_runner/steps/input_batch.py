@@ -15,7 +15,6 @@ from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
 from llmstack_model_runner.steps.moved_positions import MovedPositions
 from llmstack_model_runner.steps.pooling_rows import PoolingRows
 from llmstack_types import (
-    DRAFT_TO_MAKE,
     KVCacheGroupSpec,
     MediaItem,
     NewRequest,
@@ -23,6 +22,7 @@ from llmstack_types import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from llmstack_types.scheduler_output import DRAFT_TO_MAKE
 
 
 class InputBatchError(ValueError):

@@ -11,7 +11,6 @@ from llmstack_types import (
     EngineStartError,
     KVCacheGroupSpec,
     KVCacheSpec,
-    MakeTokenMasks,
     ModelRunnerOutput,
     NewRequest,
     PoolingParams,
@@ -22,7 +21,7 @@ from llmstack_types import (
     SchedulerOutput,
     TokenMasks,
 )
-from llmstack_types.token_masks import NO_DRAFTS_MADE
+from llmstack_types.token_masks import NO_DRAFTS_MADE, MakeTokenMasks
 
 _PREFIX = "warm-up-"
 _MAX_PREFILL_TOKENS = {"cuda": 64, "cpu": 16}
