@@ -19,7 +19,7 @@ from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.steps.computation import MakeTokenMasks
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput
-from llmstack_types import MakeTokenMasks as MakeMasksWithDrafts
+from llmstack_types.token_masks import MakeTokenMasks as MakeMasksWithDrafts
 
 
 class Drafts:
