@@ -41,13 +41,12 @@ class Chunks:
 
         0 where it waits for the encoder, or the step has no time for it.
         """
-        if self._pace is not None and not (self._is_atomic and start < request.media_end):
-            num_tokens = self._pace.cut(request, start, num_tokens)
-            if not num_tokens:
-                return 0
         if self._encoding is not None and start < request.media_end:
             num_ready = self._encoding.ready_tokens(request, start, num_tokens, plan)
             num_tokens = num_ready if self._can_cut or num_ready == num_tokens else 0
+        # Behind the encoder: a prompt that waits for an item takes no time from others.
+        if self._pace is not None and num_tokens and not (self._is_atomic and start < request.media_end):
+            num_tokens = self._pace.cut(request, start, num_tokens)
         if self.states is not None and num_tokens:
             return self.states.cut(request, start, num_tokens)
         return num_tokens
