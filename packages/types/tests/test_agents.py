@@ -131,3 +131,5 @@ def test_an_empty_trace_is_refused() -> None:
         AgentWorkload(profile="fast").sessions()
     with pytest.raises(ValueError, match="must be above 0"):
         AgentWorkload(0).sessions()
+    with pytest.raises(ValueError, match="100001 sessions: 100000 are the most"):
+        AgentWorkload(100_001).sessions()

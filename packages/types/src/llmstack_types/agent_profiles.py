@@ -15,6 +15,7 @@ from llmstack_types.agents import MAX_TURNS, AgentSession, AgentTurn, Asker
 from llmstack_types.vocabulary import AgentProfileName
 
 _SIGMAS_TO_P95 = 1.6449
+MAX_SESSIONS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,11 @@ class AgentWorkload:
         if self.profile not in AGENT_PROFILES:
             raise ValueError(f"the profile must be one of {', '.join(AGENT_PROFILES)}")
         if self.num_sessions < 1 or not self.gap_s > 0 or not 0 < self.length_scale <= 100:
-            raise ValueError("the number of sessions, their gap and the scale of lengths must be above 0")
+            raise ValueError(
+                "the number of sessions, their gap and the scale of lengths must be above 0, the scale at most 100"
+            )
+        if self.num_sessions > MAX_SESSIONS:
+            raise ValueError(f"{self.num_sessions} sessions: {MAX_SESSIONS} are the most")
         return list(_Maker(self).sessions())
 
 
