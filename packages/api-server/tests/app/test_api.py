@@ -14,7 +14,6 @@ from llmstack_llm.model.config import load_model_config
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_server.app import build_app
-from llmstack_server.protocols import EngineClient
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -28,7 +27,7 @@ async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[A
         return
     folder = write_model_folder(tmp_path / "model")
     core = FakeEngineCoreClient()
-    engine: EngineClient = AsyncLLM(load_model_config(str(folder)), core, load_tokenizer(folder))
+    engine = AsyncLLM(load_model_config(str(folder)), core, load_tokenizer(folder))
     yield build_app(ready_state(engine, names=("fake", "alias"), ready=core.ready))
     await engine.shutdown()
 

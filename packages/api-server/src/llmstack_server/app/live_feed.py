@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from llmstack_insight.timeline import timeline_of
 from llmstack_server.app.steps import FoundSteps, read_steps
-from llmstack_server.protocols import ReloadableEngine
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web import sse
 
@@ -185,5 +184,4 @@ class _Clock:
 
 def report_of(state: ServerState, age_s: float) -> dict[str, Any]:
     """What this process has predicted in the last seconds, and how many requests finish with earlier weights."""
-    num_finishing = state.engine.num_finishing_requests if isinstance(state.engine, ReloadableEngine) else 0
-    return {"predictions": state.recent_requests.rows(age_s), "num_finishing": num_finishing}
+    return {"predictions": state.recent_requests.rows(age_s), "num_finishing": state.engine.num_finishing_requests}

@@ -13,7 +13,6 @@ from llmstack_llm import EngineArgs, request_errors
 from llmstack_llm.reloading import ReloadError
 from llmstack_model_files import ModelFilesError
 from llmstack_server.options.reload_options import ReloadEntry, engine_args_of
-from llmstack_server.protocols import ReloadableEngine
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.api_types import Reloaded
 from llmstack_server.web.body import BodyLimits, read_json_object
@@ -104,8 +103,6 @@ async def _reload_here(state: ServerState, entry: ReloadEntry, *, moves: bool) -
         ReloadError, EngineArgsError: Nothing has changed.
     """
     engine = state.engine
-    if not isinstance(engine, ReloadableEngine):
-        raise ReloadError("this engine cannot exchange its engine core")
     args = None if entry.changes_adapters_alone else await asyncio.to_thread(_engine_args, state, entry)
     state.is_reloading = True
     try:

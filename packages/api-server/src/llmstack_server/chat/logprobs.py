@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from llmstack_server.protocols import TokenLogprob
+from llmstack_llm import Logprob
 
 # JSON has no -inf; this is OpenAI's lowest value.
 LOWEST = -9999.0
 
-Position = Mapping[int, TokenLogprob]
+Position = Mapping[int, Logprob]
 
 
 class CompletionLogprobs:
@@ -83,7 +83,7 @@ def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool
     return entry
 
 
-def _chat_token(token_id: int, entry: TokenLogprob, shows_ids: bool) -> dict[str, Any]:
+def _chat_token(token_id: int, entry: Logprob, shows_ids: bool) -> dict[str, Any]:
     text = _text(entry, token_id)
     token = token_name(token_id) if shows_ids else text
     raw = text.encode() if entry.token_bytes is None else entry.token_bytes
@@ -109,7 +109,7 @@ def floor(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
-def _text(entry: TokenLogprob | None, token_id: int) -> str:
+def _text(entry: Logprob | None, token_id: int) -> str:
     if entry is None or entry.decoded_token is None:
         return token_name(token_id)
     return entry.decoded_token

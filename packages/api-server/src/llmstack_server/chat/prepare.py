@@ -23,8 +23,7 @@ from llmstack_server.chat.reading import ReadingPlan, ReasoningPlan
 from llmstack_server.chat.reasoning import is_open_in, tag_ids, thinking_tags
 from llmstack_server.chat.stored_media import with_stored_media
 from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
-from llmstack_server.protocols import OutputStream
-from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llmstack_llm import CompletionOutput
 from llmstack_output_parsers import (
     ChainedParser,
     NamedCallParser,
@@ -20,7 +21,6 @@ from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.reasoning import ReasoningCounter
 from llmstack_server.chat.text_call import TextCallParser
 from llmstack_server.chat.tools import ToolMode, ToolUse
-from llmstack_server.protocols import Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ChoiceParser:
         if reasoning is not None and reasoning.tag_ids is not None:
             self._counter = ReasoningCounter(*reasoning.tag_ids, is_open=reasoning.starts_with_reasoning)
 
-    def read(self, new: Completion) -> ChatDelta:
+    def read(self, new: CompletionOutput) -> ChatDelta:
         """The delta of an output."""
         parsed = self._parser.feed(new.text)
         if new.finish_reason is not None:
@@ -132,7 +132,7 @@ class ChoiceParser:
         """The calls; only the first one without parallel calls."""
         return calls if self._plan.tool_use.is_parallel else [call for call in calls if call.index == 0]
 
-    def _count(self, new: Completion, text: str, plan: ReasoningPlan) -> None:
+    def _count(self, new: CompletionOutput, text: str, plan: ReasoningPlan) -> None:
         if self._counter is not None:
             self.num_reasoning_tokens += self._counter.count(new.token_ids)
             return

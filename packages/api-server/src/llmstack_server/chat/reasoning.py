@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from llmstack_output_parsers import ReasoningParserFactory
 from llmstack_server.chat.conversation import Conversation
-from llmstack_server.protocols import TextCodec
 from llmstack_types import ThinkingTags
+
+if TYPE_CHECKING:
+    from llmstack_llm.text.tokenizer import Tokenizer
 
 
 def is_open_in(prompt: str, conversation: Conversation, parser: ReasoningParserFactory) -> bool | None:
@@ -54,20 +57,20 @@ class ReasoningCounter:
         return num_tokens
 
 
-def tag_ids(tokenizer: TextCodec, parser: ReasoningParserFactory) -> tuple[int, int] | None:
+def tag_ids(tokenizer: Tokenizer, parser: ReasoningParserFactory) -> tuple[int, int] | None:
     """The tokens of the tags; None where a tag is not a single token."""
     start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in (parser.start, parser.end))
     return (start[0], end[0]) if len(start) == len(end) == 1 else None
 
 
-def thinking_tags(tokenizer: TextCodec, parser: ReasoningParserFactory, *, is_open: bool) -> ThinkingTags:
+def thinking_tags(tokenizer: Tokenizer, parser: ReasoningParserFactory, *, is_open: bool) -> ThinkingTags:
     """The tokens around the reasoning of an answer; `is_open` as in `ThinkingTags`."""
     start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in (parser.start, parser.end))
     return ThinkingTags(tuple(start), tuple(end), is_open)
 
 
 def thinking_tags_after(
-    tokenizer: TextCodec, parser: ReasoningParserFactory, prompt: str | Sequence[int]
+    tokenizer: Tokenizer, parser: ReasoningParserFactory, prompt: str | Sequence[int]
 ) -> ThinkingTags:
     """The tokens around the reasoning that continues a prompt: open after a start tag that no end tag follows."""
     tags = thinking_tags(tokenizer, parser, is_open=bool(getattr(parser, "is_open_by_default", False)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmstack_llm import CompletionOutput, RequestOutput
 from llmstack_server.chat.deltas import ChatDelta, ChatMessage, fold
 from llmstack_server.chat.logprobs import Position
 from llmstack_server.chat.reading import ChoiceParser, ReadingPlan
-from llmstack_server.protocols import Completion, OutputStream, PromptOutput
+from llmstack_server.state.server_state import OutputStream
 from llmstack_server.web.usage import UsageCounter
 
 
@@ -30,7 +31,7 @@ class ChatStream:
         if plan is not None and plan.reasoning is not None:
             self.usage.num_reasoning_tokens = 0
 
-    def read(self, output: PromptOutput) -> list[ChatDelta]:
+    def read(self, output: RequestOutput) -> list[ChatDelta]:
         """New text, reasoning and calls in one output, choice by choice.
 
         With the output kind `FINAL_ONLY` there is one delta per choice.
@@ -55,7 +56,7 @@ class ChatStream:
         async with self.outputs as outputs:
             return fold([delta async for output in outputs for delta in self.read(output)])
 
-    def _parse(self, new: Completion, plan: ReadingPlan) -> ChatDelta:
+    def _parse(self, new: CompletionOutput, plan: ReadingPlan) -> ChatDelta:
         parser = self._index_to_parser.get(new.index)
         if parser is None:
             parser = self._index_to_parser[new.index] = ChoiceParser(plan)

@@ -6,15 +6,14 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory
 from llmstack_server.observability.watchdog import StuckWatchdog
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.reload_options import START_NAME
-from llmstack_server.protocols import EngineClient, OutputStream
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
 from llmstack_server.state.queue_monitor import QueueMonitor
@@ -29,12 +28,28 @@ from llmstack_types import EngineDeadError, EngineReady
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from llmstack_llm import AsyncLLM, RequestOutput
+    from llmstack_llm.requests import AdmittedRequest
     from llmstack_server.observability.metrics import ServerMetrics
     from llmstack_server.observability.telemetry.open import Telemetry
     from llmstack_server.state.peers import Answers, Peers
 
 
 MAX_PREVIOUS_WEIGHTS = 8
+
+
+class OutputStream(Protocol):
+    """Outputs of the prompts that were submitted together: a `GenerationStream`, or what notes something of one."""
+
+    prompts: Sequence[AdmittedRequest]
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+    async def __anext__(self) -> RequestOutput: ...
+    async def aclose(self) -> None: ...
+    def fail_after(self, timeout_s: float, error: Exception) -> None: ...
+    def follow(self, take: Callable[[RequestOutput], bool]) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc_info: object) -> None: ...
 
 
 class NotedStream(OutputStream, Protocol):
@@ -127,7 +142,7 @@ class ServerState:
     """
 
     config: ServeConfig
-    opened_engine: EngineClient | None
+    opened_engine: AsyncLLM | None
     metrics: ServerMetrics
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     in_flight: InFlight = field(default_factory=InFlight)
@@ -182,7 +197,7 @@ class ServerState:
         self.__dict__.pop("system_fingerprint", None)
 
     @property
-    def engine(self) -> EngineClient:
+    def engine(self) -> AsyncLLM:
         """The engine front end.
 
         Raises:

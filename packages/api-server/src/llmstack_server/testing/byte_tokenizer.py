@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from llmstack_llm.text.tokenizer import Tokenizer
 
 
-class ByteTokenizer:
-    """A tokenizer whose tokens are bytes."""
+class ByteTokenizer(Tokenizer):
+    """A tokenizer whose tokens are bytes, which has no library behind it."""
 
-    config: Mapping[str, Any] = {"tokenizer_class": "ByteTokenizer"}
+    def __init__(self) -> None:
+        self.config = {"tokenizer_class": "ByteTokenizer"}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The bytes of the text."""

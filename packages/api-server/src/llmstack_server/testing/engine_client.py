@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from llmstack_llm import (
     AdmissionLimits,
+    AsyncLLM,
     ChatPrompt,
     CheckedSampling,
     CompletionOutput,
     GenerationRequest,
+    GenerationStream,
     GivenSampling,
     Logprob,
     PoolingRequestOutput,
+    PromptInput,
     RenderedPrompt,
     RequestObserver,
     RequestOutput,
@@ -23,17 +26,17 @@ from llmstack_llm import (
     check_fan_out,
 )
 from llmstack_llm.admission.rules import check_token_ids
-from llmstack_llm.admission.sampling import NO_SAMPLING, check_sampling, resolve_max_tokens
+from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, check_sampling, resolve_max_tokens
 from llmstack_llm.chat.renderers import ChatFacts
 from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.reloading import ReloadError
 from llmstack_llm.requests import Adapter, AdmittedRequest
 from llmstack_llm.speech.served import Speech
 from llmstack_server.chat.parsers import choose_parsers
 from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig, ServeConfig
-from llmstack_server.protocols import EngineClient
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing.adapters import FakeAdapters
@@ -41,7 +44,7 @@ from llmstack_server.testing.byte_tokenizer import ByteTokenizer
 from llmstack_server.testing.operations import FakeOperations
 from llmstack_server.testing.pooling import admit_bytes, pool_bytes
 from llmstack_server.web.streams import close, merge
-from llmstack_types import EngineDeadError, EngineReady, PoolingParams, RequestOutputKind, SamplingParams, StepRecording
+from llmstack_types import EngineDeadError, EngineReady, PoolingParams, RequestOutputKind, SamplingParams
 
 READY = EngineReady(
     num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu", embedding_size=4
@@ -49,8 +52,8 @@ READY = EngineReady(
 LIMITS = AdmissionLimits(READY.max_model_len, READY.vocab_size, READY.num_blocks * READY.block_size, embedding_size=4)
 
 
-class FakeStream:
-    """Outputs of prompts that were submitted together."""
+class FakeStream(GenerationStream):
+    """Outputs of prompts that were submitted together, which run as they are read."""
 
     def __init__(self, prompts: Sequence[AdmittedRequest], outputs: AsyncIterator[tuple[int, RequestOutput]]) -> None:
         self.prompts = prompts
@@ -64,9 +67,6 @@ class FakeStream:
     def follow(self, take: Callable[[RequestOutput], bool]) -> None:
         self._take = take
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> RequestOutput:
         try:
             async with asyncio.timeout_at(self._limit[0]):
@@ -78,19 +78,17 @@ class FakeStream:
         except TimeoutError:
             raise self._limit[1] from None
 
-    async def aclose(self) -> None:
+    async def aclose(self, *exc_info: object) -> None:
         """Closes the outputs, which aborts unfinished requests."""
         await close(self._outputs)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+    __aexit__ = aclose
 
 
-class FakeEngineClient(FakeAdapters, FakeOperations):
-    """An `EngineClient` that repeats the prompt, one byte per token.
+class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
+    """An `AsyncLLM` that repeats the prompt, one byte per token, and has no engine core.
+
+    Nothing of `AsyncLLM` itself runs: what the routes call is here.
 
     Attributes:
         admitted: Prompts that were submitted.
@@ -100,9 +98,21 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         rendered: The conversations that were rendered.
         is_recovering: Value for `/ready`.
         num_restarts: Value for `/server_info`.
-        last_steps: The result of `recent_steps`.
         error: Raised in a stream when `num_tokens_before_error` tokens have come.
     """
+
+    # Set for each engine below, and by tests; properties of an `AsyncLLM`.
+    ready: EngineReady
+    limits = LIMITS
+    engines: Sequence[EngineReady] = (READY,)
+    prompt_prefixes: Mapping[str, str] = {"query": "q: "}
+    label_names: Mapping[int, str] = {}
+    chat_facts: ChatFacts | None = ChatFacts(True, True, None)
+    media_stats: MediaStats | None = None
+    speech: Speech | None = None
+    sleep_level = 0
+    is_recovering = is_exchanging = False
+    num_restarts = num_unmoved_requests = num_finishing_requests = 0
 
     def __init__(self, *, step_delay_s: float = 0.0, num_labels: int = 0) -> None:
         """`num_labels` above 0 makes it a classifier with labels named `a`, `b` and so on."""
@@ -110,7 +120,6 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         FakeOperations.__init__(self)
         self.ready = dataclasses.replace(READY, num_labels=num_labels)
         self.limits = dataclasses.replace(LIMITS, num_labels=num_labels)
-        self.prompt_prefixes = {"query": "q: "}
         self.label_names = {index: chr(ord("a") + index) for index in range(num_labels)}
         self.admitted: list[AdmittedRequest] = []
         self.pooling_adapter: Adapter | None = None
@@ -123,13 +132,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         self.num_tokens_before_error = 0
         self.num_running = self.max_num_running = 0
         self.is_dead = False
-        self.is_shut_down = self.is_recovering = False
-        self.num_restarts = self.num_unmoved_requests = 0
-        self.engines = [READY]
-        self.chat_facts: ChatFacts | None = ChatFacts(True, True, None)
-        self.media_stats: MediaStats | None = None
-        self.speech: Speech | None = None
-        self.last_steps = StepRecording(0.0, (), ())
+        self.is_shut_down = False
         self.readiness = asyncio.Event()
         self.readiness.set()
 
@@ -137,6 +140,10 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         """Returns once `readiness` is set."""
         await self.readiness.wait()
         return self.ready
+
+    async def reload(self, *args: object, **options: object) -> tuple[EngineReady, int]:
+        """Refuses: there is no engine core to exchange."""
+        raise ReloadError("this engine cannot exchange its engine core")
 
     async def check_health(self) -> None:
         """Raises EngineDeadError once `is_dead`."""
@@ -147,10 +154,10 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         self.observers.append(observer)
 
     def check_sampling(
-        self, given: Mapping[str, Any], names: Mapping[str, str] | None = None, *, is_echo: bool = False
+        self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
     ) -> CheckedSampling:
         """Runs the real checks, with vLLM's defaults."""
-        return check_sampling(given, self.limits, names or {}, is_echo=is_echo)
+        return check_sampling(given, self.limits, names, is_echo=is_echo)
 
     def _checked(self, sampling: GivenSampling | CheckedSampling) -> CheckedSampling:
         if isinstance(sampling, CheckedSampling):
@@ -170,24 +177,19 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         return AdmittedRequest(text, token_ids, params, param, request.adapter)
 
     async def admit_pooling(
-        self,
-        prompt: Any,
-        pooling_params: PoolingParams,
-        *,
-        param: str = "prompt",
-        param_names: Mapping[str, str] | None = None,
-        **options: Any,
+        self, prompt: PromptInput, pooling_params: PoolingParams, *, adapter: Adapter | None = None, **options: Any
     ) -> AdmittedPooling:
         """Runs the real checks on the bytes of the prompt."""
-        self.pooling_adapter = options.get("adapter")
+        self.pooling_adapter = adapter
+        param, param_names = options.get("param", "prompt"), options.get("param_names")
         return admit_bytes(prompt, pooling_params, self.limits, param, param_names)
 
     @property
-    def running_request_ids(self) -> Sequence[str]:
+    def running_request_ids(self) -> list[str]:
         """None: this engine does not know them."""
-        return ()
+        return []
 
-    async def abort(self, request_ids: Sequence[str]) -> None:
+    async def abort(self, request_ids: str | Sequence[str]) -> None:
         """Ends nothing, since it knows no ids."""
 
     def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "", param: str = "n") -> None:
@@ -195,7 +197,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
 
     async def encode(
         self,
-        prompt: AdmittedPooling,
+        prompt: PromptInput | AdmittedPooling,
         pooling_params: PoolingParams | None,
         request_id: str,
         *,
@@ -203,8 +205,10 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
         cache_salt: str = "",
         tenant: str = "",
         has_room: bool = False,
-    ) -> AsyncIterator[PoolingRequestOutput]:
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """The prompt's length, first, greatest and last byte, as far as `dimensions` or labels go."""
+        if not isinstance(prompt, AdmittedPooling):
+            raise TypeError("this engine pools admitted prompts alone")
         await self.check_health()
         submitted = SubmittedRequest(request_id, prompt.prompt, prompt.prompt_token_ids, prompt.pooling_params)
         for observer in self.observers:
@@ -338,14 +342,6 @@ class FakeEngineClient(FakeAdapters, FakeOperations):
     async def get_tokenizer(self, param: str = "prompt") -> ByteTokenizer:
         return ByteTokenizer()
 
-    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        """The step log after that step."""
-        return self.last_steps._replace(steps=[one for one in self.last_steps.steps if one.stats.step > after_step])
-
-    async def step_log(self, engine_index: int = 0) -> bytes:
-        """The beginning of a log, where there are steps."""
-        return b"llmsteps" if self.last_steps.steps else b""
-
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
         return [], False
 
@@ -360,7 +356,7 @@ def _position(token_id: int, num_top: int, named: Sequence[int] = ()) -> dict[in
 
 
 def ready_state(
-    engine: EngineClient,
+    engine: AsyncLLM,
     http: HTTPConfig | None = None,
     names: Sequence[str] = ("fake",),
     ready: EngineReady = READY,

@@ -15,8 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmstack_llm import request_errors
-from llmstack_server.protocols import PromptOutput
+from llmstack_llm import RequestOutput, request_errors
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
@@ -40,7 +39,7 @@ lasting_fields: ContextVar[Mapping[str, Any]] = ContextVar("lasting_fields", def
 _RAW_STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 
-Push = Callable[[Callable[[PromptOutput], bytes], PromptOutput], bool]
+Push = Callable[[Callable[[RequestOutput], bytes], RequestOutput], bool]
 """Encodes and sends an output at once, as `EventSender.push` does; False where that would wait."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
-from llmstack_server.protocols import OutputStream
+from llmstack_server.state.server_state import OutputStream
 from llmstack_server.web.errors import HTTPError, client_deadline_exceeded, deadline_exceeded
 from llmstack_server.web.streams import close
 

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from llmstack_server.protocols import AdmittedPrompt
+from llmstack_llm.requests import AdmittedRequest
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.deadlines import current_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable
@@ -22,7 +22,7 @@ def with_jitter(wait_s: float) -> float:
 
 
 def check_first_token(
-    state: ServerState, request_id: str, prompts: Sequence[AdmittedPrompt], num_generated: int
+    state: ServerState, request_id: str, prompts: Sequence[AdmittedRequest], num_generated: int
 ) -> Callable[[float], None] | None:
     """The last check of a request, with the exact tokens of its prompts; bound to the first two, it is `on_admitted`.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
-from llmstack_llm import request_errors
-from llmstack_server.protocols import OutputStream, PromptOutput
-from llmstack_server.state.server_state import ServerState
+from llmstack_llm import RequestOutput, request_errors
+from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.fields import GenerationFields
 from llmstack_server.web.unsupported import unsupported
 from llmstack_types import KVTransferParams
@@ -83,7 +82,7 @@ class NotedTransfer:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> PromptOutput:
+    async def __anext__(self) -> RequestOutput:
         output = await self._outputs.__anext__()
         if output.kv_transfer_params is not None:
             self.kv_transfer_params = output.kv_transfer_params
@@ -97,7 +96,7 @@ class NotedTransfer:
         """Limits the time of the request."""
         self._outputs.fail_after(timeout_s, error)
 
-    def follow(self, take: Callable[[PromptOutput], bool]) -> None:
+    def follow(self, take: Callable[[RequestOutput], bool]) -> None:
         """Lets `take` have outputs without a turn of the iterator's task."""
         self._outputs.follow(take)  # what is exported comes with the last output
 

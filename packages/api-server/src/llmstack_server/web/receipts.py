@@ -14,8 +14,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from llmstack_llm import RequestOutput
 from llmstack_server.options.errors import ServeError
-from llmstack_server.protocols import OutputStream, PromptOutput
+from llmstack_server.state.server_state import OutputStream
 from llmstack_types import EngineReady, LoRAIdentity, SamplingParams
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class NotedOutputs:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> PromptOutput:
+    async def __anext__(self) -> RequestOutput:
         output = await self._outputs.__anext__()
         self._note(output)
         return output
@@ -207,10 +208,10 @@ class NotedOutputs:
         """Limits the time of the request."""
         self._outputs.fail_after(timeout_s, error)
 
-    def follow(self, take: Callable[[PromptOutput], bool]) -> None:
+    def follow(self, take: Callable[[RequestOutput], bool]) -> None:
         """Lets `take` have outputs without a turn of the iterator's task."""
 
-        def note_and_take(output: PromptOutput) -> bool:
+        def note_and_take(output: RequestOutput) -> bool:
             is_taken = take(output)
             if is_taken:
                 self._note(output)
@@ -225,7 +226,7 @@ class NotedOutputs:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._outputs.__aexit__(*exc_info)
 
-    def _note(self, output: PromptOutput) -> None:
+    def _note(self, output: RequestOutput) -> None:
         self._engines[output.prompt_index] = output.engines
         for new in output.outputs:
             self._token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)

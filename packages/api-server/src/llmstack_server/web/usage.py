@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, get_args
 
-from llmstack_server.protocols import AdmittedPrompt, PromptOutput, Timings
+from llmstack_llm import RequestMetrics, RequestOutput
+from llmstack_llm.requests import AdmittedRequest
 from llmstack_types.vocabulary import FileKind
 
 _COUNTED_KINDS: Final[tuple[FileKind, ...]] = get_args(FileKind)
@@ -19,8 +20,8 @@ class UsageCounter:
         num_reasoning_tokens: Completion tokens of reasoning; None where they are not distinguished.
     """
 
-    def __init__(self, prompts: Sequence[AdmittedPrompt]) -> None:
-        self.timings: Timings | None = None
+    def __init__(self, prompts: Sequence[AdmittedRequest]) -> None:
+        self.timings: RequestMetrics | None = None
         self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
         self._prompts = prompts
         self.num_completion_tokens = 0
@@ -28,7 +29,7 @@ class UsageCounter:
         self._prompt_index_to_num_cached = [0] * len(prompts)
         self._num_sent_tokens = 0
 
-    def add(self, output: PromptOutput) -> None:
+    def add(self, output: RequestOutput) -> None:
         """Counts the tokens of `output`, which has only new tokens, or is the only output.
 
         As at OpenAI, completions that `best_of` generated and did not choose count too.
@@ -64,7 +65,7 @@ class UsageCounter:
         return usage
 
 
-def timings_object(timings: Timings | None) -> dict[str, float | None]:
+def timings_object(timings: RequestMetrics | None) -> dict[str, float | None]:
     """Timings of one completion in milliseconds; unknown ones are null, such as a mean over no intervals.
 
     `time_to_first_token_ms` counts from the request's arrival, so `queue_time_ms` is a part of it.

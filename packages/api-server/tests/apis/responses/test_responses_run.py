@@ -22,7 +22,6 @@ from llmstack_server.apis.responses.protocol import ResponseRequest
 from llmstack_server.apis.responses.run import ResponseRun
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.prepare import SubmittedChat
-from llmstack_server.protocols import PromptOutput
 from llmstack_server.testing.engine_client import FakeStream
 from llmstack_server.web.errors import engine_unavailable
 from llmstack_types import SamplingParams
@@ -52,7 +51,7 @@ class ScriptedRun(ResponseRun):
         self._deltas = iter(deltas)
         self.usage = ScriptedUsage()  # type: ignore[assignment]  # counts alone
 
-    def read(self, output: PromptOutput) -> list[ChatDelta]:
+    def read(self, output: RequestOutput) -> list[ChatDelta]:
         return [next(self._deltas)]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from llmstack_llm import GivenSampling, request_errors
+from llmstack_llm import GivenSampling, RequestOutput, request_errors
 from llmstack_server.apis.anthropic.content import ContentBuilder
 from llmstack_server.apis.anthropic.errors import ANTHROPIC_ERRORS
 from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
@@ -27,7 +27,6 @@ from llmstack_server.chat.prepare import SubmittedChat, render_conversation, sub
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.observability.logs import current_request_id
-from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import NotedStream, ServerState
 from llmstack_server.web.answers import Answer, Push, WholeAnswer, lasting_fields
 from llmstack_server.web.checks import check_fields
@@ -187,7 +186,7 @@ class MessagesAnswer(ChatStream, Answer):
         for event in (*self._content.finish(), *self._closing()):
             yield frame_named(event)
 
-    def encode(self, output: PromptOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> bytes:
         """The events of one output; empty while its text is withheld."""
         return b"".join([frame_named(event) for delta in self.read(output) for event in self._events_of(delta)])
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from llmstack_llm import RequestOutput
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
-from llmstack_server.protocols import OutputStream, PromptOutput, ReloadableEngine
-from llmstack_server.state.server_state import NotedStream, ServerState
+from llmstack_server.state.server_state import NotedStream, OutputStream, ServerState
 from llmstack_server.web.answers import Answer, AnswerIds, Push, lasting_fields
 from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.usage import UsageCounter, timings_object
@@ -56,7 +56,7 @@ class OpenAIAnswer(Answer):
         self._fingerprint_fields: dict[str, Any] = {"system_fingerprint": state.system_fingerprint}
         if (fields.model_extra or {}).get("service_tier") is not None:
             self._fingerprint_fields["service_tier"] = "default"
-        self._waits_for_weights = state.is_reloading and _is_exchanging(state)
+        self._waits_for_weights = state.is_reloading and state.engine.is_exchanging
         self._state = state
         lasting = lasting_fields.get()
         self._id = str(lasting.get("id", ids.answer))
@@ -80,7 +80,7 @@ class OpenAIAnswer(Answer):
         return self._fingerprint_fields
 
     @abstractmethod
-    def encode(self, output: PromptOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> bytes:
         """The chunks of one output of a stream; empty while its text is withheld."""
 
     def answer(self, object_name: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -119,8 +119,3 @@ class OpenAIAnswer(Answer):
         if not is_single or not self._state.config.observability.has_request_metrics:
             return {}
         return {"metrics": timings_object(self.usage.timings)}
-
-
-def _is_exchanging(state: ServerState) -> bool:
-    engine = state.engine
-    return isinstance(engine, ReloadableEngine) and engine.is_exchanging

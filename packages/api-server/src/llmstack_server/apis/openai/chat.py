@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
-from llmstack_llm import GivenSampling, request_errors
+from llmstack_llm import GivenSampling, RequestOutput, request_errors
 from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.chunks import ChunkEncoder
@@ -16,7 +16,6 @@ from llmstack_server.chat.deltas import ChatDelta, ChatMessage, ToolCall
 from llmstack_server.chat.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.chat.prepare import SubmittedChat, submit_chat
 from llmstack_server.chat.stream import ChatStream
-from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import check_fields
@@ -142,7 +141,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         if self.includes_usage:
             yield self.encoder.encode([], self.end_fields())
 
-    def encode(self, output: PromptOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> bytes:
         encoder = self.encoder
         if not self._is_plain or len(output.outputs) != 1:
             return b"".join([event for delta in self.read(output) for event in self._events_of(delta, encoder)])
@@ -156,7 +155,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         }  # fmt: skip
         return encoder.encode([choice], self.fingerprint_fields())
 
-    def _first_events(self, encoder: ChunkEncoder, output: PromptOutput) -> bytes:
+    def _first_events(self, encoder: ChunkEncoder, output: RequestOutput) -> bytes:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         extra = self._prompt_extras() if self._wants_prompt else {}

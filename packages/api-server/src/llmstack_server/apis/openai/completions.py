@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmstack_llm import GenerationRequest, GivenSampling, check_fan_out, request_errors
+from llmstack_llm import (
+    CompletionOutput,
+    GenerationRequest,
+    GivenSampling,
+    RequestOutput,
+    check_fan_out,
+    request_errors,
+)
+from llmstack_llm.requests import AdmittedRequest
 from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.infilling import check_echo, with_suffix
 from llmstack_server.apis.openai.protocol import COMPLETIONS, COMPLETIONS_OF_VECTORS, CompletionRequest
 from llmstack_server.apis.openai.vectors import Prompt, prompts_of
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.chat.reasoning import thinking_tags_after
-from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
-from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import adapter_of, check_fields
 from llmstack_server.web.clients import current_client
@@ -24,6 +31,9 @@ from llmstack_server.web.first_token_check import check_first_token
 from llmstack_server.web.kv_transfer import read_kv_transfer
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_server.web.usage import UsageCounter
+
+if TYPE_CHECKING:
+    from llmstack_llm.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -126,13 +136,13 @@ class Echo:
         self.token_texts = token_texts
         self.positions: Sequence[Position | None] = [None] * len(token_texts)
 
-    def note(self, output: PromptOutput) -> None:
+    def note(self, output: RequestOutput) -> None:
         """Keeps the prompt's log-probabilities of an output."""
         if output.prompt_logprobs is not None:
             self.positions = output.prompt_logprobs
 
 
-def _echo(tokenizer: TextCodec, prompt: AdmittedPrompt, has_logprobs: bool) -> Echo:
+def _echo(tokenizer: Tokenizer, prompt: AdmittedRequest, has_logprobs: bool) -> Echo:
     token_ids = prompt.prompt_token_ids
     text = prompt.prompt
     if text is None:
@@ -152,7 +162,7 @@ class _ChoiceBuilder:
             num_shown = -1 if fields.logprob_token_ids else fields.logprobs
             self._logprobs = CompletionLogprobs(num_shown, shows_ids=shows_ids)
 
-    def build(self, index: int, output: PromptOutput, new: Completion) -> dict[str, Any]:
+    def build(self, index: int, output: RequestOutput, new: CompletionOutput) -> dict[str, Any]:
         """The choice object of new output; the first one includes the prompt, where it is echoed."""
         echo = self._echo if self._is_first else None
         choice: dict[str, Any] = {
@@ -170,7 +180,7 @@ class _ChoiceBuilder:
         self._is_first = False
         return choice
 
-    def is_worth_sending(self, new: Completion) -> bool:
+    def is_worth_sending(self, new: CompletionOutput) -> bool:
         """False for a token whose text is withheld, unless its id or log-probability is requested."""
         return bool(
             new.text
@@ -180,7 +190,7 @@ class _ChoiceBuilder:
             or self._fields.return_token_ids
         )
 
-    def _build_logprobs(self, output: PromptOutput, new: Completion, echo: Echo | None) -> dict[str, Any] | None:
+    def _build_logprobs(self, output: RequestOutput, new: CompletionOutput, echo: Echo | None) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
         token_ids: Sequence[int] = new.token_ids
@@ -239,7 +249,7 @@ class CompletionAnswer(OpenAIAnswer):
         if self.includes_usage:
             yield self.encoder.encode([], self.end_fields())
 
-    def encode(self, output: PromptOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> bytes:
         self._note(output)
         encoder, builders = self.encoder, self._builders
         if self._is_plain and len(output.outputs) == 1:
@@ -260,7 +270,7 @@ class CompletionAnswer(OpenAIAnswer):
         echo = self._echoes[prompt_index] if self._echoes else None
         return _ChoiceBuilder(self._fields, echo, shows_ids=self.shows_tokens_as_ids)
 
-    def _note(self, output: PromptOutput) -> None:
+    def _note(self, output: RequestOutput) -> None:
         self.usage.add(output)
         if self._echoes:
             self._echoes[output.prompt_index].note(output)

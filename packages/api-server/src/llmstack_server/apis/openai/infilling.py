@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llmstack_llm import request_errors
-from llmstack_server.protocols import TextCodec
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.unsupported import unsupported
+
+if TYPE_CHECKING:
+    from llmstack_llm.text.tokenizer import Tokenizer
 
 PREFIX: Final = "prefix"
 SUFFIX: Final = "suffix"
@@ -54,10 +56,10 @@ def check_echo(suffix: str | None, echo: bool | None) -> None:
         raise request_errors.invalid_value("suffix", "it cannot be combined with 'echo'")
 
 
-def _has_tokens(tokenizer: TextCodec, form: Sequence[str]) -> bool:
+def _has_tokens(tokenizer: Tokenizer, form: Sequence[str]) -> bool:
     return all(tokenizer.token_to_id(part) is not None for part in form if part not in (PREFIX, SUFFIX))
 
 
-def _ids(tokenizer: TextCodec, part: str) -> list[int]:
+def _ids(tokenizer: Tokenizer, part: str) -> list[int]:
     token_id = tokenizer.token_to_id(part)
     return [] if token_id is None or part in (PREFIX, SUFFIX) else [token_id]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmstack_llm import PoolingOutput
 from llmstack_server.apis.pooling.inputs import admit_inputs, parse_inputs
 from llmstack_server.apis.pooling.list_answer import ListAnswer
 from llmstack_server.apis.pooling.protocol import ClassificationRequest
 from llmstack_server.apis.pooling.unsupported import INPUTS
-from llmstack_server.protocols import Numbers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import claim_ids
 from llmstack_server.web.checks import check_fields
@@ -35,7 +35,7 @@ async def prepare_classification(state: ServerState, body: dict[str, Any]) -> Li
     inputs = await admit_inputs(state, fields, prompts, params)
     names = state.engine.label_names
 
-    def describe(index: int, numbers: Numbers) -> dict[str, Any]:
+    def describe(index: int, numbers: PoolingOutput) -> dict[str, Any]:
         probabilities = numbers.data.tolist()
         best = probabilities.index(max(probabilities))
         label = names.get(best, f"LABEL_{best}")  # what transformers calls a label without a name

@@ -6,13 +6,13 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmstack_llm import request_errors
+from llmstack_llm import PoolingOutput, request_errors
+from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
 from llmstack_server.apis.pooling.inputs import admit_prompts
 from llmstack_server.apis.pooling.protocol import CohereEmbedRequest
 from llmstack_server.apis.pooling.scores import parse_texts
 from llmstack_server.apis.pooling.unsupported import COHERE_EMBED
-from llmstack_server.protocols import AdmittedInput, Numbers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import check_fields
@@ -83,7 +83,7 @@ class CohereEmbedAnswer(WholeAnswer):
         fields: CohereEmbedRequest,
         texts: Sequence[str],
         encodings: Sequence[str],
-        inputs: Sequence[AdmittedInput],
+        inputs: Sequence[AdmittedPooling],
     ) -> None:
         self._state = state
         self._fields = fields
@@ -110,5 +110,5 @@ class CohereEmbedAnswer(WholeAnswer):
         }
 
 
-def _encode(numbers: Numbers, encoding: str) -> Any:
+def _encode(numbers: PoolingOutput, encoding: str) -> Any:
     return base64.b64encode(numbers.to_bytes()).decode() if encoding == "base64" else numbers.tolist()

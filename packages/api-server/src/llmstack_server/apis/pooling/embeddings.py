@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmstack_llm import PoolingOutput
 from llmstack_server.apis.pooling.inputs import admit_inputs, parse_inputs
 from llmstack_server.apis.pooling.list_answer import ListAnswer, check_encoding_format, encode_numbers
 from llmstack_server.apis.pooling.protocol import EmbeddingRequest, PoolingRequest
 from llmstack_server.apis.pooling.unsupported import INPUTS, POOLING
-from llmstack_server.protocols import Numbers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import claim_ids
 from llmstack_server.web.checks import check_fields
@@ -30,7 +30,7 @@ async def prepare_embeddings(state: ServerState, body: dict[str, Any]) -> ListAn
     normalize = fields.use_activation if fields.normalize is None else fields.normalize
     inputs = await admit_inputs(state, fields, prompts, _params(fields, normalize, task=PoolingTask.EMBED))
 
-    def describe(index: int, numbers: Numbers) -> dict[str, Any]:
+    def describe(index: int, numbers: PoolingOutput) -> dict[str, Any]:
         embedding = encode_numbers(numbers, fields.encoding_format)
         return {"object": "embedding", "index": index, "embedding": embedding}
 
@@ -52,7 +52,7 @@ async def prepare_pooling(state: ServerState, body: dict[str, Any]) -> ListAnswe
     params = _params(fields, fields.normalize, task=fields.task, use_activation=fields.use_activation)
     inputs = await admit_inputs(state, fields, prompts, params)
 
-    def describe(index: int, numbers: Numbers) -> dict[str, Any]:
+    def describe(index: int, numbers: PoolingOutput) -> dict[str, Any]:
         return {"index": index, "object": "pooling", "data": encode_numbers(numbers, fields.encoding_format)}
 
     return ListAnswer(state, fields, inputs, describe, ids)

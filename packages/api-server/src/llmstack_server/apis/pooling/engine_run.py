@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from llmstack_server.protocols import AdmittedInput, PooledOutput
+from llmstack_llm import PoolingRequestOutput
+from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import adapter_of
@@ -32,7 +33,7 @@ async def admit_all(
     *,
     add_special_tokens: bool = True,
     param_names: Mapping[str, str] = _NO_NAMES,
-) -> list[AdmittedInput]:
+) -> list[AdmittedPooling]:
     """Tokenizes and checks each prompt; its name in the request appears in errors.
 
     `model`: The served model, or the adapter to use.
@@ -55,8 +56,8 @@ async def admit_all(
 
 
 async def run_all(
-    state: ServerState, inputs: Sequence[AdmittedInput], fields: PoolingFields, request_id: str
-) -> AsyncIterator[tuple[int, PooledOutput]]:
+    state: ServerState, inputs: Sequence[AdmittedPooling], fields: PoolingFields, request_id: str
+) -> AsyncIterator[tuple[int, PoolingRequestOutput]]:
     """The output of each input with its index, as they come; closing the iterator aborts the rest."""
     client, priority = current_client.get(), fields.priority or 0
     tenant, cache_salt = client.tenant, client.salt + (fields.cache_salt or "")
@@ -69,7 +70,7 @@ async def run_all(
         state.recent_requests.note(f"{request_id}-0", request)
     encode = partial(state.engine.encode, priority=priority, cache_salt=cache_salt, tenant=tenant, has_room=True)
     for start in range(0, len(inputs), MAX_NUM_IN_FLIGHT):
-        streams: list[AsyncIterator[PooledOutput]] = [
+        streams: list[AsyncIterator[PoolingRequestOutput]] = [
             timed(encode(one, None, f"{request_id}-{index}"), state.config.http.request_timeout_s)
             for index, one in enumerate(inputs[start : start + MAX_NUM_IN_FLIGHT], start)
         ]
@@ -77,6 +78,6 @@ async def run_all(
             yield start + index, output
 
 
-def count_tokens(inputs: Sequence[AdmittedInput]) -> int:
+def count_tokens(inputs: Sequence[AdmittedPooling]) -> int:
     """The number of prompt tokens of all inputs."""
     return sum(len(one.prompt_token_ids) for one in inputs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from llmstack_llm import ChatPrompt, RenderedPrompt, request_errors
+from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_server.apis.pooling.engine_run import MAX_NUM_INPUTS, admit_all
 from llmstack_server.apis.pooling.protocol import InputFields
-from llmstack_server.protocols import AdmittedInput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.sampling import parse_prompts
@@ -37,7 +37,7 @@ def parse_inputs(fields: InputFields, body: dict[str, Any]) -> Prompts | None:
 
 async def admit_inputs(
     state: ServerState, fields: InputFields, prompts: Prompts | None, params: PoolingParams
-) -> list[AdmittedInput]:
+) -> list[AdmittedPooling]:
     """Tokenizes and checks all inputs, and the size of the answer.
 
     Raises:
@@ -53,7 +53,7 @@ async def admit_inputs(
 
 async def admit_prompts(
     state: ServerState, prompts: Prompts, params: PoolingParams, model: str | None, **options: Any
-) -> list[AdmittedInput]:
+) -> list[AdmittedPooling]:
     """Does the same for given prompts; `model` and `options` are those of `admit_all`."""
     admitted = await admit_all(state, prompts, params, model, **options)
     num_numbers = sum(_num_numbers(state, one) for one in admitted)
@@ -74,7 +74,7 @@ async def _render(state: ServerState, fields: InputFields, *, is_cut: bool) -> R
     return await state.engine.render(chat)
 
 
-def _num_numbers(state: ServerState, one: AdmittedInput) -> int:
+def _num_numbers(state: ServerState, one: AdmittedPooling) -> int:
     params, limits = one.pooling_params, state.engine.limits
     task = params.task or PoolingTask.EMBED
     size = limits.num_labels if task.gives_labels else params.dimensions or limits.embedding_size

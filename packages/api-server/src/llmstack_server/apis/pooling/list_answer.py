@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llmstack_llm import request_errors
+from llmstack_llm import PoolingOutput, request_errors
+from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
-from llmstack_server.protocols import AdmittedInput, Numbers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, WholeAnswer
 from llmstack_server.web.fields import PoolingFields
 from llmstack_server.web.sse import encode_json
 
 ENCODING_FORMATS = ("float", "base64")
-Describe = Callable[[int, Numbers], dict[str, Any]]
+Describe = Callable[[int, PoolingOutput], dict[str, Any]]
 
 
 class ListAnswer(WholeAnswer):
@@ -30,7 +30,7 @@ class ListAnswer(WholeAnswer):
         self,
         state: ServerState,
         fields: PoolingFields,
-        inputs: Sequence[AdmittedInput],
+        inputs: Sequence[AdmittedPooling],
         describe: Describe,
         ids: AnswerIds,
         *,
@@ -70,7 +70,7 @@ def check_encoding_format(value: str | None) -> None:
         raise request_errors.invalid_value("encoding_format", f"expected one of {', '.join(ENCODING_FORMATS)}")
 
 
-def encode_numbers(numbers: Numbers, encoding_format: str | None) -> list[float] | list[list[float]] | str:
+def encode_numbers(numbers: PoolingOutput, encoding_format: str | None) -> list[float] | list[list[float]] | str:
     """The numbers as JSON arrays, or as base64."""
     if encoding_format == "base64":
         return base64.b64encode(numbers.to_bytes()).decode()

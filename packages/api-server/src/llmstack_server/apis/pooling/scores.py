@@ -11,12 +11,12 @@ from llmstack_llm import ChatPrompt, RenderedPrompt, request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.admission.rules import IntegerRule
 from llmstack_llm.media.processor import MediaRequest
+from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.prompt import LimitedText, TextPair
 from llmstack_llm.pooling.score_content import ScoreContent, ScoreText, read_score_text
 from llmstack_llm.pooling.scoring import PairScores, ScorePlan, plan_scores
 from llmstack_server.apis.pooling.engine_run import MAX_NUM_INPUTS, admit_all, count_tokens, run_all
 from llmstack_server.apis.pooling.protocol import PairFields
-from llmstack_server.protocols import AdmittedInput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
@@ -61,7 +61,7 @@ class ScoreJob:
     state: ServerState
     fields: PoolingFields
     plan: ScorePlan
-    inputs: Sequence[AdmittedInput]
+    inputs: Sequence[AdmittedPooling]
 
     @property
     def num_tokens(self) -> int:

@@ -7,12 +7,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from llmstack_llm import RequestOutput
 from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
 from llmstack_server.apis.responses.run import NumberedEvent
 from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import StoredResponse, encode
-from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import Answer, Push, WholeAnswer
 from llmstack_server.web.errors import ErrorAnswer, HTTPError
@@ -72,7 +72,7 @@ class ResponseAnswer(Answer):
             async for event in events:
                 yield frame_named(await self._kept_end(event) if run.response.is_over else event)
 
-    def encode(self, output: PromptOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> bytes:
         """The events of one output; empty while its text is withheld."""
         return b"".join(map(frame_named, self._prepared.run.events_of(output)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
+from llmstack_llm import RequestOutput
 from llmstack_server.apis.responses.custom_tools import custom_names
 from llmstack_server.apis.responses.objects import ResponseObject
 from llmstack_server.apis.responses.output_items import Event, Item, OutputBuilder
@@ -12,7 +13,6 @@ from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.logprobs import chat_logprobs
 from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_server.chat.stream import ChatStream
-from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import NotedStream
 from llmstack_server.web.errors import ErrorAnswer
 
@@ -77,7 +77,7 @@ class ResponseRun(ChatStream):
         for event in self._finish("incomplete" if self._finish_reason == "length" else "completed"):
             yield event
 
-    def events_of(self, output: PromptOutput) -> Iterator[NumberedEvent]:
+    def events_of(self, output: RequestOutput) -> Iterator[NumberedEvent]:
         """The events of one output, which may come while the next of `events` is awaited."""
         for delta in self.read(output):
             yield from self._opening()

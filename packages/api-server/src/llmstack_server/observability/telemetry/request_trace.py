@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from llmstack_server.protocols import Timings
+from llmstack_llm import RequestMetrics
 from llmstack_types import SamplingParams
 
 MAX_PROMPTS = 64
@@ -27,7 +27,7 @@ class PromptTrace:
     num_prompt_tokens: int
     start_s: float
     sampling_params: SamplingParams | None = None
-    timings: Timings | None = None
+    timings: RequestMetrics | None = None
     end_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
 
