@@ -23,6 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 LIMITS: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 6, "max_num_batched_tokens": 64}
 LOOKUP = SpeculativeConfig("ngram", 5, prompt_lookup_max=3, prompt_lookup_min=1)
+SUFFIX = SpeculativeConfig("suffix", 8)
 ADAPTIVE = replace(LOOKUP, is_adaptive=True)
 MAX_TOKENS = 40
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -79,6 +80,13 @@ Answers = dict[str, tuple[list[int], list[TokenLogprobs], str]]
 
 
 def run(core: EngineCore) -> tuple[Answers, SchedulerStats]:
+    answers = answers_of(core)
+    stats = core.stats()
+    core.shutdown()
+    return answers, stats
+
+
+def answers_of(core: EngineCore) -> Answers:
     token_ids: dict[str, list[int]] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}
     reasons: dict[str, str] = {}
@@ -91,9 +99,7 @@ def run(core: EngineCore) -> tuple[Answers, SchedulerStats]:
             logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
             if output.finish_reason is not None:
                 reasons[output.request_id] = output.finish_reason
-    stats = core.stats()
-    core.shutdown()
-    return {name: (ids, logprobs[name], reasons[name]) for name, ids in token_ids.items()}, stats
+    return {name: (ids, logprobs[name], reasons[name]) for name, ids in token_ids.items()}
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +130,22 @@ def test_adaptive_drafts_change_no_text_and_are_fewer(
     assert {name: answer[0] for name, answer in answers.items()} == {name: answer[0] for name, answer in plain.items()}
     assert 0 < stats.num_draft_tokens < fixed.num_draft_tokens
     assert verify(read_step_log(path)).num_steps == stats.step
+
+
+@pytest.mark.parametrize("variant", ["roomy", "swap"])
+def test_answers_are_drafts_of_later_ones_and_change_no_text(
+    model_path: str, plain: Answers, variant: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.steps"
+    core = build(model_path, SUFFIX, record_steps=str(path), **VARIANTS[variant])
+    rounds, nums_accepted = [], [0]
+    for _ in range(2):
+        rounds.append({name: (answer[0], answer[2]) for name, answer in answers_of(core).items()})
+        nums_accepted.append(core.stats().num_accepted_draft_tokens)
+    core.shutdown()
+    assert rounds == [{name: (answer[0], answer[2]) for name, answer in plain.items()}] * 2
+    assert nums_accepted[2] - nums_accepted[1] > 2 * nums_accepted[1] > 0  # the same requests, whose answers are known
+    assert verify(read_step_log(path)).num_steps == core.stats().step
 
 
 def test_a_cpu_drafts_by_default_where_that_changes_no_bit(tmp_path: Path, model_path: str) -> None:

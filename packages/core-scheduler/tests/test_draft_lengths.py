@@ -91,8 +91,11 @@ def test_what_is_known_of_a_request_ends_with_its_row():
 
 
 class Wrong:
-    def propose(self, request_id, token_ids, max_num_tokens):
+    def propose(self, request_id, token_ids, max_num_tokens, owner):
         return [7] * max_num_tokens
+
+    def learn(self, owner, token_ids):
+        pass
 
     def forget(self, request_id):
         pass

@@ -12,10 +12,13 @@ class Guesses:
 
     def __init__(self, *token_ids):
         self.token_ids = list(token_ids)
-        self.forgotten = []
+        self.forgotten, self.learned = [], []
 
-    def propose(self, request_id, token_ids, max_num_tokens):
+    def propose(self, request_id, token_ids, max_num_tokens, owner):
         return self.token_ids
+
+    def learn(self, owner, token_ids):
+        self.learned.append((owner, token_ids))
 
     def forget(self, request_id):
         self.forgotten.append(request_id)
@@ -24,11 +27,14 @@ class Guesses:
 class Knows:
     """A source of drafts that is always right."""
 
-    def propose(self, request_id, token_ids, max_num_tokens):
+    def propose(self, request_id, token_ids, max_num_tokens, owner):
         text = list(token_ids)
         for _ in range(max_num_tokens):
             text.append(next_token(text))
         return text[len(token_ids) :]
+
+    def learn(self, owner, token_ids):
+        pass
 
     def forget(self, request_id):
         pass

@@ -44,7 +44,7 @@ def test_a_model_that_costs_more_makes_fewer_drafts(draft_cost, num_drafts):
         ({"method": "draft_model"}, "model must be given with the method 'draft_model'"),
         ({"method": "ngram", "model": "m"}, "model must be given with the method 'draft_model' and no other"),
         ({"method": "draft_model", "model": "m", "draft_cost": -1.0}, "draft_cost must be at least 0"),
-        ({"method": "eagle"}, "method must be one of ngram, draft_model, mtp, got 'eagle'"),
+        ({"method": "eagle"}, "method must be one of ngram, suffix, draft_model, mtp, got 'eagle'"),
     ],
 )
 def test_a_contradiction_is_one_sentence(values, text):

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from llmstack_core_scheduler import SpeculativeConfig
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 
+OWNER = ("", "")
+
 
 def make_drafts(longest=4, shortest=2, **options):
     return NgramDrafts(SpeculativeConfig("ngram", 5, longest, shortest), **options)
@@ -37,43 +39,43 @@ def test_a_growing_index_finds_what_a_scan_finds(token_ids, cuts, lengths, num_t
     drafts = make_drafts(longest, shortest)
     for cut in sorted({min(cut, len(token_ids)) for cut in [*cuts, len(token_ids)]}):
         known = token_ids[:cut]
-        assert drafts.propose("a", known, num_tokens) == scan(known, longest, shortest, num_tokens)
+        assert drafts.propose("a", known, num_tokens, OWNER) == scan(known, longest, shortest, num_tokens)
 
 
 def test_the_longest_match_goes_before_a_later_one():
     token_ids = [1, 2, 3, 10, 8, 2, 3, 20, 1, 2, 3]
-    assert make_drafts().propose("a", token_ids, 2) == [10, 8]
-    assert make_drafts(longest=2).propose("a", token_ids, 2) == [20, 1]
+    assert make_drafts().propose("a", token_ids, 2, OWNER) == [10, 8]
+    assert make_drafts(longest=2).propose("a", token_ids, 2, OWNER) == [20, 1]
 
 
 def test_what_repeats_itself_is_taken_to_go_on():
-    assert make_drafts().propose("a", [5, 6, 7, 5, 6], 7) == [7, 5, 6, 7, 5, 6, 7]
-    assert make_drafts().propose("a", [5, 5, 5], 4) == [5, 5, 5, 5]
+    assert make_drafts().propose("a", [5, 6, 7, 5, 6], 7, OWNER) == [7, 5, 6, 7, 5, 6, 7]
+    assert make_drafts().propose("a", [5, 5, 5], 4, OWNER) == [5, 5, 5, 5]
 
 
 @pytest.mark.parametrize("token_ids", [[1], [1, 2], [1, 2, 3, 4, 5]])
 def test_nothing_is_guessed_where_nothing_repeats(token_ids):
-    assert make_drafts().propose("a", token_ids, 5) == []
+    assert make_drafts().propose("a", token_ids, 5, OWNER) == []
 
 
 def test_requests_do_not_see_each_other_and_a_forgotten_id_begins_again():
     drafts = make_drafts()
-    drafts.propose("a", [1, 2, 3, 4], 2)
-    assert drafts.propose("b", [1, 2], 2) == []
+    drafts.propose("a", [1, 2, 3, 4], 2, OWNER)
+    assert drafts.propose("b", [1, 2], 2, OWNER) == []
     drafts.forget("a")
     drafts.forget("a")
-    assert drafts.propose("a", [1, 2], 2) == []
+    assert drafts.propose("a", [1, 2], 2, OWNER) == []
 
 
 def test_a_full_index_guesses_nothing_until_others_have_ended():
     drafts = make_drafts(max_num_indexed_tokens=10)
     text = [1, 2, 3, 1, 2]
-    assert drafts.propose("a", text, 1)
-    assert drafts.propose("b", text, 1)
-    assert drafts.propose("a", [*text, 3], 1) == []
-    assert drafts.propose("c", text, 1) == []
+    assert drafts.propose("a", text, 1, OWNER)
+    assert drafts.propose("b", text, 1, OWNER)
+    assert drafts.propose("a", [*text, 3], 1, OWNER) == []
+    assert drafts.propose("c", text, 1, OWNER) == []
     drafts.forget("b")
-    assert drafts.propose("a", [*text, 3], 1) == [1]
+    assert drafts.propose("a", [*text, 3], 1, OWNER) == [1]
 
 
 class Counted(list):
@@ -91,7 +93,7 @@ def test_each_step_reads_as_many_tokens_whatever_the_length():
     drafts, token_ids, nums_read = make_drafts(), Counted([1, 2, 3] * 1000), []
     for _ in range(50):
         token_ids.append(7)
-        drafts.propose("a", token_ids, 5)
+        drafts.propose("a", token_ids, 5, OWNER)
         nums_read.append(token_ids.num_read)
     growths = [after - before for before, after in pairwise(nums_read)]
     assert nums_read[0] > 3000

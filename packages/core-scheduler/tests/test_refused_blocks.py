@@ -180,8 +180,11 @@ def test_without_a_source_there_are_no_drafts():
 
 
 class Guesses:
-    def propose(self, request_id, token_ids, max_num_tokens):
+    def propose(self, request_id, token_ids, max_num_tokens, owner):
         return [5, 6, 7]
+
+    def learn(self, owner, token_ids):
+        pass
 
     def forget(self, request_id):
         pass

@@ -14,10 +14,13 @@ kv_cache = pytest.importorskip("llmstack_kv_cache")
 
 
 class SometimesRight:
+    def learn(self, owner, token_ids):
+        pass
+
     def forget(self, request_id):
         pass
 
-    def propose(self, request_id, token_ids, max_num_tokens):
+    def propose(self, request_id, token_ids, max_num_tokens, owner):
         right = next_token(token_ids)
         return [right, right, right] if token_ids[-1] % 2 else [right, next_token([*token_ids, right])]
 

@@ -32,6 +32,8 @@ LEFT_OUT = {
     "_max_num_preemptions", "_has_host_blocks", "_manager", "has_source", "_max_num_step_tokens", "_smoothing",
     "_max_num_row_tokens", "quantum", "_variant", "_key_to_costs",
     "_token_cost", "_draft_cost", "_follows_output",
+    "_depth", "_factor", "_least_chance", "_longest", "_max_num_answers", "_max_num_kept_tokens",
+    "num_kept_tokens", "_owner_to_answers",  # these follow from the answers
     "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager", "_block_size",
     "num_prompt_tokens", "min_num_tokens", "eos_token_ids", "stop_token_ids", "ending_token_ids", "is_constrained",
     "prefix_salt", "wants_logprobs", "pools_whole_prompt", "is_finished",
@@ -44,6 +46,7 @@ LEFT_OUT = {
 }  # fmt: skip
 MEDIA = MediaSpec(8, {"image": 3}, max_num_tokens={"image": 6})
 SPECULATIVE = SpeculativeConfig("ngram", 3, is_adaptive=True)
+SUFFIX = SpeculativeConfig("suffix", 3, is_adaptive=True, suffix_decoding_max_cached_requests=2)
 
 
 REPEATING = SamplingParams(
@@ -64,7 +67,7 @@ def test_every_attribute_is_part_of_a_snapshot_or_left_out_on_purpose():
         scheduler, scheduler._preemptor, scheduler._preemptor._policy, scheduler._forking, scheduler._drafting,
         scheduler._drafting._source, scheduler._drafting._lengths,
     ]  # fmt: skip
-    names = {name for part in parts for name in vars(part)}
+    names = {name for part in [*parts, make(speculative=SUFFIX)._drafting._source] for name in vars(part)}
     for cls in (Request, DeadlineQueue, Tenant, TenantTurns, RepetitionDetector, Encoded):
         names.update(name for one in cls.__mro__ for name in getattr(one, "__slots__", ()))
     source = "".join(map(inspect.getsource, (snapshot, Encoding.state, Encoding.restore, Encoding.stats, MediaNumbers)))
@@ -97,6 +100,7 @@ def run_step(scheduler, rng):
     "settings",
     [
         {"speculative": SPECULATIVE},
+        {"speculative": SUFFIX},
         {"speculative": SpeculativeConfig("draft_model", 3, is_adaptive=True, model="folder")},
         {"policy": "fair", "num_blocks": 12, "fair_quantum": 8},
         {"num_blocks": 12, "num_host_blocks": 20, "preemption": AlwaysSwap()},

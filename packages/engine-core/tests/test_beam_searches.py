@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_core_scheduler import Scheduler
+from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.beams import BeamSearch, BeamSearches, beam_searches
 from llmstack_engine_core.build import make_stages
@@ -223,11 +224,14 @@ def test_preemption_few_rows_and_chunks_change_no_result(
 class Prophet:
     """Drafts that are always right."""
 
-    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> list[int]:
+    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int, owner: DraftOwner) -> list[int]:
         text = list(token_ids)
         for _ in range(max_num_tokens):
             text.append(choices(text, 1).token_ids[0])
         return text[len(token_ids) :]
+
+    def learn(self, owner: DraftOwner, token_ids: Sequence[int]) -> None:
+        """There is nothing to learn."""
 
     def forget(self, request_id: str) -> None:
         """It keeps nothing."""

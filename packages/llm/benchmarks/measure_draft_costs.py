@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
@@ -35,9 +36,14 @@ class WrongDrafts:
     def __init__(self) -> None:
         self.num_drafts = 0
 
-    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+    def propose(
+        self, request_id: str, token_ids: Sequence[int], max_num_tokens: int, owner: DraftOwner
+    ) -> Sequence[int]:
         """Tokens that depend on the place."""
         return [(len(token_ids) * 97 + place) % 50_000 for place in range(min(self.num_drafts, max_num_tokens))]
+
+    def learn(self, owner: DraftOwner, token_ids: Sequence[int]) -> None:
+        """There is nothing to learn."""
 
     def forget(self, request_id: str) -> None:
         """There is nothing to forget."""

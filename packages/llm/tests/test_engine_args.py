@@ -189,6 +189,15 @@ def test_a_checked_value_passes_its_check_again() -> None:
         assert options[name].from_keyword(value) == value, name
 
 
+@pytest.mark.parametrize(("depth", "num_drafts"), [(None, 24), (12, 12), (100, 64)])
+def test_drafts_by_suffixes_are_as_many_as_the_depth_allows(tmp_path: Path, depth: int | None, num_drafts: int) -> None:
+    given = {"method": "suffix"} | ({} if depth is None else {"suffix_decoding_max_tree_depth": depth})
+    args = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=given, device="cpu")
+    speculative = args.create_engine_config()[1].scheduler.speculative
+    assert speculative is not None
+    assert (speculative.num_speculative_tokens, speculative.is_adaptive) == (num_drafts, True)
+
+
 @pytest.mark.parametrize(
     ("given", "names"),
     [
@@ -198,6 +207,8 @@ def test_a_checked_value_passes_its_check_again() -> None:
         ({"method": "ngram"}, ["num_speculative_tokens"]),
         (LOOKUP | {"method": "eagle"}, ["method", "ngram", "eagle"]),
         (LOOKUP | {"model": "draft"}, ["model"]),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, ["suffix_decoding_min_token_prob"]),
+        ({"method": "suffix", "revision": "main"}, ["revision", "suffix"]),
         (LOOKUP | {"num_speculative_tokens": "5"}, ["num_speculative_tokens", "int"]),
         (LOOKUP | {"prompt_lookup_max": 0}, ["prompt_lookup_max"]),
     ],

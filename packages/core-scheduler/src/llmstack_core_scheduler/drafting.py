@@ -6,10 +6,14 @@ from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.draft_lengths import DraftLengths
 from llmstack_core_scheduler.model_drafts import ModelDrafts
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
-from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
+from llmstack_core_scheduler.protocols import DraftOwner, DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_core_scheduler.suffix_drafts import SuffixDrafts
+from llmstack_types import RequestStatus
+
+_COMPLETE = frozenset((RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED))
 
 
 class Drafting:
@@ -67,6 +71,12 @@ class Drafting:
         elif not is_stale:
             request.num_computed_tokens = request.num_tokens - 1
 
+    def end(self, request: Request, status: RequestStatus) -> None:
+        """Forgets a request that ends with this status; the source may learn from an answer that is complete."""
+        if self._source is not None and status in _COMPLETE:
+            self._source.learn(_owner_of(request), request.token_ids[request.num_prompt_tokens :])
+        self.forget(request)
+
     def forget(self, request: Request) -> None:
         """Tells the source that the request has ended or lost its row."""
         if self._source is not None:
@@ -90,7 +100,7 @@ class Drafting:
             )
         if limit < 1:
             return []
-        return list(source.propose(request.request_id, request.token_ids, limit))[:limit]
+        return list(source.propose(request.request_id, request.token_ids, limit, _owner_of(request)))[:limit]
 
     def _make_room(self, request: Request, num_draft_tokens: int) -> list[int] | None:
         num_tokens = request.num_computed_tokens + num_draft_tokens
@@ -103,4 +113,10 @@ class Drafting:
 
 
 def _make_source(config: SpeculativeConfig) -> DraftSource:
-    return ModelDrafts() if config.is_by_model else NgramDrafts(config)
+    if config.is_by_model:
+        return ModelDrafts()
+    return SuffixDrafts(config) if config.method == "suffix" else NgramDrafts(config)
+
+
+def _owner_of(request: Request) -> DraftOwner:
+    return request.arrival.tenant, request.prefix_salt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_types.scheduler_output import DRAFT_TO_MAKE
 
 
@@ -14,9 +15,14 @@ class ModelDrafts:
     a model needs no round between scheduler and runner.
     """
 
-    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+    def propose(
+        self, request_id: str, token_ids: Sequence[int], max_num_tokens: int, owner: DraftOwner
+    ) -> Sequence[int]:
         """The requested number of places."""
         return [DRAFT_TO_MAKE] * max_num_tokens
+
+    def learn(self, owner: DraftOwner, token_ids: Sequence[int]) -> None:
+        """Does nothing: a model learns nothing from its use."""
 
     def forget(self, request_id: str) -> None:
         """Does nothing: the runner knows of its rows."""

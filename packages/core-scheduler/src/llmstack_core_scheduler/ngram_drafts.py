@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 
 MAX_NUM_INDEXED_TOKENS = 1 << 20
@@ -33,7 +34,9 @@ class NgramDrafts:
         self.num_indexed_tokens = 0
         self._indices: dict[str, _NgramIndex] = {}
 
-    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+    def propose(
+        self, request_id: str, token_ids: Sequence[int], max_num_tokens: int, owner: DraftOwner
+    ) -> Sequence[int]:
         """The requested number of guesses, or none where no n-gram is found."""
         index = self._indices.get(request_id)
         num_new_tokens = len(token_ids) - (0 if index is None else index.num_tokens)
@@ -44,6 +47,9 @@ class NgramDrafts:
         self.num_indexed_tokens += num_new_tokens
         end = index.advance(token_ids)
         return [] if end is None else _continue(token_ids, end, max_num_tokens)
+
+    def learn(self, owner: DraftOwner, token_ids: Sequence[int]) -> None:
+        """Does nothing: each request is looked up alone."""
 
     def forget(self, request_id: str) -> None:
         """Drops the request's index."""

@@ -193,14 +193,24 @@ class KVCacheManager(Protocol):
         ...
 
 
+DraftOwner = tuple[str, str]
+"""Tenant and salt of a request: no draft of another owner's request may depend on its tokens."""
+
+
 class DraftSource(Protocol):
     """Guesses tokens, so that one step may verify several. A pure function of its calls, as the scheduler is."""
 
-    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+    def propose(
+        self, request_id: str, token_ids: Sequence[int], max_num_tokens: int, owner: DraftOwner
+    ) -> Sequence[int]:
         """Guesses at what follows `token_ids`, the likeliest at each place; those beyond `max_num_tokens` are dropped.
 
         `token_ids` is the scheduler's own list: it is to be read only. Between two calls for a request it only grows.
         """
+        ...
+
+    def learn(self, owner: DraftOwner, token_ids: Sequence[int]) -> None:
+        """Takes the answer of a request that has ended."""
         ...
 
     def forget(self, request_id: str) -> None:

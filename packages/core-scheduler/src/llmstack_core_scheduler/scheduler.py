@@ -386,7 +386,7 @@ class Scheduler:
     def _retire(self, request: Request, status: RequestStatus) -> None:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._drafting.forget(request)
+            self._drafting.end(request, status)
             if not self._forking.forget(request.request_id):
                 self._removed_request_ids.append(request.request_id)
         else:

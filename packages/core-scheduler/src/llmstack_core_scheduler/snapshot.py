@@ -16,6 +16,7 @@ from llmstack_core_scheduler.preemption import CheapestPreemption
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.scheduler import Scheduler
 from llmstack_core_scheduler.step_plan import StepUnderWay
+from llmstack_core_scheduler.suffix_drafts import SuffixDrafts
 from llmstack_core_scheduler.tenant_turns import Tenant
 from llmstack_core_scheduler.waiting_queue import WaitingQueue
 from llmstack_types import EngineCoreRequest, RequestStatus, SamplingParams
@@ -196,16 +197,20 @@ def _restore_queue(queue: WaitingQueue, state: Sequence[Any], requests: Iterable
 
 def _drafting_state(drafting: Drafting) -> list[Any]:
     source, lengths = drafting._source, drafting._lengths
-    if source is not None and not isinstance(source, NgramDrafts | ModelDrafts):
+    if source is not None and not isinstance(source, NgramDrafts | SuffixDrafts | ModelDrafts):
         raise ValueError(f"there are no snapshots of a {type(source).__name__}")
-    # The n-grams follow from a request's tokens, as far as these are indexed. Of a draft model the runner knows.
-    indices = source._indices if isinstance(source, NgramDrafts) else {}
-    indexed = [(name, index.num_tokens) for name, index in indices.items()]
+    # The indices follow from requests' tokens, as far as these are indexed. Of a draft model the runner knows.
+    indexed: list[tuple[str, int]] = []
+    if isinstance(source, NgramDrafts):
+        indexed = [(name, index.num_tokens) for name, index in source._indices.items()]
+    elif isinstance(source, SuffixDrafts):
+        indexed = [(name, index.end) for name, index in source._indices.items()]
+    answers = list(source._answers) if isinstance(source, SuffixDrafts) else []
     rates = [
         (name, rate.num_tried, rate.num_right, rate._num_steps_without)
         for name, rate in (lengths._rates.items() if lengths is not None else ())
     ]
-    return [drafting.num_drafts, drafting.num_draft_tokens, drafting.num_accepted.copy(), indexed, rates]
+    return [drafting.num_drafts, drafting.num_draft_tokens, drafting.num_accepted.copy(), indexed, rates, answers]
 
 
 def _restore_parts(scheduler: Scheduler, state: State) -> None:
@@ -223,7 +228,7 @@ def _restore_parts(scheduler: Scheduler, state: State) -> None:
     forking.num_forks = state["num_forks"]
     forking.request_id_to_copies = {name: [(a, b) for a, b in copies] for name, copies in state["forks"]}
     forking.request_id_to_held = dict(state["held"])
-    drafting.num_drafts, drafting.num_draft_tokens, num_accepted, indexed, rates = state["drafting"]
+    drafting.num_drafts, drafting.num_draft_tokens, num_accepted, indexed, rates, answers = state["drafting"]
     drafting.num_accepted = list(num_accepted)
     source, lengths = drafting._source, drafting._lengths
     if isinstance(source, NgramDrafts):
@@ -231,6 +236,11 @@ def _restore_parts(scheduler: Scheduler, state: State) -> None:
             index = source._indices[name] = _NgramIndex(source._lengths)
             index.advance(scheduler._requests[name].token_ids[:num_tokens])
             source.num_indexed_tokens += num_tokens
+    elif isinstance(source, SuffixDrafts):
+        for name, num_tokens in indexed:
+            source._own_index(name, scheduler._requests[name].token_ids[:num_tokens])
+        for (tenant, salt), token_ids in answers:
+            source.learn((tenant, salt), token_ids)
     if lengths is not None:
         for name, num_tried, num_right, num_without in rates:
             rate = lengths._rates[name] = AcceptanceRate(lengths._prior)

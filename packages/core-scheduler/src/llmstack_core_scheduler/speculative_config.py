@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 MODEL_METHODS = ("draft_model", "mtp")
 """Methods by which the model runner makes the drafts; the scheduler says how many."""
-METHODS = ("ngram", *MODEL_METHODS)
+METHODS = ("ngram", "suffix", *MODEL_METHODS)
 MAX_NUM_SPECULATIVE_TOKENS = 64
 MAX_PROMPT_LOOKUP = 32
+MAX_TREE_DEPTH = 256
+MAX_NUM_CACHED_ANSWERS = 1 << 20
 
 
 def check_integers(config: object, names: Iterable[str], least: int) -> None:
@@ -31,11 +33,16 @@ class SpeculativeConfig:
     """Speculative decoding under vLLM's names; constructing it checks them.
 
     Attributes:
-        method: `ngram` looks the last tokens of a request up in the ones before; `draft_model` asks a smaller model,
-            `mtp` the layer of the served model's checkpoint that guesses a further token.
+        method: `ngram` looks the last tokens of a request up in the ones before, `suffix` in earlier answers too;
+            `draft_model` asks a smaller model, `mtp` the layer of the served model's checkpoint that guesses a further
+            token.
         num_speculative_tokens: Most draft tokens of one row, 1 to 64.
         prompt_lookup_max: Longest n-gram that is looked up, at most 32 tokens.
         prompt_lookup_min: Shortest one; shorter ones find more and guess worse.
+        suffix_decoding_max_tree_depth: Most tokens of a match and its drafts together, 3 to 256.
+        suffix_decoding_max_cached_requests: Finished answers that are kept; 0 keeps none.
+        suffix_decoding_max_spec_factor: Most drafts for each token of the match.
+        suffix_decoding_min_token_prob: Least chance that a draft and those before it are right, by the counts.
         is_adaptive: Whether a row has as many drafts as are expected to repay their cost, by how often the request's
             drafts were right so far, and none in a step of more than `max_num_step_tokens`.
         token_cost: The time that one more token adds to a step, over the time of a step of one token. A constant, so
@@ -56,6 +63,10 @@ class SpeculativeConfig:
     num_speculative_tokens: int
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
     is_adaptive: bool = False
     token_cost: float = 0.125
     max_num_step_tokens: int = 32
@@ -83,10 +94,20 @@ class SpeculativeConfig:
                 f"prompt_lookup_min ({self.prompt_lookup_min}) and prompt_lookup_max ({self.prompt_lookup_max}) "
                 f"must lie in 1 to {MAX_PROMPT_LOOKUP}, the former not above the latter"
             )
+        self._check_suffixes()
         if not 0.0 < self.token_cost <= 1.0:
             raise ValueError(f"token_cost must be above 0 and at most 1, got {self.token_cost}")
         if not self.draft_cost >= 0.0:
             raise ValueError(f"draft_cost must be at least 0, got {self.draft_cost}")
+
+    def _check_suffixes(self) -> None:
+        limits = (("max_tree_depth", 3, MAX_TREE_DEPTH), ("max_cached_requests", 0, MAX_NUM_CACHED_ANSWERS),
+                  ("max_spec_factor", 0.0, MAX_TREE_DEPTH), ("min_token_prob", 0.0, 1.0))  # fmt: skip
+        check_integers(self, (f"suffix_decoding_{name}" for name, _, _ in limits[:2]), 0)
+        for name, least, most in limits:
+            value = getattr(self, f"suffix_decoding_{name}")
+            if not least <= value <= most:
+                raise ValueError(f"suffix_decoding_{name} must be {least} to {most}, got {value}")
 
     @property
     def is_by_model(self) -> bool:

@@ -271,7 +271,7 @@ def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str], draft_co
                     speculative.num_speculative_tokens, speculative.method, draft_cost)  # fmt: skip
         speculative = replace(speculative, draft_cost=round(draft_cost, 6))
         config = replace(config, speculative=speculative)
-    if speculative is not None and speculative.method == "ngram" and speculative.is_adaptive:
+    if speculative is not None and not speculative.is_by_model and speculative.is_adaptive:
         speculative = replace(speculative, variant=_native_variant(backends))
         config = replace(config, speculative=speculative)
     if speculative is None or not speculative.needs_equal_bits:

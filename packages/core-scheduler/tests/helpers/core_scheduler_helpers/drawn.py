@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_core_scheduler.testing import next_token
 
 VOCAB_SIZE = 1000
@@ -15,10 +16,15 @@ VOCAB_SIZE = 1000
 class GuessingDrafts:
     """A source of drafts that is right until a place that depends on the text."""
 
+    def learn(self, owner: DraftOwner, token_ids: Sequence[int]) -> None:
+        """There is nothing to learn."""
+
     def forget(self, request_id: str) -> None:
         """There is nothing to forget."""
 
-    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+    def propose(
+        self, request_id: str, token_ids: Sequence[int], max_num_tokens: int, owner: DraftOwner
+    ) -> Sequence[int]:
         """Some right tokens, then wrong ones; sometimes more than asked for, sometimes none."""
         if sum(token_ids[-3:]) % 5 == 0:
             return []

@@ -23,6 +23,7 @@ from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.scheduler import Scheduler
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
+from llmstack_core_scheduler.suffix_drafts import SuffixDrafts
 from llmstack_core_scheduler.testing import DecisionHash, FakeModelRunner, next_token
 from llmstack_types import (
     EngineCoreRequest,
@@ -38,7 +39,7 @@ MAX_NUM_STEPS = 20_000
 MAX_NUM_CRASHES = 3
 MAX_NUM_FORKS = 30
 _PREEMPTION_POLICIES: tuple[Callable[[], PreemptionPolicy], ...] = (AlwaysRecompute, AlwaysSwap, CheapestPreemption)
-_LOOKUP = SpeculativeConfig("ngram", 4, prompt_lookup_max=2, prompt_lookup_min=1)
+_LOOKUP, _SUFFIX = SpeculativeConfig("ngram", 4, 2, 1), SpeculativeConfig("suffix", 4)
 BLOCK_SIZES = (1, 2, 3, 4, 7, 8, 16, 32, 64)
 
 ManagerFactory = Callable[[int, int, int], KVCacheManager]
@@ -71,13 +72,13 @@ class Simulation:
         if num_stages > 1:
             self.config = replace(self.config, pipeline_parallel_size=num_stages, **ONE_STAGE_ONLY)
         self.block_size = random.choice(BLOCK_SIZES)
-        # Half of the pools have room for about one long request: there is no peace in them.
+        # Half of the pools have room for about one long request.
         num_needed_blocks = min(-(-self.config.max_model_len // self.block_size), 45)
         self.num_blocks = random.choice([random.randint(2, 50), num_needed_blocks + random.randint(1, 4)])
         self.num_host_blocks = random.choice([0, 0, random.randint(1, 50), 200])
         self.make_preemption = random.choice(_PREEMPTION_POLICIES)
         self.has_drafts = self.config.num_lookahead_slots > 0
-        self.has_lookup = seed % 3 == 0
+        self.has_lookup, self.has_suffixes = seed % 3 == 0, seed % 6 == 0
         self.num_ahead = max(random.choice([0, 0, 1]), num_stages - 1)
         self.abort_rate = random.choice([0.0, 0.02, 0.1])
         self.crash_rate = random.choice([0.0, 0.0, 0.01])
@@ -117,11 +118,11 @@ class Simulation:
     def make_scheduler(self) -> Scheduler:
         """A scheduler as this seed has it, over an empty cache."""
         self.manager = self._make_manager(self.num_blocks, self.block_size, self.num_host_blocks)
-        self.lookup = NgramDrafts(_LOOKUP)
-        draft_source = (self.lookup if self.has_lookup else GuessingDrafts()) if self.has_drafts else None
+        self.lookup = SuffixDrafts(_SUFFIX) if self.has_suffixes else NgramDrafts(_LOOKUP)
         self.yields = Yields()
         return Scheduler(
-            self.config, self.manager, preemption=self.make_preemption(), draft_source=draft_source,
+            self.config, self.manager, preemption=self.make_preemption(),
+            draft_source=(self.lookup if self.has_lookup else GuessingDrafts()) if self.has_drafts else None,
             on_status=self.yields,
         )  # fmt: skip
 

@@ -15,6 +15,8 @@ _HEAD_METHODS = frozenset({"mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp
 """Names of the method `mtp`, by which a layer of the served checkpoint guesses; vLLM has one for each family."""
 DEFAULT_NUM_DRAFTS = 5
 """Most drafts of one row by a draft model, where the line does not say."""
+_DEFAULT_DEPTH, _MAX_NUM_DRAFTS = 24, 64
+"""Of a `SpeculativeConfig`, which a command line does not import for every start."""
 SPECULATION_FLAGS: Mapping[str, str] = {
     "--num-speculative-tokens": "num_speculative_tokens",
     "--ngram-prompt-lookup-max": "prompt_lookup_max",
@@ -33,8 +35,8 @@ NGRAM_MODEL = "[ngram]"
 def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is.
 
-    Of a draft model, `revision` and `max_model_len` are those of `DraftModelOptions`. Of drafts by a model
-    `is_adaptive` is left open where it is not given.
+    Of a draft model, `revision` and `max_model_len` are those of `DraftModelOptions`. `is_adaptive` is left open where
+    it is not given, except for n-grams.
     """
     if value.get("model") == NGRAM_MODEL:
         value = {"method": "ngram"} | {name: entry for name, entry in value.items() if name != "model"}
@@ -54,18 +56,26 @@ def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
             f"drafts of the method '{method[:64]}' are not supported yet; the method 'draft_model' takes any served "
             "decoder as 'model', and the method 'ngram' needs none"
         )
-    if method not in ("draft_model", "mtp"):
+    if method not in ("draft_model", "mtp", "suffix"):
         checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
         return checked
     own = {name: entry for name, entry in value.items() if name in _DRAFT_MODEL_KEYS}
-    if method == "mtp" and (not_its := own.keys() - {"draft_tensor_parallel_size"}):
-        raise ValueError(f"{min(not_its)} is that of a draft model; the method 'mtp' has none")
+    if method != "draft_model" and (not_its := own.keys() - {"draft_tensor_parallel_size"}):
+        raise ValueError(f"{min(not_its)} is that of a draft model; the method '{method}' has none")
     options = to_plain(from_plain(DraftModelOptions, own))
     others = {name: entry for name, entry in value.items() if name not in _DRAFT_MODEL_KEYS}
-    drafts = to_plain(from_plain(SpeculativeConfig, {"num_speculative_tokens": DEFAULT_NUM_DRAFTS, **others}))
+    drafts = to_plain(
+        from_plain(SpeculativeConfig, {"num_speculative_tokens": _default_num_drafts(method, value), **others})
+    )
     if "is_adaptive" not in value:
         del drafts["is_adaptive"]
     return {**drafts, **{name: entry for name, entry in options.items() if name in own}}
+
+
+def _default_num_drafts(method: str, value: Mapping[str, Any]) -> int:
+    """Most drafts of a row where the line does not say; counts bound those of the method `suffix`, not a number."""
+    depth = value.get("suffix_decoding_max_tree_depth", _DEFAULT_DEPTH)
+    return max(1, min(depth, _MAX_NUM_DRAFTS)) if method == "suffix" and type(depth) is int else DEFAULT_NUM_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)
