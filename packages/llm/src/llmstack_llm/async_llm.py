@@ -177,12 +177,12 @@ class AsyncLLM(EngineFrontEnd):
     @property
     def num_finishing_requests(self) -> int:
         """Requests that finish in the engine core before this one, after a reload."""
-        return int(getattr(self._client, "num_finishing", 0))
+        return self._client.num_finishing
 
     @property
     def is_exchanging(self) -> bool:
         """Whether new requests wait for the next engine core, which a reload starts in the place of this one."""
-        return bool(getattr(self._client, "is_exchanging", False))
+        return self._client.is_exchanging
 
     def check_sampling(
         self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False

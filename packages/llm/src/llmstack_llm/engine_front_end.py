@@ -152,7 +152,7 @@ class EngineFrontEnd:
     @property
     def num_unmoved_requests(self) -> int:
         """Requests of a lost engine core that waited, since the others compute different bits."""
-        return int(getattr(self._client, "num_unmoved_requests", 0))
+        return self._client.num_unmoved_requests
 
     @property
     def engines(self) -> Sequence[EngineReady]:

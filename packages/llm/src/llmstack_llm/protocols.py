@@ -35,6 +35,21 @@ class AsyncEngineCoreClient(Protocol):
         """How often that has happened."""
         ...
 
+    @property
+    def num_unmoved_requests(self) -> int:
+        """Requests of a lost engine core that waited, since the others compute different bits."""
+        ...
+
+    @property
+    def num_finishing(self) -> int:
+        """Requests that finish in the engine core before this one."""
+        ...
+
+    @property
+    def is_exchanging(self) -> bool:
+        """True while new requests wait for the next engine core."""
+        ...
+
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Sends one request.
 

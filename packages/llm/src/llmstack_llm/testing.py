@@ -177,6 +177,9 @@ class FakeEngineCoreClient:
         sleep_level: The level that `sleep` has set.
     """
 
+    num_unmoved_requests = num_finishing = 0
+    is_exchanging = False
+
     def __init__(self, ready: EngineReady | None = None, *, engine: EchoEngine | None = None, is_ready: bool = True):
         self.ready = ready or EngineReady(64, 16, 128, 257, "float32", "cpu", embedding_size=FAKE_EMBEDDING_SIZE)
         self.engine = engine or EchoEngine()

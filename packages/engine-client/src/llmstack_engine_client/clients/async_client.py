@@ -26,7 +26,16 @@ from llmstack_types.control import ArgumentTs, ResultT
 
 
 class AsyncClient(ABC):
-    """One engine core, used by one event loop: that of the first call."""
+    """One engine core, used by one event loop: that of the first call.
+
+    Attributes:
+        contract_id: Empty: requests of a lost engine core are moved by a `RecoveringClient`.
+        num_unmoved_requests, num_finishing, is_exchanging: As of an engine core that is alone, and is not exchanged.
+    """
+
+    contract_id = ""
+    num_unmoved_requests = num_finishing = 0
+    is_exchanging = False
 
     def __init__(self, start_timeout_s: float) -> None:
         """`start_timeout_s`: How long to wait for the engine core to become ready."""

@@ -46,9 +46,11 @@ class RecoveringClient(ResumingClient):
     Attributes:
         num_restarts: So far.
         num_unmoved_requests: Always 0: without replicas no request waits for another one.
+        num_finishing, is_exchanging: A `ReloadingClient` exchanges engine cores, and this one does not.
     """
 
-    num_unmoved_requests = 0
+    num_unmoved_requests = num_finishing = 0
+    is_exchanging = False
 
     def __init__(
         self,

@@ -79,7 +79,10 @@ class BalancedClient:
 
     Attributes:
         num_unmoved_requests: Requests that had to wait, since no other engine core computes the same bits.
+        num_finishing, is_exchanging: A `ReloadingClient` exchanges engine cores, and this one does not.
     """
+
+    num_unmoved_requests, num_finishing, is_exchanging = 0, 0, False
 
     def __init__(
         self,
@@ -94,7 +97,6 @@ class BalancedClient:
         """
         self._clients = list(clients)
         self._allow_mixed_numerics = allow_mixed_numerics
-        self.num_unmoved_requests = 0
         for index, client in enumerate(self._clients):
             if isinstance(client, RecoveringClient):
                 client.share(partial(self._move, index))
@@ -215,7 +217,7 @@ class BalancedClient:
 
         Those of one that has died for good may wait in the place of one that is being replaced.
         """
-        contract_id = getattr(self._clients[index], "contract_id", "")
+        contract_id = self._clients[index].contract_id
         loads = self._loads()
         others = [other for other, load in enumerate(loads) if other != index and load < UNAVAILABLE]
         if self._clients[index].is_dead and not others:  # for good: they wait for one that is being replaced
