@@ -51,6 +51,15 @@ CASES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 8,
         "pad_token_id": 0,
     },
+    "Dots3NoteForCausalLM": SMALL
+    | {
+        "num_hidden_layers": 5, "num_key_value_heads": 4, "moe_intermediate_size": 24, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "shared_experts_intermediate_size": 24, "q_lora_rank": 16,
+        "kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "head_dim": 16,
+        "sliding_window": 16, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 12,
+        "swa_kv_lora_rank": 20, "swa_head_dim": 20, "swa_qk_nope_head_dim": 12, "swa_v_head_dim": 12,
+        "index_head_dim": 16, "index_n_heads": 2,
+    },
     "MiMoV2FlashForCausalLM": SMALL
     | PER_LAYER_HEADS
     | {
@@ -63,8 +72,8 @@ CASES: dict[str, dict[str, Any]] = {
         "v_head_dim": 8,
         "sliding_window": 16,
     },
-}
-NUM_GROUPS = {"Cohere2ForCausalLM": 2, "Gemma4ForCausalLM": 2, "MiMoV2FlashForCausalLM": 3}
+}  # fmt: skip
+NUM_GROUPS = {"Dots3NoteForCausalLM": 3, "Cohere2ForCausalLM": 2, "Gemma4ForCausalLM": 2, "MiMoV2FlashForCausalLM": 3}
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tiny chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
@@ -93,7 +102,9 @@ def generate(folder: Path, **options: Any) -> list[list[int]]:
     return texts[0]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=pytest.mark.full if name.startswith("Dots3") else ()) for name in CASES
+])  # fmt: skip
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[list[int]]]:

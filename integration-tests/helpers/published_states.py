@@ -111,6 +111,20 @@ PUBLISHED: dict[str, Published] = {
         has_experts=True,
         is_captured=False,
     ),
+    "Zamba2": Published(
+        "Zamba2ForCausalLM",
+        {name: value for name, value in _SIZES.items() if not name.startswith("tie_")} | {
+            "model_type": "zamba2", "num_hidden_layers": 6, "num_key_value_heads": 4, "adapter_rank": 8,
+            "add_bias_linear": False, "attention_dropout": 0.0, "chunk_size": 32, "hidden_act": "gelu",
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"], "mamba_d_conv": 4,
+            "hybrid_layer_ids": [1, 3, 4], "mamba_d_state": 16, "mamba_expand": 2, "mamba_headdim": 16,
+            "mamba_ngroups": 2, "n_mamba_heads": 8, "num_mem_blocks": 2, "num_logits_to_keep": 1, "rope_theta": 10000,
+            "rms_norm_eps": 1e-05, "time_step_floor": 0.0001, "time_step_max": 0.1, "time_step_min": 1e-09,
+            "use_conv_bias": True, "use_long_context": False, "use_mamba_kernels": True, "use_mem_rope": True,
+            "use_shared_attention_adapter": True, "use_shared_mlp_adapter": True,
+        },
+        is_captured=False,
+    ),
     "Lfm3": Published(
         "Lfm3ForCausalLM",
         _SIZES | {

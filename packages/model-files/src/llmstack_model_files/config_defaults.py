@@ -274,6 +274,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 4096,
     },
     "xlm-roberta": {"vocab_size": 30_522, "max_position_embeddings": 512},
+    "zamba2": {
+        "vocab_size": 32_000,
+        "hidden_size": 2560,
+        "num_hidden_layers": 54,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 4096,
+    },
 }
 """`model_type` to the values of fields that are absent; a field that is null is given."""
 # Names under which transformers' classes take a field too, of other fields.

@@ -43,6 +43,8 @@ _VOXTRAL: Mapping[str, Any] = {
 }
 WHOLES: Mapping[str, _Whole] = {
     "AyaVisionForConditionalGeneration": _Whole("cohere2", is_tied=True),
+    "Dots3NoteForCausalLM": _Whole("dots3_note_text"),
+    "Dots3NoteForConditionalGeneration": _Whole("dots3_note_text"),
     "Gemma3ForConditionalGeneration": _Whole("gemma3_text", is_tied=True),
     "Gemma3nForConditionalGeneration": _Whole("gemma3n_text", is_tied=True),
     "Gemma4ForConditionalGeneration": _Whole("gemma4_text", is_tied=True),
@@ -72,6 +74,7 @@ WHOLES: Mapping[str, _Whole] = {
 # Positions of three axes (mrope) are equal for text, so Qwen-VL's text models are Qwen's.
 TEXT_TYPES: Mapping[str, _Text] = {
     "cohere2": _Text("Cohere2ForCausalLM", "cohere2"),
+    "dots3_note_text": _Text("Dots3NoteForCausalLM", "dots3_note_text"),
     "gemma": _Text("GemmaForCausalLM", "gemma"),
     "gemma2": _Text("Gemma2ForCausalLM", "gemma2"),
     "gemma3_text": _Text("Gemma3ForCausalLM", "gemma3_text"),
@@ -100,7 +103,9 @@ TEXT_TYPES: Mapping[str, _Text] = {
 # Fields of the whole that hold for the text model too.
 _COMMON = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "pad_token_id", "quantization_config",
            "tie_word_embeddings", "torch_dtype")  # fmt: skip
-_FLAT_TYPES = ("qwen2_vl", "qwen2_5_vl")  # whose published configurations have the text model's fields beside the rest
+# Whose published configurations have the text model's fields beside the rest.
+_FLAT_TYPES = ("dots3_note", "qwen2_vl", "qwen2_5_vl")
+_NOT_OF_TEXT = ("model_type", "audio_config", "vision_config")
 
 
 def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +116,7 @@ def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     whole = WHOLES.get(name)
     found = None if whole is None else config.get(whole.field)
     if whole is not None and found is None and config.get("model_type") in _FLAT_TYPES:
-        found = {key: value for key, value in config.items() if key not in ("model_type", "vision_config")}
+        found = {key: value for key, value in config.items() if key not in _NOT_OF_TEXT}
     if whole is None or not isinstance(found, Mapping):
         return dict(config)
     text_type = str(found.get("model_type") or whole.text_type)

@@ -59,6 +59,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3NextForCausalLM": "llmstack_model_runner.models.qwen3_next:Qwen3Next",
     "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
     "WhisperForConditionalGeneration": "llmstack_model_runner.models.whisper:Whisper",
+    "Zamba2ForCausalLM": "llmstack_model_runner.models.zamba2:Zamba2",
 }
 
 # Of classes that take pictures: what makes their encoder. The text model is that of `text_config`.

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _STATE_SPACE = frozenset({"rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"})
-_HYBRID = frozenset(
-    {"zamba", "zamba2", "plamo2"}
-)  # fmt: skip
+_HYBRID = frozenset({"zamba", "plamo2"})
 _ENCODER_DECODERS = frozenset(
     {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "pegasus_x", "marian", "m2m_100", "blenderbot",
      "blenderbot-small", "led", "fsmt", "prophetnet", "switch_transformers", "nllb-moe", "t5gemma"}

@@ -82,6 +82,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 2, "intermediate_size": 64, "attn_layer_period": 2, "attn_layer_offset": 1}
         | {"num_experts": 3, "mamba_dt_rank": 64},
     ),
+    "zamba 2": (
+        "Zamba2ForCausalLM",
+        SIZES | {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "adapter_rank": 64},
+    ),
     "olmo hybrid": ("OlmoHybridForCausalLM", DELTA_NETS | {"head_dim": None, "linear_key_head_dim": 16}),
 }
 # What published checkpoints of these families leave in full precision.

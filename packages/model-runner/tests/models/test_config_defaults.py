@@ -66,6 +66,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "layers_block_type": ["mamba", "moe", "attention", "mlp"],
     },
     "FalconH1ForCausalLM": SIZES | {"mamba_n_heads": 32, "mamba_d_head": 32},
+    "Zamba2ForCausalLM": SIZES | {"layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
     "BambaForCausalLM": SIZES | {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 16},
     "GraniteMoeHybridForCausalLM": SIZES
     | {"mamba_n_heads": 32, "mamba_d_head": 16, "num_local_experts": 9, "layer_types": ["mamba", "attention", "mamba"]},

@@ -67,6 +67,9 @@ OWN_SIZES |= {
         "KimiLinearForCausalLM": {"linear_head_dim": 16, "linear_num_heads": 2}, "BailingHybridForCausalLM": {},
     }.items()
 }  # fmt: skip
+OWN_SIZES["Zamba2ForCausalLM"] = SIZES | {
+    "layers_block_type": ["linear_attention", "hybrid"], "use_mem_rope": True, "time_step_min": 1e-9,
+}  # fmt: skip
 OWN_SIZES["MiniMaxForCausalLM"] = SIZES | {"layer_types": ["linear_attention", "full_attention"]}
 OWN_SIZES["OlmoHybridForCausalLM"] = SIZES | {"layer_types": ["linear_attention", "full_attention"]}
 OWN_SIZES["Lfm2MoeForCausalLM"] = SIZES | {

@@ -63,6 +63,20 @@ GEMMA4 = {
 }  # fmt: skip
 GEMMA4_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
                  "num_key_value_heads": 4, "head_dim": 8, "patch_size": 4, "position_embedding_size": 64}  # fmt: skip
+DOTS = TEXT | {
+    "model_type": "dots3_note", "num_key_value_heads": 4, "num_hidden_layers": 6, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_shared_expert_intermediate_size": 24, "q_lora_rank": 16, "kv_lora_rank": 24, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 12, "head_dim": 16, "rope_theta": 8e7, "swa_rope_theta": 5e4, "use_dsa": True,
+    "sliding_window_size": 9, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 12,
+    "swa_kv_lora_rank": 20, "swa_head_dim": 20, "swa_qk_nope_head_dim": 12, "swa_v_head_dim": 12, "index_topk": 2048,
+    "index_head_dim": 16, "index_n_heads": 2, "norm_topk_prob": True, "tie_word_embeddings": False,
+    "vision_config": {"embed_dim": 32, "num_heads": 4, "num_hidden_layers": 1, "intermediate_size": 32,
+                      "pyramid_num_routed": [-1], "adapter_in_dim": 32, "adapter_out_dim": 32},
+    "audio_config": {"downsample_hidden_size": 8, "whisper_adapter_in_dim": 32, "whisper_adapter_out_dim": 32,
+                     "whisper_config": {"d_model": 32, "encoder_attention_heads": 4, "encoder_layers": 1,
+                                        "encoder_ffn_dim": 32, "num_mel_bins": 16, "max_source_positions": 32}},
+}  # fmt: skip
 Rename = Callable[[str], str]
 
 
@@ -81,6 +95,12 @@ def before_language_model(name: str) -> str:
 def of_qwen_2_vl(name: str) -> str:
     """`model.layers.0…` and `visual.…`."""
     return name.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)
+
+
+def of_dots(name: str) -> str:
+    """`model.layers.0…`, `vision_encoder.…` and `audio_encoder.…`."""
+    name = name.replace("model.language_model.", "model.", 1).replace("model.audio_tower.", "audio_encoder.", 1)
+    return name.replace("model.vision_tower.", "vision_encoder.", 1)
 
 
 def as_it_is(name: str) -> str:
@@ -111,6 +131,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Rename]] = {
                 "vision_config": QWEN_VISION},
         of_qwen_2_vl,
     ),
+    "dots 3 note, whose fields are not apart": ("Dots3Note", DOTS, of_dots),
     "qwen 3 vl": (
         "Qwen3VL",
         whole({"model_type": "qwen3_vl_text", "head_dim": 16, "rope_theta": 5e6, "rope_scaling": M_ROPE_3,

@@ -185,7 +185,7 @@ class Llama(CausalLM):
             hidden = hidden if given is None else given.add_deep(number, hidden)
         if residual is None or self._sharding.is_last_stage:
             return self._norm.add(hidden, residual)[0]
-        self._sharding.send([hidden, residual])
+        self._leave(hidden, residual)
         return hidden
 
     def _enter(self, token_ids: torch.Tensor, given: StepVectors | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -195,6 +195,10 @@ class Llama(CausalLM):
         shape = (token_ids.shape[0], self._hidden_size)
         hidden, residual = self._sharding.receive(2, self._norm.weight, shape)
         return hidden, residual
+
+    def _leave(self, hidden: torch.Tensor, residual: torch.Tensor) -> None:
+        """Gives the next stage what `_enter` takes there."""
+        self._sharding.send([hidden, residual])
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ _PREFIXES = {
 }
 # Of all other tensors, behind an optional `model.`.
 _OTHER_PARTS = ("vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual.", "audio_tower.",
-                "multi_modal_projector.", "connector.", "mlp1.", "embed_vision.", "embed_audio.",
-                "image_newline")  # fmt: skip
+                "audio_encoder.", "audio_adapter.", "multi_modal_projector.", "connector.", "mlp1.", "embed_vision.",
+                "embed_audio.", "image_newline")  # fmt: skip
 
 
 class TextPart(Model):

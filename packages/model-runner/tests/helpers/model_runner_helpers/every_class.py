@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from llmstack_model_runner.architectures import ARCHITECTURES
 from llmstack_model_runner.models.transformers_backend.model import TransformersModel
 from llmstack_model_runner.models.transformers_backend.resolve import UnsupportedByTransformersError
 from llmstack_model_runner.weights import load_weights
@@ -22,7 +23,7 @@ from model_runner_helpers.paged_harness import PagedHarness
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 19, 71]
 NUM_OUTPUT_TOKENS = 6
 TOLERANCE = 5e-5  # of the largest logit: deep loops of a layer add up what is 2e-5 elsewhere
-EXACT = "exact"
+NATIVE, EXACT = "native code", "exact"
 _MAX_PARAMETERS = 3_000_000
 
 # Sizes under all names that configurations have; each class takes those that it knows.
@@ -57,6 +58,11 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": _LATENT,
     "DeepseekV3ForCausalLM": _LATENT,
     "DeepseekV32ForCausalLM": _LATENT,
+    "Dots3NoteForCausalLM": {
+        "num_key_value_heads": 4, "head_dim": 16, "index_head_dim": 16, "index_n_heads": 2,
+        "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 12, "swa_kv_lora_rank": 20,
+        "swa_head_dim": 20, "swa_qk_nope_head_dim": 12, "swa_v_head_dim": 12, "shared_experts_intermediate_size": 24,
+    },
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 2]]},
     "Gemma4ForCausalLM": {"attention_k_eq_v": True, "num_kv_shared_layers": 2, "layer_types": _ALTERNATE},
     "GitForCausalLM": {"vision_config": _CLIP},
@@ -74,12 +80,12 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
         "pronunciation_vocab_size": 97, "shape_vocab_size": 97, "pronunciation_embed_dim": 8, "shape_embed_dim": 8,
     },
     "YoutuForCausalLM": _LATENT,
+    "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "n_mamba_heads": 4},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }  # fmt: skip
 # The small sizes make no model of these, and no others are known.
 NOT_BUILT = frozenset({
-    "BltForCausalLM", "CohereCompassForCausalLM", "Dots3NoteForCausalLM", "Gemma4AssistantForCausalLM",
-    "Phi4MultimodalForCausalLM", "Zamba2ForCausalLM",
+    "BltForCausalLM", "CohereCompassForCausalLM", "Gemma4AssistantForCausalLM", "Phi4MultimodalForCausalLM",
 })  # fmt: skip
 
 
@@ -91,11 +97,16 @@ def architectures() -> list[str]:
 
 
 def verdict(architecture: str) -> str:
-    """`exact`, or the reason of the refusal.
+    """`native code`, `exact`, or the reason of the refusal. Native classes run through the backend too.
 
     Raises:
         AssertionError: Tokens or logits differ from those of transformers.
     """
+    found = _by_transformers(architecture)
+    return NATIVE if architecture in ARCHITECTURES else found
+
+
+def _by_transformers(architecture: str) -> str:
     model_class = getattr(transformers, architecture)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -171,7 +182,9 @@ def table(verdicts: dict[str, str], not_built: frozenset[str] = NOT_BUILT) -> st
     for architecture, result in sorted(verdicts.items()):
         results.setdefault(result, []).append(f"`{architecture}`")
     rows = [f"| result with transformers {transformers.__version__} | number | classes |", "|---|---|---|"]
-    ordered = sorted(results.items(), key=lambda item: (not item[0].startswith(EXACT), -len(item[1]), item[0]))
+    ordered = sorted(
+        results.items(), key=lambda item: (not item[0].startswith((NATIVE, EXACT)), -len(item[1]), item[0])
+    )
     rows += [f"| {result} | {len(names)} | {', '.join(names)} |" for result, names in ordered]
     rows.append(f"| not tried: no tiny configuration is known | {len(not_built)} | {_words(not_built)} |")
     return "\n".join(rows) + "\n"

@@ -32,6 +32,12 @@ MAMBA2 = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 8, "n_groups": 2,
     "state_size": 12, "chunk_size": 16, "initializer_range": 0.3,
 }  # fmt: skip
+ZAMBA = _SIZES | {
+    "tie_word_embeddings": True, "num_hidden_layers": 6, "num_key_value_heads": 4, "n_mamba_heads": 8,
+    "mamba_d_state": 12, "mamba_ngroups": 2, "chunk_size": 16, "initializer_range": 0.1, "num_mem_blocks": 2,
+    "adapter_rank": 5, "use_mem_rope": True, "use_shared_attention_adapter": True, "time_step_min": 1e-9,
+    "time_step_floor": 0.1, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"],
+}  # fmt: skip
 MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite 4 h": ("GraniteMoeHybrid", GRANITE),
     "granite 4 h without experts, with rope and one group": (
@@ -65,6 +71,15 @@ MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mamba2",
         MAMBA2 | {"use_bias": True, "tie_word_embeddings": True, "n_groups": 1, "conv_kernel": 3},
     ),
+    "zamba 2": ("Zamba2", ZAMBA),
+    "zamba 2 with biases, one block first of all, without positions": (
+        "Zamba2",
+        ZAMBA
+        | {"add_bias_linear": True, "num_mem_blocks": 1, "use_mem_rope": False}
+        | {"use_shared_attention_adapter": False, "num_key_value_heads": 2, "mamba_d_conv": 5, "mamba_ngroups": 1}
+        | {"layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"], "num_hidden_layers": 4},
+    ),
+    "zamba 2 with blocks that nothing ties": ("Zamba2", ZAMBA | {"tie_word_embeddings": False}),
     "bamba": ("Bamba", BAMBA),
     "bamba tied, with biases, one group, a longer convolution and bounded steps": (
         "Bamba",
