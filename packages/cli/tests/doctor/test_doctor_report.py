@@ -166,6 +166,11 @@ def test_the_kernels_are_those_that_a_start_would_take(
         def is_stale(name: str) -> bool:
             return name in stale
 
+        @staticmethod
+        def tiles_refusal() -> str:
+            return refusal
+
+    refusal = ""
     for name in built:
         (tmp_path / name).write_text("")
     monkeypatch.setattr(software, "module_of_file", lambda package, file: Builder)
@@ -173,3 +178,7 @@ def test_the_kernels_are_those_that_a_start_would_take(
     assert found.state == state
     assert words in found.text
     assert bool(found.remedy) == (state != "ok")
+    refusal = "Operation not permitted"
+    again, note = software.native_kernels()
+    assert (again, note.state) == (found, "note")
+    assert refusal in note.text

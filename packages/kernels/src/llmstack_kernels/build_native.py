@@ -7,6 +7,7 @@ compiler alone, and imports neither PyTorch nor its siblings; so it also runs as
 from __future__ import annotations
 
 import argparse
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -42,16 +43,24 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "aarch64": {"neon": ()},
 }
-ALL_VARIANTS = frozenset(name for variants in _VARIANTS.values() for name in variants)
+# A variant that is another's library with some functions of its own, and better. Linux may refuse it to a process.
+_SHARED_LIBRARIES = {"amx": "avx512bf16"}
+
+ALL_VARIANTS = frozenset(name for variants in _VARIANTS.values() for name in variants) | _SHARED_LIBRARIES.keys()
 """Names of the variants of all families of processors."""
 
 # What the processor must offer for each variant, as /proc/cpuinfo names it.
 _AVX512_FEATURES = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"})
+_BFLOAT16_FEATURES = _AVX512_FEATURES | {"avx512_vnni", "avx512_bf16"}
 _REQUIRED_FEATURES = {
-    "avx512bf16": _AVX512_FEATURES | {"avx512_vnni", "avx512_bf16"},
+    "amx": _BFLOAT16_FEATURES | {"amx_tile", "amx_bf16"},
+    "avx512bf16": _BFLOAT16_FEATURES,
     "avx512": _AVX512_FEATURES,
     "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
+
+# Of Linux on x86-64: the system call, its request for a part of the processor's state, and the part.
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
 
 _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -60,7 +69,12 @@ _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 _UNITS: Mapping[str, tuple[str, ...]] = {
     "native_stored": ("linear/native_stored.cpp",),
     "paged_attention": ("paged_attention/native.cpp",),
-    "linear": ("linear/native.cpp", "linear/native_dynamic.cpp", "linear/native_rounding.cpp"),
+    "linear": (
+        "linear/native.cpp",
+        "linear/native_dynamic.cpp",
+        "linear/native_rounding.cpp",
+        "linear/native_tiles.cpp",
+    ),
     "segments": ("linear/native_segment_packing.cpp", "linear/native_segment_tiles.cpp", "linear/native_segments.cpp"),
     "others": (),
 }
@@ -83,10 +97,33 @@ def variants() -> Mapping[str, tuple[str, ...]]:
     return _VARIANTS.get(machine(), {"portable": ()})
 
 
+def named_variants() -> list[str]:
+    """Names of this family's variants, those that share a library with another before it; best first."""
+    sharers = {library: name for name, library in _SHARED_LIBRARIES.items()}
+    return [name for library in variants() for name in (sharers.get(library), library) if name]
+
+
 def runnable_variants() -> list[str]:
-    """The variants that this processor can run, built or not, best first."""
-    features = _processor_features()
-    return [name for name in variants() if _REQUIRED_FEATURES.get(name, set()) <= features]
+    """The variants that this processor can run and this process may, built or not, best first."""
+    return [name for name in named_variants() if _fits(name) and not (name in _SHARED_LIBRARIES and tiles_refusal())]
+
+
+def _fits(variant: str) -> bool:
+    return _REQUIRED_FEATURES.get(variant, set()) <= _processor_features()
+
+
+@cache
+def tiles_refusal() -> str:
+    """Why this process may not use AMX's tiles, for which it asks the system once; "" where it may, or there are none.
+
+    Linux before 5.16 does not know the request, and a sandbox may refuse it. The answer holds for all threads.
+    """
+    if not _fits("amx"):
+        return ""
+    system = ctypes.CDLL(None, use_errno=True)
+    if system.syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0:
+        return ""
+    return os.strerror(ctypes.get_errno())
 
 
 @cache
@@ -100,7 +137,11 @@ def _processor_features() -> frozenset[str]:
 
 def library_path(variant: str, folder: Path = LIBRARIES) -> Path:
     """The path of the library for `variant`, whether it exists or not."""
-    return folder / f"libllmstack_kernels_{variant}.so"
+    return folder / f"libllmstack_kernels_{_library(variant)}.so"
+
+
+def _library(variant: str) -> str:
+    return _SHARED_LIBRARIES.get(variant, variant)
 
 
 def digest_path(variant: str, folder: Path = LIBRARIES) -> Path:
@@ -120,7 +161,7 @@ def digest(variant: str) -> str:
 
 
 def _digest_of(variant: str, paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256(repr((_COMMON_FLAGS, variants()[variant])).encode())
+    digest = hashlib.sha256(repr((_COMMON_FLAGS, variants()[_library(variant)])).encode())
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -149,7 +190,7 @@ def build(
     Raises:
         BuildError: There is no compiler, or it failed.
     """
-    names = list(variants()) if names is None else names
+    names = list(dict.fromkeys(map(_library, variants() if names is None else names)))
     if not all(is_built(name, folder) for name in names):
         with _alone(folder, report):
             missing = [name for name in names if not is_built(name, folder)]

@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from llmstack_kernels.build_native import variants
+from llmstack_kernels.build_native import named_variants, variants
 from llmstack_kernels.dispatch import backends
 from llmstack_kernels.native import library, supported_variants
 
 
-def native_variants() -> list[Any]:
-    """Parameters for pytest: each variant of the native kernels for this family of processors, best first.
+def native_variants(all_named: bool = False) -> list[Any]:
+    """Parameters for pytest: each library of native kernels for this family of processors, best first.
 
-    Those that this processor cannot run are skipped, with the reason.
+    Those that this processor cannot run are skipped, with the reason. `all_named`: Those that share a library with
+    another too, for operations of which they have functions of their own.
     """
     import pytest
 
@@ -29,7 +30,7 @@ def native_variants() -> list[Any]:
     reason = "this processor cannot run the {} variant of the native kernels, or it is not built"
     return [
         pytest.param(name, marks=[] if name in supported else pytest.mark.skip(reason=reason.format(name)))
-        for name in variants()
+        for name in (named_variants() if all_named else variants())
     ]
 
 

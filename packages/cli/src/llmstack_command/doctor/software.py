@@ -45,6 +45,11 @@ def native_kernels() -> Iterator[Finding]:
         yield Finding("native kernels", "note", text, rebuild)
     else:
         yield Finding("native kernels", "ok", f"{found}, compiled from the present sources")
+    if builder.tiles_refusal():
+        text = f"the processor has AMX, and the system refuses it: {builder.tiles_refusal()}"
+        yield Finding(
+            "native kernels", "note", text, "Linux grants it from 5.16 on, where no sandbox forbids arch_prctl"
+        )
 
 
 def ray() -> Iterator[Finding]:

@@ -476,6 +476,20 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
   for_each_pass<kMaxRows, Widths, kVectors, true>(panel.place, steps, row, end, work);
 }
 
+// Calls `work(part)` with calls for `part_rows` of the rows after another.
+template <class T, class Work>
+void for_each_part(const LinearCall<T>& call, int64_t part_rows, const Work& work) {
+  const int64_t out_row_bytes = call.out_features * (call.is_out_float ? sizeof(float) : sizeof(T));
+  LinearCall<T> part = call;
+  for (int64_t row = 0; row < call.num_rows; row += part_rows) {
+    part.num_rows = call.num_rows - row < part_rows ? call.num_rows - row : part_rows;
+    part.x = call.x + row * call.row_stride;
+    part.out = static_cast<char*>(call.out) + row * out_row_bytes;
+    if (call.residual) part.residual = static_cast<const char*>(call.residual) + row * out_row_bytes;
+    work(part);
+  }
+}
+
 // Rows whose operands fit into some 512 KiB, and the fewest that repay a pass over the weights.
 constexpr int64_t kOperandNumbers = 1 << 17;
 constexpr int64_t kFewestRows = 16 * kTileRows;
@@ -483,23 +497,16 @@ constexpr int64_t kFewestRows = 16 * kTileRows;
 // Calls `work(part)` with calls for parts of the rows, whose operands are there.
 template <class T, class Work>
 void with_operands(const LinearCall<T>& call, const Work& work) {
-  LinearCall<T> part = call;
   if constexpr (std::is_same_v<T, Operand<T>>) {
+    LinearCall<T> part = call;
     part.operands = call.x, part.operand_stride = call.row_stride;
     work(part);
   } else {
     static thread_local std::vector<float> memory;
     const int64_t width = call.steps * kStep<T>, fitting = kOperandNumbers / width;
     const int64_t stride = ((width + 15) / 16 | 1) * 16;  // an odd number of cache lines, so that rows share no set
-    const int64_t part_rows = fitting > kFewestRows ? fitting : kFewestRows;
-    const int64_t out_row_bytes = call.out_features * (call.is_out_float ? sizeof(float) : sizeof(T));
-    for (int64_t row = 0; row < call.num_rows; row += part_rows) {
-      part.num_rows = call.num_rows - row < part_rows ? call.num_rows - row : part_rows;
-      part.x = call.x + row * call.row_stride;
-      part.out = static_cast<char*>(call.out) + row * out_row_bytes;
-      if (call.residual) part.residual = static_cast<const char*>(call.residual) + row * out_row_bytes;
-      const int64_t size = part.num_rows * stride;
-      if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+    for_each_part(call, fitting > kFewestRows ? fitting : kFewestRows, [&](LinearCall<T> part) {
+      if (static_cast<int64_t>(memory.size()) < part.num_rows * stride) memory.resize(part.num_rows * stride);
       float* operands = memory.data();  // other threads have vectors of their own
       for_each_row(part.num_rows, width, [&](int64_t r) {
         for_each_vector(width, [&](int64_t i, int n) {
@@ -508,7 +515,7 @@ void with_operands(const LinearCall<T>& call, const Work& work) {
       });
       part.operands = operands, part.operand_stride = stride;
       work(part);
-    }
+    });
   }
 }
 

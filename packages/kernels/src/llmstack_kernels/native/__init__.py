@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llmstack_kernels.build_native import is_built, is_stale, library_path, runnable_variants
+from llmstack_kernels.build_native import is_built, is_stale, library_path, runnable_variants, tiles_refusal
 from llmstack_kernels.dispatch import forced_variant, forces_reference
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def library() -> NativeLibrary | None:
     if found is None:
         logger.warning("The native kernels are not built, so slower PyTorch code runs: %s.", REBUILD)
         return None
+    if tiles_refusal():
+        logger.warning("The processor has AMX, and the system refuses it to this process: %s.", tiles_refusal())
     if is_stale(found):
         if forces_reference():
             return None
@@ -108,17 +110,25 @@ class NativeLibrary:
 
     def address(self, name: str) -> int:
         """The address of the native function `llmstack_<name>`."""
-        return int(ctypes.cast(self._library[f"llmstack_{name}"], Pointer).value or 0)
+        return int(ctypes.cast(self._library[self._symbol(name)], Pointer).value or 0)
 
     def __str__(self) -> str:
-        return self.variant if self.has_threads else f"{self.variant}, one thread"
+        notes = ["one thread"] if not self.has_threads else []
+        if self.variant == "avx512bf16" and tiles_refusal():
+            notes.append("AMX refused")
+        return ", ".join([self.variant, *notes])
 
     def _bind(self, name: str, argument_types: tuple[type, ...]) -> Callable[..., None]:
-        function = self._library[f"llmstack_{name}"]
+        function = self._library[self._symbol(name)]
         function.argtypes = argument_types
         function.restype = None
         self._functions[name] = function
         return function
+
+    def _symbol(self, name: str) -> str:
+        """A function of this variant alone, in a library that it shares, is in place of the other's."""
+        own = f"llmstack_{self.variant}_{name}"
+        return own if hasattr(self._library, own) else f"llmstack_{name}"
 
     def _learn_num_threads(self) -> bool:
         runtime = _openmp_runtime()
