@@ -171,6 +171,27 @@ def test_words_come_while_they_are_said_and_a_killed_engine_core_costs_a_pause(
     assert trained_server.engine_pid() != killed[0]
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["silence", "noise", "faint noise", "hum"])
+def test_nothing_is_said_of_noise_and_silence(trained_server: Any, kind: str) -> None:
+    rate = 16_000
+    noise = np.random.default_rng(1).standard_normal(8 * rate)
+    hum = np.sin(np.arange(8 * rate) * (2 * np.pi * 50 / rate))
+    samples = {"silence": 0 * hum, "noise": 0.05 * noise, "faint noise": 0.002 * noise, "hum": 0.1 * hum}[kind]
+    data = (np.clip(samples, -1, 1) * 32_767).astype("<i2").tobytes()
+    with SocketSession(trained_server.url) as session:
+        session.tell(openai_form(rate))
+        session.until("updated")
+        for start in range(0, len(data), rate // 5):
+            session.add(data[start : start + rate // 5])
+            time.sleep(0.05)  # so that many drafts are made of it
+        session.tell(COMMIT)
+        events = session.until("completed")
+    assert [event["delta"] for event in events if event["type"].endswith("delta")] == []
+    assert events[-1]["transcript"] == ""
+
+
 @pytest.mark.clients
 @pytest.mark.timeout(1200)
 def test_openai_for_python_runs_the_example_of_the_page(

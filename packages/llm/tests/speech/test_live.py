@@ -123,6 +123,25 @@ async def test_words_are_said_while_the_sound_grows() -> None:
     assert "".join(deltas) == transcriber.text == " ".join(f"w{number}" for number in range(10))
 
 
+async def test_a_doubtful_draft_is_said_unless_it_is_one_of_noise() -> None:
+    lengths = [(25, 60)] * 10
+    for no_speech in (0.01, 0.9):
+        live = FakeLiveSound(file_of(lengths).words, file_of(lengths).num_samples)
+        engine = FakeEngine(live)
+        engine.logprob, engine.no_speech = -1.5, no_speech
+        transcriber = live_transcriber(engine, live)
+        reading = asyncio.create_task(anext(transcriber.deltas(), None))
+        for _ in range(60):
+            live.grow(200 if live.num_samples < 12_000 else 0)
+            for _ in range(30):
+                await asyncio.sleep(0)
+        if no_speech < 0.5:
+            assert await asyncio.wait_for(reading, 5) == "w0"
+        else:
+            assert not reading.done()
+            reading.cancel()
+
+
 @given(lengths=LENGTHS, count=st.integers(0, 9000))
 def test_a_cut_is_known_once_nothing_that_follows_moves_it(lengths: list[tuple[int, int]], count: int) -> None:
     levels = file_of(lengths).levels
@@ -165,7 +184,14 @@ async def test_a_request_of_an_engine_core_that_died_is_begun_again() -> None:
         (" And so my fell", " And so my fellow Amer", False, " And so my"),
         (" And so my", " And so my", False, " And so"),
         (" And so my", " And so my", True, " And so my"),
-        (" and so", " And so", True, ""),
+        (" and so", " And so", True, " And so"),
+        (" and sew", " And so", True, " And"),
+        (" And so", " And so my", False, " And so"),
+        (" And so my", " And so", False, " And"),
+        (" And so...", " And so, my", False, " And so"),
+        (" And so.", " And so. My", False, " And so."),
+        (" And so.", " And so.", False, " And so"),
+        (" don", " don't know", False, ""),
         ("你好世", "你好世界", False, "你好"),
     ],
 )

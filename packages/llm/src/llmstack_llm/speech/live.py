@@ -14,16 +14,18 @@ from typing import Any, Final
 from llmstack_llm.outputs.request_output import CompletionOutput
 from llmstack_llm.requests import RenderedPrompt
 from llmstack_llm.speech.levels import PAUSE_LEVELS, SILENCE, Cut, find_cut, has_pause, voiced_stretch
-from llmstack_llm.speech.segments import Passage, Segment
+from llmstack_llm.speech.segments import Segment
 from llmstack_llm.speech.served import Speech
 from llmstack_llm.speech.sound import LiveSound
 from llmstack_llm.speech.subtitles import text_of
-from llmstack_llm.speech.transcriber import RETRY_S, Asked, Engine, Transcriber
+from llmstack_llm.speech.transcriber import MAX_NO_SPEECH, RETRY_S, Answer, Asked, Engine, Transcriber
 from llmstack_model_files import SECONDS_PER_TIMESTAMP
 from llmstack_types import EngineLostError
 
 _STEP_S: Final = 0.4
 """Seconds of new sound for which the words so far are looked at again."""
+_FIRST_STEP_S: Final = 0.2
+"""The same before the first word of a stretch is said, so that it comes within a second."""
 _SILENCE_S: Final = 4
 """Seconds of silence behind the sound of a draft. With 2 in place of 30, tiny.en repeated itself; with 4 it did not."""
 _DRAFT_TOKENS_PER_S: Final = 8
@@ -34,6 +36,8 @@ _MAX_LOSSES: Final = 8
 """Times that one request is begun again behind an engine core that died."""
 _SPACELESS: Final = (("\u0e00", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u30ff"), ("\u3400", "\u9fff"))
 """Scripts without spaces between words: of South East Asia, kana, and Chinese characters."""
+_WORD_ENDS: Final = ".,;:!?…"
+"""What may follow a word. Hyphens and apostrophes may be within one."""
 
 
 @dataclass(slots=True)
@@ -65,11 +69,11 @@ class _Draft:
         """Whether nothing is left that another look could say."""
         return bool(self.covered) and self.agreed == self.latest
 
-    def take(self, passages: Sequence[Passage], text: str, *, is_paused: bool) -> None:
+    def take(self, text: str, *, is_paused: bool) -> None:
         """Takes the text of another answer. `is_paused`: The sound ends in a pause."""
         agreed = agreed_text(self.latest, text, is_paused=is_paused)
         self.latest = text
-        if agreed.startswith(self.agreed):
+        if len(agreed) > len(self.agreed):  # it may begin otherwise, where the first words were taken for others
             self.agreed = agreed
 
     def move(self, tokens: Sequence[int], text: str, num_samples: int) -> None:
@@ -138,7 +142,8 @@ class LiveTranscriber(Transcriber):
             if is_whole and start >= len(levels):
                 break
             if not cut.is_known and at is None:
-                await self._live.wait_for_growth(looked + int(_STEP_S * self._live.rate))
+                step_s = _STEP_S if self._draft is not None and self._draft.text else _FIRST_STEP_S
+                await self._live.wait_for_growth(looked + int(step_s * self._live.rate) - 1)
         self._count()
 
     def _begin(self, start: int, seek: int | None) -> int | None:
@@ -205,18 +210,14 @@ class LiveTranscriber(Transcriber):
             await asyncio.gather(working, ending, return_exceptions=True)
 
     async def _look(self, draft: _Draft, stop: int) -> None:
-        live, counts = self._live, (self.num_prompt_tokens, self.num_output_tokens)
-        samples = await live.read(draft.head, stop)
+        live = self._live
         is_paused = has_pause(live.levels, draft.head // live.level_samples, stop // live.level_samples)
-        window = await self._speech.open(samples, self._tenant, silence_s=_SILENCE_S)
-        max_tokens = _MIN_DRAFT_TOKENS + _DRAFT_TOKENS_PER_S * (stop - draft.head) // live.rate
-        try:
-            answer = await self._generated(window, 0.0, draft.head_tokens[-_MAX_CONTEXT:], max_tokens)
-        finally:
-            self.num_prompt_tokens, self.num_output_tokens = counts  # those of drafts are no cost of the client
-        if answer.is_implausible:
+        answer = await self._read_again(draft, stop)
+        if answer is None:
             return
-        draft.take(answer.passages, answer.text, is_paused=is_paused)
+        draft.take(answer.text, is_paused=is_paused)
+        if not answer.text.startswith(draft.agreed):
+            return  # it reads the beginning otherwise
         num_chars, closed = 0, (0, 0, 0)
         for number, passage in enumerate(answer.passages, 1):
             num_chars += len(self._tokenizer.decode(passage.token_ids))
@@ -226,6 +227,21 @@ class LiveTranscriber(Transcriber):
         if num_samples and draft.head + num_samples < stop:
             tokens = [token for passage in answer.passages[:number] for token in passage.token_ids]
             draft.move(tokens, answer.text[:num_chars], num_samples)
+
+    async def _read_again(self, draft: _Draft, stop: int) -> Answer | None:
+        """What the model reads in the sound from a draft's head to a sample; None where it is noise or repeats itself.
+
+        A doubtful answer counts: the first words of a sentence are improbable without the next ones.
+        """
+        counts = self.num_prompt_tokens, self.num_output_tokens
+        window = await self._speech.open(await self._live.read(draft.head, stop), self._tenant, silence_s=_SILENCE_S)
+        max_tokens = _MIN_DRAFT_TOKENS + _DRAFT_TOKENS_PER_S * (stop - draft.head) // self._live.rate
+        try:
+            answer = await self._generated(window, 0.0, draft.head_tokens[-_MAX_CONTEXT:], max_tokens)
+            is_noise = answer.is_doubtful and await self._no_speech_prob(window) > MAX_NO_SPEECH
+        finally:
+            self.num_prompt_tokens, self.num_output_tokens = counts  # those of drafts are no cost of the client
+        return None if is_noise or answer.is_repetitive else answer
 
     def _say(self, segments: Sequence[Segment], draft: str = "") -> str:
         """What is new in the text of further segments, or in that of a draft behind all settled ones."""
@@ -251,14 +267,18 @@ class LiveTranscriber(Transcriber):
 
 
 def agreed_text(before: str, after: str, *, is_paused: bool) -> str:
-    """The whole words with which both texts begin; the last word of a text is whole if the sound ends in a pause."""
+    """The whole words with which both texts begin, in the letters of `after`: capitals are no difference.
+
+    A word is whole where another or punctuation follows it in `after`, and also in `before` unless that ends there. The
+    last word of both is whole if the sound ends in a pause.
+    """
     pairs = zip(before, after)  # noqa: B905 (one may be longer)
-    common = after[: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))]
-    if common == after == before and is_paused:
+    common = after[: sum(1 for _ in itertools.takewhile(lambda pair: pair[0].lower() == pair[1].lower(), pairs))]
+    if len(common) == len(after) == len(before) and is_paused:
         return common
     for end in range(len(common), 0, -1):
-        follows = (after[end : end + 1], before[end : end + 1])
-        if all(one.isspace() for one in follows) or (end < len(common) and _is_spaceless(common[end - 1])):
+        is_whole = _ends_word(after[end : end + 1]) and (end == len(before) or _ends_word(before[end : end + 1]))
+        if is_whole or (end < len(common) and _is_spaceless(common[end - 1])):
             return common[:end]
     return ""
 
@@ -277,6 +297,10 @@ def continued(said: str, text: str) -> tuple[str, str]:
         rest = theirs[their_end:]
         return (f" {' '.join(rest)}" if rest else ""), ""
     return "", f" {' '.join(ours[our_end:])}"
+
+
+def _ends_word(following: str) -> bool:
+    return following.isspace() or (following != "" and following in _WORD_ENDS)
 
 
 def _is_spaceless(char: str) -> bool:

@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_COMPRESSION_RATIO: Final = 2.4
 _MIN_LOGPROB: Final = -1.0
-_MAX_NO_SPEECH: Final = 0.6
+MAX_NO_SPEECH: Final = 0.6
 _MAX_WINDOWS: Final = 8
 """Windows of one file that the engine has at once."""
 _MIN_ADVANCE_S: Final = 1.0
@@ -80,7 +80,16 @@ class Asked:
     on_admitted: OnAdmitted | None = None
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
+    """What the model wrote for a window.
+
+    Attributes:
+        text: That of all passages.
+        temperature: That it was drawn at.
+        avg_logprob: The mean of its tokens' log-probabilities.
+        compression_ratio: Of the text's bytes; one that repeats itself has a large one.
+    """
+
     output: CompletionOutput
     passages: list[Passage]
     text: str
@@ -90,11 +99,18 @@ class _Answer(NamedTuple):
 
     @property
     def is_doubtful(self) -> bool:
+        """Whether the model holds it for improbable itself."""
         return self.avg_logprob < _MIN_LOGPROB
 
     @property
+    def is_repetitive(self) -> bool:
+        """Whether it repeats itself."""
+        return self.compression_ratio > _MAX_COMPRESSION_RATIO
+
+    @property
     def is_implausible(self) -> bool:
-        return self.is_doubtful or self.compression_ratio > _MAX_COMPRESSION_RATIO
+        """Whether another temperature is worth a try."""
+        return self.is_doubtful or self.is_repetitive
 
 
 class Transcriber:
@@ -220,7 +236,7 @@ class Transcriber:
         is_cut = is_open and stop < end
         return reached if is_cut or rest >= _MIN_VOICED else stop
 
-    def _segment(self, passage: Passage, answer: _Answer, seek: int, stop: int) -> Segment:
+    def _segment(self, passage: Passage, answer: Answer, seek: int, stop: int) -> Segment:
         seek_s, stop_s = seek / self._sound.rate, stop / self._sound.rate
         start_s = min(seek_s + passage.start * SECONDS_PER_TIMESTAMP, stop_s)
         end_s = stop_s if passage.end is None else min(seek_s + passage.end * SECONDS_PER_TIMESTAMP, stop_s)
@@ -235,17 +251,17 @@ class Transcriber:
             entries, answer.temperature, answer.avg_logprob, answer.compression_ratio,
         )  # fmt: skip
 
-    async def _answered(self, window: OpenedMedia) -> tuple[_Answer | None, float | None]:
+    async def _answered(self, window: OpenedMedia) -> tuple[Answer | None, float | None]:
         """The answer of a window, None where nothing is said in it; and the probability of that, if it is known."""
         temperatures = LADDER if self._asked.temperature is None else (self._asked.temperature,)
         no_speech_prob = await self._no_speech_prob(window) if self._asked.has_no_speech_prob else None
-        answer: _Answer | None = None
+        answer: Answer | None = None
         for temperature in temperatures:
             answer = await self._generated(window, temperature)
             if answer.is_doubtful:
                 if no_speech_prob is None:
                     no_speech_prob = await self._no_speech_prob(window)
-                if no_speech_prob > _MAX_NO_SPEECH:
+                if no_speech_prob > MAX_NO_SPEECH:
                     return None, no_speech_prob
             if not answer.is_implausible:
                 break
@@ -257,7 +273,7 @@ class Transcriber:
 
     async def _generated(
         self, window: OpenedMedia, temperature: float, previous: Sequence[int] = (), max_tokens: int | None = None
-    ) -> _Answer:
+    ) -> Answer:
         """An answer, behind the text before and what is given here of it; `max_tokens` limits it further."""
         language = self.language if self._speech.tokens.is_multilingual else None
         before = [*self._previous, *previous]
@@ -271,9 +287,9 @@ class Transcriber:
         data = text.encode("utf-8", "replace")
         ratio = len(data) / len(zlib.compress(data)) if data else 0.0
         avg_logprob = (output.cumulative_logprob or 0.0) / max(1, len(output.token_ids))
-        return _Answer(output, passages, text, temperature, avg_logprob, ratio)
+        return Answer(output, passages, text, temperature, avg_logprob, ratio)
 
-    async def _words(self, window: OpenedMedia, answer: _Answer, num_samples: int) -> list[Word]:
+    async def _words(self, window: OpenedMedia, answer: Answer, num_samples: int) -> list[Word]:
         """The words of a window's answer, by a request that follows it through the sound."""
         speech, language = self._speech, self.language if self._speech.tokens.is_multilingual else None
         prompt = speech.aligned(window, answer.output.token_ids, language=language, task=self._asked.task)
