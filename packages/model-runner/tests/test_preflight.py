@@ -254,7 +254,7 @@ def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
         ({"architectures": ["ViTForImageClassification"], "model_type": "vit"}, "a vision model without text"),
         ({"architectures": ["ASTForAudioClassification"]}, "a model of speech"),
         (
-            {"architectures": ["GraniteSpeechForConditionalGeneration"], "model_type": "granite_speech"},
+            {"architectures": ["GraniteSpeechPlusForConditionalGeneration"], "model_type": "granite_speech_plus"},
             "a model of speech",
         ),
     ],

@@ -133,6 +133,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt_oss": {"vocab_size": 201_088, "max_position_embeddings": 131_072},
     "gptj": {"vocab_size": 50_400, "n_positions": 2048},
+    "granite": _LLAMA,
     "granitemoehybrid": _LLAMA,
     "jamba": {
         "vocab_size": 65_536,

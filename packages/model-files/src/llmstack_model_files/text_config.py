@@ -49,6 +49,7 @@ WHOLES: Mapping[str, _Whole] = {
     "Gemma3nForConditionalGeneration": _Whole("gemma3n_text", is_tied=True),
     "Gemma4ForConditionalGeneration": _Whole("gemma4_text", is_tied=True),
     "Gemma4UnifiedForConditionalGeneration": _Whole("gemma4_unified_text", is_tied=True),
+    "GraniteSpeechForConditionalGeneration": _Whole("granite", is_tied=True),
     "Idefics3ForConditionalGeneration": _Whole("llama"),
     "InternVLChatModel": _Whole("qwen2", field="llm_config"),
     "InternVLForConditionalGeneration": _Whole("qwen2", is_tied=True),

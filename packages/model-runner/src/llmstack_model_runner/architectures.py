@@ -38,6 +38,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Lfm2ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "llmstack_model_runner.models.lfm2:Lfm2Moe",
     "Lfm3ForCausalLM": "llmstack_model_runner.models.lfm2:Lfm3",
+    "GraniteForCausalLM": "llmstack_model_runner.models.granite:Granite",
     "GraniteMoeHybridForCausalLM": "llmstack_model_runner.models.granite_hybrid:GraniteHybrid",
     "JambaForCausalLM": "llmstack_model_runner.models.jamba:Jamba",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
@@ -81,6 +82,9 @@ PICTURE_ENCODERS: Mapping[str, str] = {
 
 # Of classes that take sound in chats, the same.
 SOUND_ENCODERS: Mapping[str, str] = {
+    "GraniteSpeechForConditionalGeneration": (
+        "llmstack_model_runner.models.transformers_backend.sounds:GraniteSpeechSounds"
+    ),
     "Qwen2AudioForConditionalGeneration": "llmstack_model_runner.models.qwen2_audio:Qwen2AudioEncoder",
     "Qwen2_5OmniForConditionalGeneration": "llmstack_model_runner.models.qwen_omni:Qwen2_5OmniEncoder",
     "Qwen2_5OmniModel": "llmstack_model_runner.models.qwen_omni:Qwen2_5OmniEncoder",

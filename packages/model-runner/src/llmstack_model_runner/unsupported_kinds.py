@@ -11,10 +11,9 @@ _ENCODER_DECODERS = frozenset(
     {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "pegasus_x", "marian", "m2m_100", "blenderbot",
      "blenderbot-small", "led", "fsmt", "prophetnet", "switch_transformers", "nllb-moe", "t5gemma"}
 )  # fmt: skip
-# The adapter of Granite Speech would have to be active for prompts with sound alone.
 _SPEECH = frozenset(
     {"whisper", "speech_to_text", "seamless_m4t", "seamless_m4t_v2", "moonshine", "wav2vec2", "hubert",
-     "granite_speech", "granite_speech_plus"}
+     "granite_speech_plus"}
 )  # fmt: skip
 _OF_IMAGES = ("vision_config", "vision_tower", "visual", "mm_vision_tower", "vit_config")
 # Parts of names of classes that read no text.

@@ -35,9 +35,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 class Tower(nn.Module):
     """Layers with something before, between and behind them. `order` is the one in which they are called."""
 
-    def __init__(self, order: tuple[int, ...], gives_tuples: bool = False) -> None:
+    def __init__(self, order: tuple[int, ...], gives_tuples: bool = False, *, adds_in_place: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.adds_in_place = adds_in_place
         self.layers = nn.ModuleList([Layer(gives_tuples) for _ in range(4)])
         self.order = order
         self.behind = nn.ModuleList([nn.Linear(3, 3)])
@@ -47,6 +48,8 @@ class Tower(nn.Module):
         for index in self.order:
             output = self.layers[index](states[-1] + 1)
             states.append(output[0] if isinstance(output, tuple) else output)
+            if self.adds_in_place:
+                states[-1] += 1
         return self.behind[0](states[-1] + states[-3])
 
 
@@ -60,9 +63,10 @@ class Layer(nn.Module):
         return (self.linear(values),) if self.gives_tuples else self.linear(values)
 
 
+@pytest.mark.parametrize("adds_in_place", [False, True])
 @pytest.mark.parametrize("part", [1, 3, 4])
-def test_layers_in_parts_give_what_a_whole_call_gives_and_run_once(part: int) -> None:
-    tower, values = Tower((0, 1, 2, 3)), torch.ones(2, 3)
+def test_layers_in_parts_give_what_a_whole_call_gives_and_run_once(part: int, adds_in_place: bool) -> None:
+    tower, values = Tower((0, 1, 2, 3), adds_in_place=adds_in_place), torch.ones(2, 3)
     with torch.inference_mode():
         whole = tower(values)
         layers = PausedLayers(tower)

@@ -12,6 +12,7 @@ from llmstack_media.processors.gemma3 import Gemma3ImageProcessor
 from llmstack_media.processors.gemma4 import Gemma4ImageProcessor
 from llmstack_media.processors.gemma4_sound import Gemma4SoundProcessor
 from llmstack_media.processors.got_ocr2 import AyaVisionImageProcessor, GotOcr2ImageProcessor
+from llmstack_media.processors.granite_speech import GraniteSpeechProcessor
 from llmstack_media.processors.idefics3 import Idefics3ImageProcessor, SmolVLMImageProcessor
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor
 from llmstack_media.processors.llava_onevision import LlavaOnevisionImageProcessor, LlavaOnevisionVideoProcessor
@@ -46,8 +47,8 @@ VIDEO_PROCESSORS: Mapping[str, type[VideoProcessor]] = {
 }
 # Types of models that take sound, to their processor.
 SOUND_PROCESSORS: Mapping[str, type[SoundProcessor]] = {
-    "gemma4": Gemma4SoundProcessor, "qwen2_5_omni": Qwen2_5OmniProcessor, "qwen2_5_omni_thinker": Qwen2_5OmniProcessor,
-    "qwen2_audio": Qwen2AudioProcessor, "voxtral": VoxtralProcessor,
+    "gemma4": Gemma4SoundProcessor, "granite_speech": GraniteSpeechProcessor, "qwen2_5_omni": Qwen2_5OmniProcessor,
+    "qwen2_5_omni_thinker": Qwen2_5OmniProcessor, "qwen2_audio": Qwen2AudioProcessor, "voxtral": VoxtralProcessor,
 }  # fmt: skip
 _ENDINGS = ("Fast", "Pil")
 # Names of older files, for the same classes.

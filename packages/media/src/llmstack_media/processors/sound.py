@@ -15,6 +15,7 @@ from llmstack_media.processors.config_values import CheckpointFiles, integer, re
 from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.processor import ItemProcessor
 from llmstack_media.sound.log_mel import FEATURE_EXTRACTOR, LogMel, Samples
+from llmstack_media.sound.power_mel import PowerMel
 from llmstack_media.sound.usm_mel import UsmMel
 
 FLOAT_BYTES = 4
@@ -63,7 +64,7 @@ class SoundProcessor(ItemProcessor[ImageLayout]):
     has_images: ClassVar[bool] = False
     """Whether models of the family take pictures too."""
 
-    log_mel: LogMel | UsmMel
+    log_mel: LogMel | PowerMel | UsmMel
     max_s: float
 
     @classmethod

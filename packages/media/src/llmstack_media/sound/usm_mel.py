@@ -66,12 +66,17 @@ class UsmMel:
         return np.hanning(self.frame_size + 1)[:-1].astype(np.float32)
 
     @cached_property
-    def _filters(self) -> NDArray[np.float64]:  # [fft_size // 2 + 1, num_bins]
-        """Triangles of equal height on the mel scale of HTK."""
-        low, high = (2595.0 * np.log10(1.0 + hz / 700.0) for hz in (self.min_hz, self.max_hz))
-        edges = 700.0 * (np.power(10, np.linspace(low, high, self.num_bins + 2) / 2595.0) - 1.0)
-        bins = np.linspace(0, self.sample_rate // 2, self._fft_size // 2 + 1)
-        slopes = edges[None] - bins[:, None]
-        rising, falling = -slopes[:, :-2] / np.diff(edges)[:-1], slopes[:, 2:] / np.diff(edges)[1:]
-        filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
-        return filters
+    def _filters(self) -> NDArray[np.float64]:
+        return htk_filters(self.num_bins, self.sample_rate, self._fft_size, self.min_hz, self.max_hz)
+
+
+def htk_filters(
+    num_bins: int, sample_rate: int, fft_size: int, min_hz: float, max_hz: float
+) -> NDArray[np.float64]:  # [fft_size // 2 + 1, num_bins]
+    """Triangles of equal height on the mel scale of HTK."""
+    low, high = (2595.0 * np.log10(1.0 + hz / 700.0) for hz in (min_hz, max_hz))
+    edges = 700.0 * (np.power(10, np.linspace(low, high, num_bins + 2) / 2595.0) - 1.0)
+    slopes = edges[None] - np.linspace(0, sample_rate // 2, fft_size // 2 + 1)[:, None]
+    rising, falling = -slopes[:, :-2] / np.diff(edges)[:-1], slopes[:, 2:] / np.diff(edges)[1:]
+    filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
+    return filters

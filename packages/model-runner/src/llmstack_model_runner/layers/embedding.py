@@ -99,6 +99,11 @@ class Embedding:
         return self._shape[1]
 
     @property
+    def scale(self) -> float:
+        """What rows of the table are multiplied with, in their type."""
+        return self._scale
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type of the vectors."""
         return self._dtype

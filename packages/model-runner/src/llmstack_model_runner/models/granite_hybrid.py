@@ -11,8 +11,9 @@ import torch
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.weight_slot import AnyWeight
 from llmstack_model_runner.models.bamba import read_state_space
-from llmstack_model_runner.models.config_values import is_of_gguf, read_bool, read_factor, read_float, read_int
-from llmstack_model_runner.models.llama import Settings, read_llama
+from llmstack_model_runner.models.config_values import is_of_gguf, read_int
+from llmstack_model_runner.models.granite import ScaledInputs, read_granite
+from llmstack_model_runner.models.llama import Settings
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights, read_expert_numbers
 from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
 
@@ -26,7 +27,7 @@ _EXPERT_NAMES: Mapping[str, str] = {
 }
 
 
-class GraniteHybrid(StackedExpertWeights, HybridModel):
+class GraniteHybrid(StackedExpertWeights, ScaledInputs, HybridModel):
     """`GraniteMoeHybridForCausalLM`: Granite 4 H, and the Granite 4 models of attention alone."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -35,14 +36,9 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        has_bias = read_bool(config, "attention_bias", False)
-        settings = read_llama(
+        settings = read_granite(
             {**config, "intermediate_size": read_int(config, "shared_intermediate_size", 1024)},
-            has_qkv_bias=has_bias,
-            has_attention_out_bias=has_bias,
             has_joined_gate=not is_of_gguf(config),
-            scale=read_float(config, "attention_multiplier", 1.0),
-            residual_scale=read_float(config, "residual_multiplier", 1.0),
             experts=_read_experts(config) if _has_experts(config) else None,
         )
         layers, kinds = settings.layers, config.get("layer_types") or config.get("layers_block_type")
@@ -52,12 +48,9 @@ class GraniteHybrid(StackedExpertWeights, HybridModel):
             kinds = ["linear_attention"] * len(layers)
         kinds = [_KINDS.get(str(kind), kind) for kind in kinds] if isinstance(kinds, list) else kinds
         have_attention = read_layer_kinds(kinds, len(layers), "linear_attention")
-        return replace(
-            settings,
-            layers=layers if all(have_attention) else mix_layers(layers, read_state_space(config), have_attention),
-            embedding_scale=read_float(config, "embedding_multiplier", 1.0),
-            logit_scale=1 / read_factor(config, "logits_scaling"),
-        )
+        if all(have_attention):
+            return replace(settings, layers=layers)
+        return replace(settings, layers=mix_layers(layers, read_state_space(config), have_attention))
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
         """Loads all tensors; those of experts, which are one of all experts of a layer, as one of each."""

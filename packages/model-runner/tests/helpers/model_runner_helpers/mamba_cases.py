@@ -1,4 +1,4 @@
-"""Configurations of models with state spaces of Mamba-2, for comparisons with transformers."""
+"""Configurations of Granite and of models with state spaces of Mamba-2, for comparisons with transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,16 @@ ZAMBA = _SIZES | {
     "adapter_rank": 5, "use_mem_rope": True, "use_shared_attention_adapter": True, "time_step_min": 1e-9,
     "time_step_floor": 0.1, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"],
 }  # fmt: skip
+DENSE_GRANITE = _SIZES | {
+    "num_hidden_layers": 2, "initializer_range": 0.3, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5, "logits_scaling": 4.0,
+}  # fmt: skip
 MAMBA_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite": ("Granite", DENSE_GRANITE),
+    "granite tied, with biases": (
+        "Granite",
+        DENSE_GRANITE | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
     "granite 4 h": ("GraniteMoeHybrid", GRANITE),
     "granite 4 h without experts, with rope and one group": (
         "GraniteMoeHybrid",

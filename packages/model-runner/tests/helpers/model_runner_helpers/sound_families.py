@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers.audio_utils import mel_filter_bank
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 from llmstack_media import SoundProcessor, processors
@@ -109,12 +110,31 @@ class OmniFamily(SoundFamily):
         return found
 
 
+@dataclass(frozen=True)
+class GraniteFamily(SoundFamily):
+    """Sounds are of one length: transformers pads those of a prompt, and its encoder attends to that."""
+
+    def spectrogram(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """As `GraniteSpeechFeatureExtractor`, which needs a package for its transform, in torch."""
+        window = torch.hann_window(400)
+        spectrum = torch.stft(torch.from_numpy(samples), 512, 160, 400, window, center=True, return_complex=True)
+        filters = mel_filter_bank(257, 8, 0.0, 8000.0, RATE, norm=None, mel_scale="htk")
+        mel = spectrum.abs().pow(2).T @ torch.from_numpy(filters).float()
+        log = mel.clip(min=1e-10).log10()
+        log = torch.maximum(log, log.max() - 8.0) / 4 + 1
+        return log[: len(log) // 2 * 2].reshape(-1, 16).numpy()
+
+
 def sound(seed: int, seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     """A few tones and noise."""
     random = np.random.default_rng(seed)
     times = np.arange(int(seconds * RATE)) / RATE
     tones = [random.uniform(0.05, 0.3) * np.sin(2 * np.pi * random.uniform(80, 4000) * times) for _ in range(4)]
     return (sum(tones) + 0.02 * random.standard_normal(len(times))).astype(np.float32)
+
+
+def _of_granite(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
+    return {"input_features": torch.stack(values)}
 
 
 def _one_window(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
@@ -172,6 +192,19 @@ SOUND_FAMILIES: dict[str, PictureFamily] = {
         "Gemma4", {**_GEMMA_4.config, "audio_token_id": VIDEO_PLACEHOLDER, "video_token_id": 9999},
         {**_GEMMA_4.preprocessor, **GEMMA_4_FEATURES}, _sounds_and_pictures, by_tokens=_GEMMA_4.by_tokens,
         placeholder=VIDEO_PLACEHOLDER,
+    ),
+    "granite speech": GraniteFamily(
+        "GraniteSpeech",
+        {"text_config": TEXT | {"model_type": "granite", "logits_scaling": 2.0, "embedding_multiplier": 0.5,
+                                "residual_multiplier": 1.5, "attention_multiplier": 0.6},
+         "encoder_config": {"model_type": "granite_speech_encoder", "input_dim": 16, "num_layers": 4, "hidden_dim": 24,
+                            "num_heads": 3, "output_dim": 10, "context_size": 20, "max_pos_emb": 32,
+                            "conv_kernel_size": 5},
+         "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 24, "num_hidden_layers": 2,
+                              "num_attention_heads": 3, "intermediate_size": 40, "encoder_hidden_size": 24},
+         "audio_token_index": PLACEHOLDER, "has_lora_adapter": False, "tie_word_embeddings": False},
+        {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "n_mels": 8}, _of_granite,
+        hub_name=before_language_model_alone, seconds=(1.3,), logit_scale=0.5,
     ),
     "qwen 2 audio": SoundFamily(
         "Qwen2Audio",

@@ -29,6 +29,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral with windows": ("MistralForCausalLM", LLAMA | {"sliding_window": 7}),
     "qwen2": ("Qwen2ForCausalLM", LLAMA),
     "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 16}),
+    "granite": (
+        "GraniteForCausalLM",
+        LLAMA | {"residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    ),
     "mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3 with experts": (
         "Qwen3MoeForCausalLM",

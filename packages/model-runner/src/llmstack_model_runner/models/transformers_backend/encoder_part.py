@@ -23,6 +23,7 @@ class EncoderPart:
 
     Attributes:
         config: Of the class. What it has no part for is None in it.
+        counters: Names of its tensors of integers, which training alone needs.
         depth: Layers of the encoder.
         model: The class with its weights, once they are loaded.
         layers: Its layers, then.
@@ -34,7 +35,9 @@ class EncoderPart:
         self.config, self._name = config, model_class.__name__
         self._class = _without_text(model_class)
         built = build_on_meta(config, self._class, dtype, attention=None)
-        self._names, self._shapes = Names(built), {name: tuple(x.shape) for name, x in built.state_dict().items()}
+        tensors = built.state_dict()
+        self._names, self._shapes = Names(built), {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.counters = tuple(name for name, tensor in tensors.items() if not tensor.is_floating_point())
         self.depth = max(1, PausedLayers(built).depth)
         self._given: dict[str, torch.Tensor] = {}
         self.model: Any = None
@@ -49,6 +52,7 @@ class EncoderPart:
         return {
             name: WeightSlot(shape, functools.partial(self._given.__setitem__, name), _kind(name, shape))
             for name, shape in self._shapes.items()
+            if name not in self.counters
         }
 
     def own_name(self, name: str) -> str | None:
@@ -58,7 +62,8 @@ class EncoderPart:
 
     def load(self, dtype: torch.dtype, device: torch.device) -> None:
         """Loads what the slots were given, through transformers."""
-        given, self._given = self._given, {}
+        given = self._given | {name: torch.zeros(self._shapes[name], dtype=torch.long) for name in self.counters}
+        self._given = {}
         self.model = load_model(self.config, self._class, given.items(), dtype, device, attention=None).eval()
         release_files(self.model)
         self.layers = PausedLayers(self.model)

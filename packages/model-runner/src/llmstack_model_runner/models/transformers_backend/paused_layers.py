@@ -74,7 +74,7 @@ class PausedLayers:
 
     def _forward(self, index: int, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if index < len(self._known):
-            return self._known[index]
+            return self._known[index].clone()  # some models write into it
         output = forward(*args, **options)
         if self._calls is not None:
             self._calls.append((index, isinstance(output, torch.Tensor)))
@@ -82,4 +82,5 @@ class PausedLayers:
             self._known.append(output)
             if index == self._last:
                 raise _Left
+            return output.clone()
         return output

@@ -13,6 +13,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
 )
 
 from llmstack_model_files import extended_positions
@@ -20,6 +22,11 @@ from llmstack_model_runner.checkpoint_formats.config import QUANTIZATION_FIELDS
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, register_attention
 
 _DEFAULT_MAX_MODEL_LEN = 2048
+_WHOLES: tuple[tuple[Mapping[str, Any], Any], ...] = (
+    (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
+    (MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING),
+)
+"""Names and classes of models that take pictures, and of those that take sound."""
 
 # Fields that choose code rather than describe the model: kernels from the hub, other files, patches of classes, other
 # readers of quantized weights.
@@ -64,19 +71,20 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
 
 
 def resolve_whole(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
-    """Configuration and class for the config.json of a model that takes pictures.
+    """Configuration and class for the config.json of a model that takes pictures or sound.
 
     Raises:
         UnsupportedByTransformersError: The installed transformers does not know it.
     """
     architecture = str((config.get("architectures") or ["?"])[0])
     model_type = str(config.get("model_type", ""))
-    if architecture not in names_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type, ())):
-        reason = "the installed transformers has no model for pictures of that name and model_type"
-        raise UnsupportedByTransformersError(architecture, reason)
-    model_config = parse_config(config, architecture, model_type)
-    model_class: type[PreTrainedModel] = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(model_config)]
-    return model_config, model_class
+    for names, classes in _WHOLES:
+        if architecture in names_of(names.get(model_type, ())):
+            model_config = parse_config(config, architecture, model_type)
+            model_class: type[PreTrainedModel] = classes[type(model_config)]
+            return model_config, model_class
+    reason = "the installed transformers has no model for pictures or sound of that name and model_type"
+    raise UnsupportedByTransformersError(architecture, reason)
 
 
 def max_model_len(config: PreTrainedConfig) -> int:

@@ -1,4 +1,4 @@
-"""Encoders of sound of transformers, beside those of pictures.
+"""Encoders of sound of transformers, alone or beside those of pictures.
 
 `get_audio_features` is called, of the class without its text model and without the tower of pictures.
 """
@@ -35,13 +35,15 @@ class TransformersSounds(PromptEncoder):
         device: torch.device,
     ) -> None:  # fmt: skip
         config, model_class = resolve_whole(whole)
-        config.vision_config = None
+        if hasattr(config, "vision_config"):
+            config.vision_config = None
         super().__init__(device)
         self.slice_units = 0  # layers are computed whole
         self._part = EncoderPart(config, model_class, dtype)
+        self.ignored = self._part.counters
         self._processor, self._text_size, self._dtype, self._device = processor, text_size, dtype, device
         largest = processor.largest()
-        self._num_bins, self._largest = processor.log_mel.num_bins, largest
+        self._num_bins, self._largest = largest.shape[0], largest
         self.num_layers = {"audio": self._part.depth}
         self.max_num_tokens = {"audio": num_places(processor.placeholders(largest))}
 
@@ -55,12 +57,18 @@ class TransformersSounds(PromptEncoder):
 
     @property
     def work_bytes(self) -> int:
-        """The frames under all channels of the first convolution, the states, and the output of every layer."""
-        audio = self._part.config.audio_config
-        channels = max(audio.subsampling_conv_channels)
-        states = self._largest.num_units * audio.hidden_size * (_COPIES + self._part.depth)
-        frames = self._num_bins * self._largest.grid[0]
-        return int((frames * channels + states) * max(4, self._dtype.itemsize))
+        """What is before the first layer, the states, and the output of every layer."""
+        states = self._largest.num_units * self._state_size * (_COPIES + self._part.depth)
+        return (self._numbers_before() + states) * max(4, self._dtype.itemsize)
+
+    @property
+    def _state_size(self) -> int:
+        return int(self._part.config.audio_config.hidden_size)
+
+    def _numbers_before(self) -> int:
+        """Those of the frames under all channels of the first convolution."""
+        channels: int = max(self._part.config.audio_config.subsampling_conv_channels)
+        return self._num_bins * self._largest.grid[0] * channels
 
     def slots(self) -> dict[str, WeightSlot]:
         return self._part.slots()
@@ -111,4 +119,31 @@ class TransformersSounds(PromptEncoder):
     def _features(self, values: torch.Tensor) -> torch.Tensor:
         mask = torch.ones(1, len(values), dtype=torch.bool, device=self._device)
         found: torch.Tensor = self._part.model.model.get_audio_features(values[None], mask).pooler_output[0]
+        return found
+
+
+class GraniteSpeechSounds(TransformersSounds):
+    """That of Granite Speech. States attend to those of their own block, whose distances count."""
+
+    def __init__(
+        self, whole: Mapping[str, Any], text_size: int, processor: SoundProcessor, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(whole, text_size, processor, dtype, device)
+        if self._part.config.has_lora_adapter:
+            reason = "its text model needs an adapter for prompts with sound alone (has_lora_adapter)"
+            raise self._part.unsupported(reason)
+
+    @property
+    def _state_size(self) -> int:
+        return int(self._part.config.encoder_config.hidden_dim)
+
+    def _numbers_before(self) -> int:
+        """Scores of a layer, with a bias for each distance."""
+        encoder = self._part.config.encoder_config
+        blocks = -(-self._largest.num_units // encoder.context_size)
+        return 2 * int(encoder.num_heads * blocks * encoder.context_size**2)
+
+    def _features(self, values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._part.model.get_audio_features(values[None]).pooler_output[0]
         return found
