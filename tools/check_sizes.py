@@ -46,7 +46,7 @@ LARGE = {
     "packages/parallel/src/llmstack_parallel/runner.py:ParallelRunner": 300,
 }
 # The word in the code of a package. A `TypedDict`, a Protocol or `object` says more.
-MAX_ANY = {"api-server": 680, "llm": 420, "engine-client": 24, "engine-core": 120}
+MAX_ANY = {"api-server": 648, "llm": 420, "engine-client": 24, "engine-core": 120}
 SLACK = 10
 """Lines that a number here may lie above what it stands for, so that not every change has to lower it."""
 

@@ -21,6 +21,7 @@ from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.secret import Secret
 from llmstack_server.state import stream_rows, stream_table
+from llmstack_server.state.answer_source import OTHER_TEXT
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
@@ -113,7 +114,10 @@ def events_of(*answers: Answer) -> list[tuple[int, bytes]]:
     return found
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (COMPLETIONS, COMPLETION)])
+SEVERAL = CHAT | {"n": 2, "logprobs": True, "top_logprobs": 1}
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (CHATS, SEVERAL), (COMPLETIONS, COMPLETION)])
 async def test_a_stream_goes_on_after_its_server_was_killed(tmp_path: Path, path: str, body: Any):
     killed = await killed_midway(tmp_path, path, body)
     first = events_of(killed.received)
@@ -128,6 +132,8 @@ async def test_a_stream_goes_on_after_its_server_was_killed(tmp_path: Path, path
     expected = [line.removeprefix(b"data: ") for line in plain.body.split(b"\n\n") if line]
     assert text_of([event for _, event in events], path) == text_of(expected, path) != ""
     assert len({json.loads(event)["id"] for _, event in events[:-1]}) == 1
+    own = re.compile(rb'"id":"[^"]*"|"created":\d+')
+    assert [own.sub(b"", event) for _, event in events] == [own.sub(b"", event) for event in expected]
 
 
 async def test_the_receipt_of_a_stream_that_goes_on_names_the_answer_that_its_reader_has(tmp_path: Path):
@@ -239,8 +245,8 @@ async def test_another_text_ends_a_stream_with_an_error(tmp_path: Path, caplog: 
     engine.script = "Another text than before."
     async with server(killed.folder, engine) as after:
         rest = await after.rest(killed.stream_id, events_of(killed.received)[-1][0])
-    assert restarts.OTHER_TEXT.encode() in rest.body
-    assert f"a saved stream cannot go on: {restarts.OTHER_TEXT}" in caplog.text
+    assert OTHER_TEXT.encode() in rest.body
+    assert f"a saved stream cannot go on: {OTHER_TEXT}" in caplog.text
 
 
 async def test_a_stream_of_another_key_is_unknown_after_a_restart_too(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,8 @@ from itertools import islice
 
 from llmstack_llm.outputs.collector import ObservedCollector, RequestOutputCollector
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
-from llmstack_llm.outputs.request_state import CompletionState, RequestState, StepTimes, logprobs_dict
-from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
+from llmstack_llm.outputs.request_state import CompletionState, RequestState, StepTimes, logprobs_dict, split
+from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats, between
 from llmstack_llm.pooling.states import PoolingCollector, PoolingStates
 from llmstack_llm.request_errors import failure_of
 from llmstack_llm.requests import AdmittedRequest
@@ -24,7 +25,6 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     InvalidRequestError,
-    KVTransferParams,
     NumericalError,
     RequestEvent,
     RequestFailedError,
@@ -115,11 +115,11 @@ class OutputProcessor:
         waiting += [len(one.prompt_token_ids) for one in pooling if tenant in (None, one.tenant)]
         return sum(waiting)
 
-    def new_collector(self, output_kind: RequestOutputKind) -> RequestOutputCollector:
-        """A collector for the requests of one consumer."""
+    def new_collector(self, output_kind: RequestOutputKind, *, is_split: bool = False) -> RequestOutputCollector:
+        """A collector for the requests of one consumer; `is_split` as of the collector."""
         if self.observers:
-            return ObservedCollector(output_kind, self.observers)
-        return RequestOutputCollector(output_kind)
+            return ObservedCollector(output_kind, self.observers, is_split=is_split)
+        return RequestOutputCollector(output_kind, is_split=is_split)
 
     def add_request(
         self,
@@ -193,8 +193,10 @@ class OutputProcessor:
                 if self.pooling.process(output, timestamp_s, processed.iteration_stats):
                     touched[output.request_id] = None
                 continue  # or aborted while this was on its way
+            is_split = len(output.new_token_ids) > 1 and completion.parent.collector.is_split
+            process = functools.partial(_process_tokens, self._process_output) if is_split else self._process_output
             try:
-                is_new = self._process_output(completion, output, timestamp_s, processed)
+                is_new = process(completion, output, timestamp_s, processed)
             except Exception:  # whatever it is, the other requests of this step go on
                 logger.exception("request %s failed in output processing", completion.parent.request_id)
                 self._fail(
@@ -296,7 +298,7 @@ class OutputProcessor:
         if output.num_cached_tokens >= 0 or output.prompt_logprobs is not None:
             self._record_prompt(parent, output, processed.iteration_stats)
         if output.kv_transfer is not None:
-            _take_transfer(parent, output.kv_transfer, processed.iteration_stats)
+            parent.take_transfer(output.kv_transfer, processed.iteration_stats)
         if output.new_token_ids:
             _count_tokens(completion, len(output.new_token_ids), timestamp_s, processed.iteration_stats)
         if not completion.is_prompt_only and completion.append_all(output):
@@ -344,12 +346,14 @@ class OutputProcessor:
                 completion.parent.on_end()
 
 
-def _take_transfer(parent: RequestState, params: KVTransferParams, stats: IterationStats) -> None:
-    if params.transfer_id:
-        parent.kv_transfer = params
-    else:
-        stats.num_external_queries += len(parent.prompt_token_ids)
-        stats.num_external_tokens += params.num_tokens
+def _process_tokens(
+    process: Callable[[CompletionState, EngineCoreOutput, float, ProcessedOutputs], bool],
+    completion: CompletionState, output: EngineCoreOutput, timestamp_s: float, processed: ProcessedOutputs,
+) -> bool:  # fmt: skip
+    """Processes an output token by token, until a stop string is complete."""
+    parts = (part for part in split(output) if completion.finish_reason is None)
+    news = [process(completion, part, timestamp_s, processed) for part in parts]
+    return any(news)
 
 
 def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: float, stats: IterationStats) -> None:
@@ -382,17 +386,13 @@ def _count_finished(completion: CompletionState, timestamp_s: float, stats: Iter
         mean_time_per_output_token_s=None
         if first_s is None or num_tokens < 2
         else (timestamp_s - first_s) / (num_tokens - 1),
-        queue_time_s=_between(parent.metrics.arrival_time_s, completion.scheduled_time_s),
-        prefill_time_s=_between(completion.scheduled_time_s, first_s),
-        decode_time_s=_between(first_s, completion.last_token_time_s),
-        inference_time_s=_between(completion.scheduled_time_s, completion.last_token_time_s),
+        queue_time_s=between(parent.metrics.arrival_time_s, completion.scheduled_time_s),
+        prefill_time_s=between(completion.scheduled_time_s, first_s),
+        decode_time_s=between(first_s, completion.last_token_time_s),
+        inference_time_s=between(completion.scheduled_time_s, completion.last_token_time_s),
         num_preemptions=completion.num_preemptions,
     )
     stats.finished_requests.append(finished)
     parent.max_num_generation_tokens = max(parent.max_num_generation_tokens, num_tokens)
     if not parent.num_unfinished:
         stats.whole_requests.append((parent.sampling_params.n, parent.max_num_generation_tokens))
-
-
-def _between(start_s: float | None, end_s: float | None) -> float | None:
-    return None if start_s is None or end_s is None else max(end_s - start_s, 0.0)

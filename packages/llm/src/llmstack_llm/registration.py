@@ -22,7 +22,7 @@ def register(
     admitted: Sequence[AdmittedRequest],
 ) -> tuple[RequestOutputCollector, list[EngineCoreRequest]]:
     """Registers prompts that were submitted together; returns their collector and their engine requests."""
-    collector = output_processor.new_collector(admitted[0].sampling_params.output_kind)
+    collector = output_processor.new_collector(admitted[0].sampling_params.output_kind, is_split=requests[0].is_split)
     engine_requests: list[EngineCoreRequest] = []
     for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
         adapter_fields = {} if one.adapter is None else one.adapter.fields()

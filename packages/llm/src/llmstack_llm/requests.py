@@ -148,6 +148,7 @@ class GenerationRequest:
         on_admitted: Called with all prompts of the submission, and the completions of each, when all is checked and
             nothing is submitted; it may raise what `submit` then raises. What it returns is called with the seconds
             from the submission to the first token. Of prompts that are submitted together that of the first one counts.
+        is_split: Whether each token comes as an output of its own. That of the first prompt counts, too.
     """
 
     request_id: str
@@ -163,6 +164,7 @@ class GenerationRequest:
     deadline_s: float | None = None
     on_admitted: OnAdmitted | None = None
     kv_transfer: KVTransferParams | None = None
+    is_split: bool = False
 
 
 def text_and_ids_of(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:

@@ -23,6 +23,8 @@ from llmstack_server.chat.reading import ReadingPlan, ReasoningPlan
 from llmstack_server.chat.reasoning import is_open_in, tag_ids, thinking_tags
 from llmstack_server.chat.stored_media import with_stored_media
 from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
+from llmstack_server.state.answer_source import current_source
+from llmstack_server.state.repeated_outputs import submit_kept
 from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
@@ -84,7 +86,8 @@ async def submit_chat(
         on_admitted=functools.partial(check_first_token, state, request_id),
         kv_transfer=kv_transfer,
     )  # fmt: skip
-    outputs = await state.engine.submit(request)
+    source = current_source.get()
+    outputs = await (state.engine.submit(request) if source is None else submit_kept(state.engine, source, request))
     if deadline is not None or timeout_s is not None:
         set_deadline(outputs, timeout_s)
     return SubmittedChat(outputs, None if plan is None or plan.is_trivial else plan)

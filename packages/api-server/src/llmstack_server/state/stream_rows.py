@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from llmstack_server.options.errors import ServeError
+from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.database import Schema, open_database, present, transaction
 from llmstack_server.state.state_folder import DatabaseReplacedError
 from llmstack_server.state.stream_record import Head
@@ -17,20 +18,26 @@ from llmstack_server.state.stream_record import Head
 FILE_NAME: Final = "streams.sqlite3"
 # What is older was given up: its client would have to wait this long for a server.
 MAX_DOWNTIME_S: Final = 600.0
+# From which byte on, and the bytes.
+_CUTS: Final = """CREATE TABLE cuts (
+    stream TEXT NOT NULL, start INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, start)
+) WITHOUT ROWID"""
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D73,  # "llms"
-    version=1,
+    version=2,
     statements=(
         """CREATE TABLE streams (
             id TEXT PRIMARY KEY, owner TEXT NOT NULL, digest TEXT NOT NULL, request_key TEXT, keep_s REAL NOT NULL,
             path TEXT NOT NULL, body BLOB NOT NULL, headers TEXT NOT NULL, seed INTEGER NOT NULL,
             identity TEXT NOT NULL, num_resumes INTEGER NOT NULL, head TEXT, is_over INTEGER NOT NULL,
-            written_at REAL NOT NULL
+            written_at REAL NOT NULL, drawn TEXT NOT NULL DEFAULT '[]'
         )""",
         """CREATE TABLE parts (
             stream TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, number)
         ) WITHOUT ROWID""",
+        _CUTS,
     ),
+    upgrades=(("ALTER TABLE streams ADD COLUMN drawn TEXT NOT NULL DEFAULT '[]'", _CUTS),),
 )
 
 
@@ -55,7 +62,11 @@ class KeptRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One answer of an earlier server."""
+    """One answer of an earlier server.
+
+    Attributes:
+        source: Of an answer that has not ended.
+    """
 
     id: str
     owner: str
@@ -65,6 +76,7 @@ class StreamRow:
     request: KeptRequest
     head: Head | None
     is_over: bool
+    source: AnswerSource
     parts: list[bytes] = field(default_factory=list)
 
 
@@ -76,6 +88,7 @@ class Change:
         row: The answer, without its parts; None where its rows are to be deleted.
         is_new: Whether it has no row yet.
         first: The number of the first of `parts`, from 0 on.
+        cuts: Those of its source, from the byte `cut_start` on.
     """
 
     stream_id: str
@@ -83,6 +96,8 @@ class Change:
     is_new: bool = False
     first: int = 0
     parts: tuple[bytes, ...] = ()
+    cut_start: int = 0
+    cuts: bytes = b""
 
 
 class StreamRows:
@@ -131,36 +146,47 @@ class StreamRows:
         if row is None:
             self._delete(change.stream_id)
             return
-        head = None if row.head is None else _encoded_head(row.head)
+        head, drawn = None if row.head is None else _encoded_head(row.head), json.dumps(row.source.values)
         if change.is_new:
             request = row.request
             self._connection.execute(
-                "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     row.id, row.owner, row.digest, row.key, row.keep_s, request.path, request.body,
                     json.dumps(request.headers), request.seed, request.identity, request.num_resumes, head,
-                    row.is_over, now,
+                    row.is_over, now, drawn,
                 ),
             )  # fmt: skip
         else:
             self._connection.execute(
-                "UPDATE streams SET num_resumes = ?, head = ?, is_over = ?, written_at = ? WHERE id = ?",
-                (row.request.num_resumes, head, row.is_over, now, row.id),
+                "UPDATE streams SET num_resumes = ?, head = ?, is_over = ?, written_at = ?, drawn = ? WHERE id = ?",
+                (row.request.num_resumes, head, row.is_over, now, drawn, row.id),
             )
         numbered = enumerate(change.parts, change.first)
         self._connection.executemany(
             "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", [(row.id, number, part) for number, part in numbered]
         )
+        if row.is_over:
+            self._connection.execute("DELETE FROM cuts WHERE stream = ?", (row.id,))
+        elif change.cuts:
+            cuts = (row.id, change.cut_start, change.cuts)
+            self._connection.execute("INSERT OR REPLACE INTO cuts VALUES (?, ?, ?)", cuts)
 
     def _delete(self, stream_id: str) -> None:
         self._connection.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
-        self._connection.execute("DELETE FROM parts WHERE stream = ?", (stream_id,))
+        self._delete_begun(stream_id)
+
+    def _delete_begun(self, stream_id: str) -> None:
+        for table in ("parts", "cuts"):
+            # The names are constants of this module.
+            self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", (stream_id,))  # noqa: S608
 
     def _load(self, index: int, count: int, now: float) -> list[StreamRow]:
         found = []
         columns = self._connection.execute("SELECT * FROM streams ORDER BY rowid").fetchall()
-        for *fields, written_at in columns:
-            row = _read_row(fields)
+        for *fields, written_at, drawn in columns:
+            cuts = self._connection.execute("SELECT data FROM cuts WHERE stream = ? ORDER BY start", fields[:1])
+            row = _read_row(fields, AnswerSource(json.loads(drawn), b"".join([data for (data,) in cuts])))
             if int(row.id, 16) % count != index:
                 continue
             if now - written_at > MAX_DOWNTIME_S:
@@ -171,15 +197,16 @@ class StreamRows:
                 query = "SELECT data FROM parts WHERE stream = ? ORDER BY number"
                 row.parts.extend(data for (data,) in self._connection.execute(query, (row.id,)))
             else:  # a part of a whole answer, which is generated again
+                row = replace(row, source=AnswerSource(row.source.values))
                 with transaction(self._connection):
-                    self._connection.execute("DELETE FROM parts WHERE stream = ?", (row.id,))
+                    self._delete_begun(row.id)
             if not all(isinstance(part, bytes) for part in row.parts):
                 raise TypeError("a column has another type")
             found.append(row)
         return found
 
 
-def _read_row(fields: list[Any]) -> StreamRow:
+def _read_row(fields: list[Any], source: AnswerSource) -> StreamRow:
     stream_id, owner, digest, key, keep_s, path, body, headers, seed, identity, num_resumes, head, is_over = fields
     texts = (stream_id, owner, digest, path, headers, identity)
     if not all(isinstance(text, str) for text in texts) or not isinstance(key, str | None):
@@ -189,7 +216,7 @@ def _read_row(fields: list[Any]) -> StreamRow:
     pairs = tuple((str(name), str(value)) for name, value in json.loads(headers))
     request = KeptRequest(path, body, pairs, seed, identity, int(num_resumes))
     is_finished = bool(is_over)
-    return StreamRow(stream_id, owner, digest, key, keep_s, request, _decoded_head(head), is_finished)
+    return StreamRow(stream_id, owner, digest, key, keep_s, request, _decoded_head(head), is_finished, source)
 
 
 def _encoded_head(head: Head) -> str:

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.state_folder import DatabaseReplacedError
 from llmstack_server.state.stream_record import StreamRecord
 from llmstack_server.state.stream_rows import Change, KeptRequest, StreamRow, StreamRows
@@ -28,7 +29,9 @@ class _Kept:
 
     record: StreamRecord
     request: KeptRequest
+    source: AnswerSource
     num_written: int = -1
+    num_cut_bytes: int = 0
 
 
 class StreamSaver:
@@ -48,19 +51,19 @@ class StreamSaver:
         self._working: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def keep(self, record: StreamRecord, request: KeptRequest) -> bool:
+    def keep(self, record: StreamRecord, request: KeptRequest, source: AnswerSource) -> bool:
         """Begins to keep an answer; False where its request is too large, or there are too many."""
         size = len(request.body)
         if self._is_closed or size > MAX_BODY_BYTES or self._num_body_bytes + size > MAX_ALL_BODY_BYTES:
             return False
-        self._add(_Kept(record, request))
+        self._add(_Kept(record, request, source))
         record.hold()
         self.on_change(record)
         return True
 
     def restore(self, record: StreamRecord, row: StreamRow) -> None:
         """An answer came from the database."""
-        self._add(_Kept(record, row.request, len(row.parts)))
+        self._add(_Kept(record, row.request, row.source, len(row.parts), row.source.num_bytes))
         record.hold()
         record.reveal(len(row.parts))
 
@@ -153,13 +156,15 @@ class StreamSaver:
         return changes
 
     def _change(self, kept: _Kept) -> Change:
-        record, first = kept.record, max(kept.num_written, 0)
+        record, source, first = kept.record, kept.source, max(kept.num_written, 0)
         parts = tuple(record.parts_after(first, MAX_PART_BYTES))
         is_over = record.is_over and first + len(parts) >= record.num_parts
         row = StreamRow(
-            record.id, record.owner, record.digest, record.key, record.keep_s, kept.request, record.head, is_over
-        )
-        return Change(record.id, row, kept.num_written < 0, first, parts)
+            record.id, record.owner, record.digest, record.key, record.keep_s, kept.request, record.head, is_over,
+            source,
+        )  # fmt: skip
+        cuts = source.cuts_after(kept.num_cut_bytes)
+        return Change(record.id, row, kept.num_written < 0, first, parts, kept.num_cut_bytes, cuts)
 
     def _note_written(self, changes: list[Change]) -> None:
         for change in changes:
@@ -167,6 +172,7 @@ class StreamSaver:
             if kept is None or change.row is None:
                 continue
             kept.num_written = change.first + len(change.parts)
+            kept.num_cut_bytes = change.cut_start + len(change.cuts)
             if kept.num_written < kept.record.num_parts:
                 self._dirty[change.stream_id] = None
             kept.record.reveal(kept.num_written)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -34,8 +32,6 @@ STREAM_HEADERS = {
 }
 PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
 PREDICTED_TTFT_HEADER = "x-llmstack-predicted-ttft-ms"
-lasting_fields: ContextVar[Mapping[str, Any]] = ContextVar("lasting_fields", default=MappingProxyType({}))
-"""`id` and `created` of an answer that is computed again, as its readers have them."""
 _RAW_STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 

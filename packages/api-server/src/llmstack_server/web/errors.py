@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from llmstack_server.state.answer_source import OTHER_TEXT, OtherTextError
 from llmstack_server.web.error_table import CLIENT_DEADLINE, ERRORS, INVALID_REQUEST
 from llmstack_types import (
     EngineDeadError,
@@ -76,8 +77,8 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         return server_is_overloaded()
     if isinstance(error, TenantLimitError):
         return rate_limit_exceeded(str(error), error.wait_s)
-    if isinstance(error, EngineDeadError):
-        return engine_unavailable("The engine is gone.")
+    if isinstance(error, EngineDeadError | OtherTextError):
+        return engine_unavailable("The engine is gone." if isinstance(error, EngineDeadError) else OTHER_TEXT)
     if isinstance(error, NumericalError | NoTokenAllowedError):
         return numerical_error() if isinstance(error, NumericalError) else no_token_allowed(error)
     if isinstance(error, EngineLostError):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Receive, Scope
 
 from llmstack_llm.admission.seeds import draw_seeds_from
+from llmstack_server.state.answer_source import AnswerSource, OtherTextError, current_source
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_record import StreamRecord
-from llmstack_server.web.answers import lasting_fields
 from llmstack_server.web.clients import EVERYONE, Client, clients_of
 from llmstack_server.web.errors import (
     ErrorAnswer,
@@ -24,7 +26,6 @@ from llmstack_server.web.errors import (
     invalid_api_key,
     request_quarantined,
 )
-from llmstack_server.web.event_splice import EarlierStream, OtherTextError
 from llmstack_server.web.recording import Recorder
 from llmstack_server.web.routes import route_path
 from llmstack_types import EngineDeadError, QuarantinedError
@@ -39,8 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_RESUMES = 5
 RETRY_S = 0.5
 RETRIED_STATUSES = frozenset({429, 503})
-OTHER_MODEL = "The model or its computation has changed since the stream began."
-OTHER_TEXT = "The stream cannot go on: its text is another one since the restart."
+OTHER_MODEL = "The model, its computation or the form of its answers has changed since the answer began."
 _KEPT_HEADERS = ("content-type", "anthropic-version", "anthropic-beta")
 
 
@@ -104,21 +104,15 @@ class SavedStreams:
         task.add_done_callback(self._tasks.discard)
 
     async def _resume(self, record: StreamRecord, row: StreamRow, client: Client | None) -> None:
-        request, ready = row.request, self._state.ready
-        if client is None:
-            self._end(record, invalid_api_key())
-        elif request.num_resumes >= MAX_RESUMES:
-            self._end(record, request_quarantined(QuarantinedError.KILLS_ENGINES))
-        elif ready is None or request.identity != ready.numeric_contract_id:
-            self._end(record, engine_unavailable(OTHER_MODEL))
+        refusal = refusal_of(self._state, client, row.request.identity, row.request.num_resumes)
+        if refusal is not None or client is None:
+            self._end(record, refusal or invalid_api_key())
         else:
             # Counts in the database before anything happens that may end this server.
             self._saver.note_resume(record)
             await self._saver.saved()
             try:
                 await self._run_until_taken(record, row, client)
-            except OtherTextError:
-                self._end(record, engine_unavailable(OTHER_TEXT))
             except Exception as error:  # noqa: BLE001 (any error is the answer)
                 self._end(record, answer_to(error, record.id))
 
@@ -134,8 +128,7 @@ class SavedStreams:
         application = self._state.application
         if application is None or record.abandoned.is_set():
             return True
-        earlier = EarlierStream(row.parts)
-        recorder = _SecondRecorder(record, self._state, earlier)
+        recorder = _SecondRecorder(record, self._state, row.source)
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
         headers.append((b"content-length", str(len(request.body)).encode()))
         scope: Scope = {
@@ -144,15 +137,16 @@ class SavedStreams:
             "client": ("restart", 0), "server": ("restart", 0), "headers": headers, "state": {"client": client},
         }  # fmt: skip
         draw_seeds_from(request.seed)
-        lasting_fields.set(earlier.lasting)
+        row.source.begin_again()
+        current_source.set(row.source)
         await application(scope, Replay(request.body, lambda: abandonment(record)), recorder.send)
-        if recorder.other_text:
+        if row.source.is_other:
             raise OtherTextError
         if recorder.status in RETRIED_STATUSES or await recorder.leave():
             return True
-        if recorder.status >= 400:
+        if recorder.status >= 400 or recorder.num_seen:
             logger.error("the second run of a saved stream was answered with %d", recorder.status)
-            self._end(record, engine_unavailable(OTHER_TEXT))
+            raise OtherTextError
         recorder.finish()
         return False
 
@@ -166,41 +160,35 @@ class SavedStreams:
 
 
 class _SecondRecorder(Recorder):
-    """Takes down what is new in the second run of a request.
+    """Takes down the events of the second run of a request that follow those of the first one.
 
     Attributes:
         status: Of the second run.
-        other_text: Whether it has another text than the first one.
+        num_seen: Events of the first run that are still to come.
     """
 
-    def __init__(self, record: StreamRecord, state: ServerState, earlier: EarlierStream) -> None:
-        async def is_left() -> bool:
-            return await is_ending(state)
-
-        super().__init__(record, state.streams.table, is_left)
-        self._earlier = earlier
+    def __init__(self, record: StreamRecord, state: ServerState, source: AnswerSource) -> None:
+        super().__init__(record, state.streams.table, partial(is_ending, state))
         self.status = 0
-        self.other_text = False
+        self.num_seen = record.num_parts
+        self._source = source
 
     async def send(self, message: Message) -> None:
         """Takes one message of ASGI; an error in place of the answer is not recorded."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        if self.status < 400 and not self.other_text:
+        if self.status < 400:
             await super().send(message)
 
     async def _append_event(self, event: bytes) -> None:
-        try:
-            rest = event if self.other_text else self._earlier.rest_of(event)
-        except OtherTextError:
-            self.other_text = True
-            return
-        if rest is not None and not self.other_text:
-            await super()._append_event(rest)
+        if self.num_seen:
+            self.num_seen -= 1
+        elif not self._source.is_other:
+            await super()._append_event(event)
 
     def finish(self) -> None:
         """The answer is complete, unless its text is another one."""
-        if not self.other_text:
+        if not self._source.is_other and not self.num_seen:
             super().finish()
 
 
@@ -227,18 +215,38 @@ def open_saved_streams(state: ServerState) -> None:
     state.at_end.append(saved.stop)
 
 
-def keep_stream(state: ServerState, record: StreamRecord, scope: Scope, body: bytes) -> int | None:
-    """Begins to keep a new answer; the seed of what its request draws, or None where it is in memory alone."""
+def keep_stream(state: ServerState, record: StreamRecord, scope: Scope, body: bytes) -> bool:
+    """Begins to keep a new answer, and what this task draws for it; False where it is in memory alone."""
     saver = state.streams.saver
     if saver is None or state.ready is None:
-        return None
+        return False
     from llmstack_server.state.stream_rows import KeptRequest
 
     given = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     headers = tuple((name, given[name]) for name in _KEPT_HEADERS if name in given)
-    seed = secrets.randbits(62)
-    request = KeptRequest(route_path(scope), body, headers, seed, state.ready.numeric_contract_id)
-    return seed if saver.keep(record, request) else None
+    seed, source = secrets.randbits(62), AnswerSource()
+    request = KeptRequest(route_path(scope), body, headers, seed, identity_of(state))
+    is_kept = saver.keep(record, request, source)
+    if is_kept:
+        draw_seeds_from(seed)
+        current_source.set(source)
+    return is_kept
+
+
+def identity_of(state: ServerState) -> str:
+    """What tokens and events follow from besides the request; read it once the engine is ready."""
+    contract = "" if state.ready is None else state.ready.numeric_contract_id
+    form = repr((state.chat_parsers.facts, state.config.chat.response_role, state.config.http.answers))
+    return f"{contract} {hashlib.sha256(form.encode()).hexdigest()[:16]}"
+
+
+def refusal_of(state: ServerState, client: Client | None, identity: str, num_resumes: int) -> ErrorAnswer | None:
+    """Why an answer that an earlier server has begun cannot go on; None where it can."""
+    if client is None:
+        return invalid_api_key()
+    if num_resumes >= MAX_RESUMES:
+        return request_quarantined(QuarantinedError.KILLS_ENGINES)
+    return engine_unavailable(OTHER_MODEL) if state.ready is None or identity != identity_of(state) else None
 
 
 async def is_ending(state: ServerState) -> bool:

@@ -13,7 +13,6 @@ from functools import partial
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_llm import request_errors
-from llmstack_llm.admission.seeds import draw_seeds_from
 from llmstack_server.state.remote_streams import Reader
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_record import StreamRecord
@@ -75,8 +74,8 @@ class ResumableMiddleware:
         elif isinstance(found, StreamRecord):
             metrics.count_stream("started")
             reader = found.open(0)
-            seed = None if self._stores_answers else keep_stream(self._state, found, scope, body)
-            self._start(scope, body, found, seed)
+            is_kept = not self._stores_answers and keep_stream(self._state, found, scope, body)
+            self._start(scope, body, found, is_kept)
             await StreamConnection(self._state, reader, is_first=True).answer(scope, receive, send)
         else:
             metrics.count_stream("joined" if asked.last_event is None else "resumed")
@@ -94,17 +93,14 @@ class ResumableMiddleware:
         except Exception as error:  # noqa: BLE001 (unknown ones are raised again)
             raise_as_http(error)
 
-    def _start(self, scope: Scope, body: bytes, record: StreamRecord, seed: int | None) -> None:
-        task = asyncio.get_running_loop().create_task(self._generate(scope, body, record, seed))
+    def _start(self, scope: Scope, body: bytes, record: StreamRecord, is_kept: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._generate(scope, body, record, is_kept))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _generate(self, scope: Scope, body: bytes, record: StreamRecord, seed: int | None) -> None:
+    async def _generate(self, scope: Scope, body: bytes, record: StreamRecord, is_kept: bool) -> None:
         """Runs the request as if its client stayed until the answer is complete, or no reader can come."""
-        is_left = None
-        if seed is not None:
-            draw_seeds_from(seed)
-            is_left = partial(is_ending, self._state)
+        is_left = partial(is_ending, self._state) if is_kept else None
         recorder = Recorder(record, self._state.streams.table, is_left)
         try:
             await self._app(scope, Replay(body, lambda: abandonment(record)), recorder)

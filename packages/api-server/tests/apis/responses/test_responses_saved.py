@@ -16,7 +16,7 @@ import pytest
 from server_helpers.waiting import wait_until
 
 from llmstack_server.apis.responses import saver
-from llmstack_server.apis.responses.journal import MAX_RESUMES, decode_journal
+from llmstack_server.apis.responses.journal import decode_journal
 from llmstack_server.apis.responses.response_table import ResponseTable, database_path
 from llmstack_server.app import build_app
 from llmstack_server.options.chat_options import ChatOptions
@@ -25,6 +25,7 @@ from llmstack_server.options.errors import ServeError
 from llmstack_server.options.secret import Secret
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
+from llmstack_server.web.restarts import MAX_RESUMES
 
 RESPONSES = "/v1/responses"
 SECRET = b"s" * 32

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -30,9 +32,14 @@ class OutputCollector(Generic[Output]):
         take: If there is one, it gets each output while the consumer waits, and the consumer gets what it refuses. The
             last output of a request is always the consumer's. A turn of the consumer's task costs more than most
             consumers do with an output.
+        is_split: Whether each token is an output of its own, and outputs that wait are not merged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, merge: Callable[[Output, Output], Output] | None = None, *, is_split: bool = False) -> None:
+        """`merge`: One output for two of a request, the older one first; without it the newer one, which has all."""
+        self.is_split = is_split
+        self._merge = merge or _newer
+        self._numbers = itertools.count()
         self._id_to_output: dict[str, Output] = {}
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -41,8 +48,9 @@ class OutputCollector(Generic[Output]):
 
     def put(self, output: Output) -> None:
         """Adds an output, merged with the one of the same request that waits."""
-        waiting, waiter = self._id_to_output.get(output.request_id), self._waiter
-        self._id_to_output[output.request_id] = output if waiting is None else self._merge(waiting, output)
+        key = f"{output.request_id} {next(self._numbers)}" if self.is_split else output.request_id
+        waiting, waiter = self._id_to_output.get(key), self._waiter
+        self._id_to_output[key] = output if waiting is None else self._merge(waiting, output)
         if waiter is None or waiter.done():
             return
         if self.take is None:
@@ -103,32 +111,34 @@ class OutputCollector(Generic[Output]):
             return self._id_to_output.pop(request_id)
         raise self._error or RuntimeError("no output and no error")
 
-    def _merge(self, old: Output, new: Output) -> Output:
-        """One output for both; here the newer one, which holds everything."""
-        return new
+
+def _newer(old: Output, new: Output) -> Output:
+    return new
+
+
+def merged(old: RequestOutput, new: RequestOutput, *, is_delta: bool = True) -> RequestOutput:
+    """One output for two of one request that follow each other; changes `new`."""
+    by_index = {completion.index: completion for completion in old.outputs}
+    for completion in new.outputs:
+        before = by_index.get(completion.index)
+        by_index[completion.index] = completion
+        if is_delta and before is not None:
+            completion.text = before.text + completion.text
+            completion.token_ids = before.token_ids + completion.token_ids
+            if before.logprobs is not None:
+                completion.logprobs = before.logprobs + (completion.logprobs or [])
+    new.outputs = [by_index[index] for index in sorted(by_index)]
+    if new.prompt_logprobs is None:
+        new.prompt_logprobs = old.prompt_logprobs
+    return new
 
 
 class RequestOutputCollector(OutputCollector[RequestOutput]):
     """Collector of requests with completions."""
 
-    def __init__(self, output_kind: RequestOutputKind) -> None:
-        super().__init__()
-        self._is_delta = output_kind is RequestOutputKind.DELTA
-
-    def _merge(self, old: RequestOutput, new: RequestOutput) -> RequestOutput:
-        by_index = {completion.index: completion for completion in old.outputs}
-        for completion in new.outputs:
-            before = by_index.get(completion.index)
-            by_index[completion.index] = completion
-            if self._is_delta and before is not None:
-                completion.text = before.text + completion.text
-                completion.token_ids = before.token_ids + completion.token_ids
-                if before.logprobs is not None:
-                    completion.logprobs = before.logprobs + (completion.logprobs or [])
-        new.outputs = [by_index[index] for index in sorted(by_index)]
-        if new.prompt_logprobs is None:
-            new.prompt_logprobs = old.prompt_logprobs
-        return new
+    def __init__(self, output_kind: RequestOutputKind, *, is_split: bool = False) -> None:
+        is_delta = output_kind is RequestOutputKind.DELTA
+        super().__init__(merged if is_delta else functools.partial(merged, is_delta=False), is_split=is_split)
 
     def close(self, request_ids: Sequence[str]) -> None:
         """The consumer has left these requests."""
@@ -137,8 +147,10 @@ class RequestOutputCollector(OutputCollector[RequestOutput]):
 class ObservedCollector(RequestOutputCollector):
     """Collector that reports outputs and ends to observers."""
 
-    def __init__(self, output_kind: RequestOutputKind, observers: Sequence[RequestObserver]) -> None:
-        super().__init__(output_kind)
+    def __init__(
+        self, output_kind: RequestOutputKind, observers: Sequence[RequestObserver], *, is_split: bool = False
+    ) -> None:
+        super().__init__(output_kind, is_split=is_split)
         self._observers = observers
         self._open_ids: dict[str, None] = {}
 

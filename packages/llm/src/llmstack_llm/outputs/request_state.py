@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from llmstack_llm.adapters import LoRARequest, lora_request_of
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from llmstack_llm.outputs.stats import IterationStats
 from llmstack_llm.requests import AdmittedRequest
 from llmstack_llm.text.detokenizer import Detokenizer
 from llmstack_llm.text.stop_strings import StopStringStream
@@ -47,6 +48,19 @@ def _logprob(token_id: int, logprob: float, rank: int | None, tokenizer: Tokeniz
         return Logprob(logprob, rank)
     text = tokenizer.text_of(token_id)
     return Logprob(logprob, rank, text, tokenizer.bytes_of(token_id) if "\ufffd" in text else None)
+
+
+def split(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
+    """An output for each token: what is about the prompt comes with the first one, the end with the last one."""
+    last = len(output.new_token_ids) - 1
+    for position, token_id in enumerate(output.new_token_ids):
+        part = output if position == last else output._replace(finish_reason=None, stop_reason=None)
+        if position:
+            part = part._replace(prompt_logprobs=None, num_cached_tokens=-1)
+        if position != (last if output.finish_reason is not None else 0):
+            part = part._replace(kv_transfer=None)
+        logprobs = None if output.logprobs is None else [output.logprobs[position]]
+        yield part._replace(new_token_ids=[token_id], logprobs=logprobs)
 
 
 class StepTimes:
@@ -149,6 +163,14 @@ class RequestState:
         if not self.engines or self.engines[-1] is not engine:
             self.engines += (engine,)
 
+    def take_transfer(self, params: KVTransferParams, stats: IterationStats) -> None:
+        """Blocks were exported for the request, or imported, which counts."""
+        if params.transfer_id:
+            self.kv_transfer = params
+        else:
+            stats.num_external_queries += len(self.prompt_token_ids)
+            stats.num_external_tokens += params.num_tokens
+
     def _put(self, completions: list[CompletionOutput], num_dropped_tokens: int = 0) -> None:
         is_delta = self.output_kind is RequestOutputKind.DELTA
         if self.num_unfinished == 0:
@@ -226,7 +248,7 @@ class CompletionState:
         # Nothing is generated: the step computes the prompt, and its token is dropped.
         self.is_prompt_only = params.max_tokens == 0
         self._min_tokens = params.min_tokens
-        self._stream_interval = params.stream_interval
+        self._stream_interval = 1 if parent.collector.is_split else params.stream_interval
         self._has_best_logprobs = not params.logprob_token_ids
         self._is_end_shown = params.include_stop_str_in_output
 

@@ -13,6 +13,11 @@ from llmstack_types import BlockEviction, EngineReady, SchedulerStats, ShadowRep
 logger = logging.getLogger(__name__)
 
 
+def between(start_s: float | None, end_s: float | None) -> float | None:
+    """The seconds between two times; None where one of them is."""
+    return None if start_s is None or end_s is None else max(end_s - start_s, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedRequestStats:
     """One completion, when it has ended; seconds.

@@ -37,11 +37,11 @@ class Bench:
         self.to_abort: list[str] = []
 
     def add(
-        self, request_id: str = "r", prompt: str = "Hi", is_echo: bool = False, **fields: Any
+        self, request_id: str = "r", prompt: str = "Hi", is_echo: bool = False, is_split: bool = False, **fields: Any
     ) -> RequestOutputCollector:
         sampling = self.inputs.check_params(SamplingParams(**({"max_tokens": 50} | fields)), is_echo=is_echo)
         admitted = self.inputs.admit(prompt, sampling)
-        collector = self.outputs.new_collector(admitted.sampling_params.output_kind)
+        collector = self.outputs.new_collector(admitted.sampling_params.output_kind, is_split=is_split)
         self.outputs.add_request(request_id, admitted, self.inputs.process_inputs(request_id, admitted), collector)
         return collector
 

@@ -27,8 +27,9 @@ from llmstack_server.chat.prepare import SubmittedChat, render_conversation, sub
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.observability.logs import current_request_id
+from llmstack_server.state.answer_source import lasting
 from llmstack_server.state.server_state import NotedStream, ServerState
-from llmstack_server.web.answers import Answer, Push, WholeAnswer, lasting_fields
+from llmstack_server.web.answers import Answer, Push, WholeAnswer
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import ErrorAnswer, missing_parameter
 from llmstack_server.web.fields import parse
@@ -58,7 +59,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
     conversation = _conversation(fields)
     check_fields(state, body, fields, KNOWN)
     _check(fields)
-    message_id = str(lasting_fields.get().get("id", f"msg_{uuid.uuid4().hex}"))
+    message_id = lasting(f"msg_{uuid.uuid4().hex}")
     given = _sampling(fields, has_reasoning=state.chat_parsers.reasoning is not None)
     try:
         chat = await submit_chat(
@@ -156,7 +157,7 @@ class MessagesAnswer(ChatStream, Answer):
     ) -> None:
         super().__init__(chat.outputs if noted is None else noted, chat.plan)
         self._noted = noted
-        self._created = int(time.time())
+        self._created = lasting(int(time.time()))
         self._id = message_id
         self._model = model
         self._fields = fields

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 from llmstack_llm import RequestOutput
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
+from llmstack_server.state.answer_source import current_source
 from llmstack_server.state.server_state import NotedStream, OutputStream, ServerState
-from llmstack_server.web.answers import Answer, AnswerIds, Push, lasting_fields
+from llmstack_server.web.answers import Answer, AnswerIds, Push
 from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.usage import UsageCounter, timings_object
 
@@ -58,10 +59,10 @@ class OpenAIAnswer(Answer):
             self._fingerprint_fields["service_tier"] = "default"
         self._waits_for_weights = state.is_reloading and state.engine.is_exchanging
         self._state = state
-        lasting = lasting_fields.get()
-        self._id = str(lasting.get("id", ids.answer))
+        self._id, self._created, source = ids.answer, int(time.time()), current_source.get()
+        if source is not None:
+            self._id, self._created = source.lasting(self._id), source.lasting(self._created)
         self._model = fields.model or state.served_model_name
-        self._created = int(lasting.get("created", time.time()))
         if self.is_stream:
             self.encoder = ChunkEncoder(self._id, self.CHUNK_OBJECT, self._created, self._model, self.includes_usage)
 

@@ -21,6 +21,8 @@ from llmstack_server.apis.openai.protocol import COMPLETIONS, COMPLETIONS_OF_VEC
 from llmstack_server.apis.openai.vectors import Prompt, prompts_of
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.chat.reasoning import thinking_tags_after
+from llmstack_server.state.answer_source import current_source
+from llmstack_server.state.repeated_outputs import submit_kept
 from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import adapter_of, check_fields
@@ -91,7 +93,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         )
         for index, (value, param) in enumerate(prompts)
     ]
-    outputs = await state.engine.submit(*requests)
+    source, engine = current_source.get(), state.engine
+    outputs = await (engine.submit(*requests) if source is None else submit_kept(engine, source, *requests))
     if deadline is not None or timeout_s is not None:
         set_deadline(outputs, timeout_s)
     has_logprobs = fields.logprobs is not None

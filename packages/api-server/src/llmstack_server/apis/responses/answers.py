@@ -143,4 +143,4 @@ class BackgroundAnswer(Answer):
         prepared = self._prepared
         local = self._responses.local
         journal = b"" if local.saver is None else prepared.journal()
-        await local.start(prepared.run, prepared.owner, prepared.input_items, journal)
+        await local.start(prepared.run, prepared.owner, prepared.input_items, journal, prepared.source)

@@ -8,20 +8,16 @@ from contextlib import aclosing
 from functools import partial
 
 from llmstack_server.apis.responses.run import NumberedEvent, ResponseRun
-from llmstack_server.apis.responses.splice import EarlierEvents, OtherTextError
 from llmstack_server.apis.responses.store import ResponseStore, StoredResponse, encode
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import (
     ErrorAnswer,
     HTTPError,
     answer_to,
-    engine_unavailable,
     server_shutting_down,
 )
 from llmstack_server.web.sse import encode_json, frame_named, numbered_error_event
 from llmstack_types import EngineDeadError
-
-OTHER_TEXT = "The response could not go on with the text that it had begun with."
 
 
 class BackgroundResponse:
@@ -31,20 +27,12 @@ class BackgroundResponse:
         stored: Its entry in the store, from its start on.
     """
 
-    def __init__(
-        self,
-        state: ServerState,
-        store: ResponseStore,
-        run: ResponseRun,
-        stored: StoredResponse,
-        earlier: EarlierEvents | None = None,
-    ) -> None:
-        """`earlier`: The events of its first run, where an earlier server has begun it."""
+    def __init__(self, state: ServerState, store: ResponseStore, run: ResponseRun, stored: StoredResponse) -> None:
         self.run = run
         self.stored = stored
         self._state = state
         self._store = store
-        self._earlier = earlier
+        self._num_cut_bytes = 0 if stored.source is None else stored.source.num_bytes
         self._task: asyncio.Task[None] | None = None
 
     def start(self, on_end: Callable[[], object]) -> None:
@@ -64,8 +52,6 @@ class BackgroundResponse:
                 await self._generate_until(cut)
             except asyncio.CancelledError:
                 self.run.cancel()
-            except OtherTextError:
-                self._fail(engine_unavailable(OTHER_TEXT))
             except Exception as error:  # noqa: BLE001 (any error becomes that of the response)
                 answer = answer_to(error, self.stored.id)
                 if self.stored.journal and _ends_the_server(error):
@@ -91,17 +77,13 @@ class BackgroundResponse:
                 self._log(event)
 
     def _log(self, event: NumberedEvent) -> None:
-        log, new = self.stored.events, event
-        if log is None:
+        log, source = self.stored.events, self.stored.source
+        if log is None or event["sequence_number"] < len(log):  # an earlier run has had it
             return
-        if self._earlier is not None:
-            rest = self._earlier.rest_of(event)
-            if rest is None:
-                return
-            new = rest | {"sequence_number": len(log)}
-        framed = frame_named(new)
+        framed, num_before = frame_named(event), self._num_cut_bytes
         log.append(framed)
-        self._store.grow(self.stored, len(framed))
+        self._num_cut_bytes = 0 if source is None else source.num_bytes
+        self._store.grow(self.stored, len(framed) + self._num_cut_bytes - num_before)
 
     def _fail(self, error: ErrorAnswer) -> None:
         event = self.run.fail(error)

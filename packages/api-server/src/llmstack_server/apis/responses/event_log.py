@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from typing import Any
 
 
 class EventLog:
@@ -61,10 +59,6 @@ class EventLog:
     def since(self, start: int) -> list[bytes]:
         """The events from the sequence number `start` on, whether readers may see them or not."""
         return self._events[start:]
-
-    def decoded(self) -> list[dict[str, Any]]:
-        """All events as objects."""
-        return [json.loads(event.partition(b"\ndata: ")[2]) for event in self._events]
 
     async def read(self, start: int, *, max_events: int = 1024) -> tuple[list[bytes], bool]:
         """Events from the sequence number `start` on, once there are some, and whether they are the last."""

@@ -6,11 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.sse import encode_json
-
-# A response that ends each server that it runs in must not do so for ever.
-MAX_RESUMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +16,7 @@ class Journal:
     Attributes:
         body: Its JSON with the seed and without the input, which the store has as items.
         created_at: When the response was made, in seconds since 1970.
-        identity: The numeric contract id of the model: with another one the text would not be the same.
+        identity: As of `identity_of`: with another one the events would not be the same.
         num_resumes: How many servers have begun it again.
     """
 
@@ -46,8 +42,3 @@ def decode_journal(data: bytes) -> Journal:
             return Journal(body, at, identity, num_resumes)
         case _:
             raise ValueError("the journal is malformed")
-
-
-def identity_of(state: ServerState) -> str:
-    """The identity of the weights and the computation; read it once the engine is ready."""
-    return "" if state.ready is None else state.ready.numeric_contract_id

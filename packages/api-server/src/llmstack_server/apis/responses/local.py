@@ -10,8 +10,8 @@ from llmstack_server.apis.responses.background import BackgroundResponse
 from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.objects import error_object
 from llmstack_server.apis.responses.run import ResponseRun
-from llmstack_server.apis.responses.splice import EarlierEvents
 from llmstack_server.apis.responses.store import Item, ResponseStore, StoredItem, StoredResponse
+from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, error_answer, storage_unavailable
 from llmstack_server.web.sse import encode_json, frame_named
@@ -32,10 +32,14 @@ class LocalResponses:
         self._state = state
         self._running: dict[str, BackgroundResponse] = {}
 
-    async def start(self, run: ResponseRun, owner: str, input_items: tuple[StoredItem, ...], journal: bytes) -> None:
+    async def start(
+        self, run: ResponseRun, owner: str, input_items: tuple[StoredItem, ...], journal: bytes,
+        source: AnswerSource | None,
+    ) -> None:  # fmt: skip
         """Starts a response in the background; where it is kept on a disk, once it is there.
 
         `journal`: The entry from which another server generates it again; empty where nothing keeps it.
+        `source`: Of its events, where it is a stream and kept.
 
         Raises:
             ServerOverloadedError: The store is full of running responses.
@@ -43,8 +47,9 @@ class LocalResponses:
         """
         data = encode_json(run.as_object()).encode("utf-8", "replace")
         stored = StoredResponse(
-            run.response.id, owner, input_items, data=data, is_background=True, is_running=True, journal=journal
-        )
+            run.response.id, owner, input_items, data=data, is_background=True, is_running=True, journal=journal,
+            source=source,
+        )  # fmt: skip
         if run.response.fields.stream:
             stored.events = EventLog(is_held=self.saver is not None)
         self.store.put(stored)
@@ -60,9 +65,9 @@ class LocalResponses:
             self.store.remove(stored.id)
             raise
 
-    def resume(self, run: ResponseRun, stored: StoredResponse, earlier: EarlierEvents | None = None) -> None:
-        """Starts a response that is in the store; `earlier` are the events of its first run."""
-        running = BackgroundResponse(self._state, self.store, run, stored, earlier)
+    def resume(self, run: ResponseRun, stored: StoredResponse) -> None:
+        """Starts a response that is in the store, with the events of an earlier run if there was one."""
+        running = BackgroundResponse(self._state, self.store, run, stored)
         running.start(lambda: self._running.pop(stored.id, None))
         self._running[stored.id] = running
 

@@ -11,6 +11,7 @@ from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.apis.responses.custom_tools import input_of
 from llmstack_server.apis.responses.input_items import new_item_id
 from llmstack_server.chat.deltas import ChatDelta
+from llmstack_server.state.answer_source import lasting
 
 Item = dict[str, Any]
 # The type of an event and its fields, without the sequence number.
@@ -22,14 +23,10 @@ class _TextItem(ABC):
     """An item with a single text part."""
 
     def __init__(self, kind: str, text_event: str) -> None:
-        self.id = new_item_id(kind)
+        self.id = lasting(new_item_id(kind))
         self._text_event = text_event
         self._has_part = False
         self._pieces: list[str] = []
-
-    def take_ids(self, earlier: Item) -> None:
-        """Gets the id of the same item in an earlier run."""
-        self.id = earlier["id"]
 
     @property
     def _text(self) -> str:
@@ -103,14 +100,9 @@ class CallItem:
     KIND, EVENT, FIELD = "function_call", "response.function_call_arguments", "arguments"
 
     def __init__(self, call_id: str, name: str) -> None:
-        self.id = new_item_id(self.KIND)
-        self._call = {"call_id": call_id, "name": name}
+        self.id = lasting(new_item_id(self.KIND))
+        self._call = {"call_id": lasting(call_id), "name": name}
         self._pieces: list[str] = []
-
-    def take_ids(self, earlier: Item) -> None:
-        """Gets the ids of the same call in an earlier run."""
-        self.id = earlier["id"]
-        self._call["call_id"] = earlier.get("call_id", self._call["call_id"])
 
     def as_object(self, status: str) -> Item:
         """The call so far."""
@@ -167,15 +159,9 @@ class CustomCallItem(CallItem):
 class OutputBuilder:
     """Builds items from deltas: at most one is open, and a delta of another kind closes it."""
 
-    def __init__(
-        self, earlier: Sequence[Item] = (), custom_names: Container[str] = (), *, has_arguments: bool = True
-    ) -> None:
-        """`earlier`: The items of an earlier run of the same response, whose ids go on.
-
-        `custom_names`: The custom tools; `has_arguments` as in `CustomCallItem`.
-        """
+    def __init__(self, custom_names: Container[str] = (), *, has_arguments: bool = True) -> None:
+        """`custom_names`: The custom tools; `has_arguments` as in `CustomCallItem`."""
         self._custom_names, self._has_arguments = custom_names, has_arguments
-        self._earlier = deque(earlier)
         self._done: list[Item] = []
         self._open: MessageItem | ReasoningItem | CallItem | None = None
         self._call_index: int | None = None
@@ -235,8 +221,6 @@ class OutputBuilder:
 
     def _begin(self, item: MessageItem | ReasoningItem | CallItem) -> Iterator[Event]:
         yield from self._close("completed")
-        if self._earlier:
-            item.take_ids(self._earlier.popleft())
         self._open = item
         index = len(self._done)
         yield "response.output_item.added", {"output_index": index, "item": item.as_object("in_progress")}

@@ -11,7 +11,7 @@ from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_server.apis.responses.custom_tools import demanded_grammar
 from llmstack_server.apis.responses.input_items import adding, new_response_id, read_items, turns_after
-from llmstack_server.apis.responses.journal import Journal, identity_of
+from llmstack_server.apis.responses.journal import Journal
 from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
 from llmstack_server.apis.responses.objects import ResponseObject
 from llmstack_server.apis.responses.protocol import (
@@ -23,19 +23,20 @@ from llmstack_server.apis.responses.protocol import (
 )
 from llmstack_server.apis.responses.run import ResponseRun
 from llmstack_server.apis.responses.shared import SharedResponses, referenced_ids
-from llmstack_server.apis.responses.splice import output_items as earlier_output_items
 from llmstack_server.apis.responses.store import StoredItem, StoredResponse, decode, encode
 from llmstack_server.apis.responses.tools import chat_tool_choice, chat_tools, structured_outputs
 from llmstack_server.apis.responses.truncation import submit_newest_turns
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import SubmittedChat, render_conversation, submit_chat
 from llmstack_server.chat.turns import in_words_of_api
+from llmstack_server.state.answer_source import AnswerSource, current_source
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.fields import parse
 from llmstack_server.web.pauses import collected
+from llmstack_server.web.restarts import identity_of
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_server.web.structured import constraint_options
 from llmstack_types import InvalidRequestError
@@ -57,7 +58,8 @@ class PreparedResponse:
         input_items: The items that the model reads, those of earlier turns first.
         owner: The tenant that it belongs to.
         body: The request.
-        identity: The numeric contract id of the model.
+        identity: As of `identity_of`.
+        source: The source of its events, of a stream in the background that another server may finish.
     """
 
     run: ResponseRun
@@ -66,6 +68,7 @@ class PreparedResponse:
     owner: str
     body: dict[str, Any]
     identity: str
+    source: AnswerSource | None
 
     def journal(self) -> bytes:
         """The journal from which another server generates the same response again."""
@@ -85,17 +88,19 @@ async def prepare_response(state: ServerState, responses: SharedResponses, body:
     is_stored = fields.store is not False and responses.local.store.is_enabled
     if is_stored:
         responses.local.check_storage()
-    run = await _new_run(state, fields, input_items, new_response_id(responses.process_index), is_stored=is_stored)
-    return PreparedResponse(run, input_items, fields, current_client.get().tenant, body, identity_of(state))
+    is_kept = bool(fields.background and fields.stream) and responses.local.saver is not None
+    source = AnswerSource() if is_kept else None
+    response_id = new_response_id(responses.process_index)
+    run = await _new_run(state, fields, input_items, response_id, is_stored=is_stored, source=source)
+    return PreparedResponse(run, input_items, fields, current_client.get().tenant, body, identity_of(state), source)
 
 
 async def prepare_again(state: ServerState, stored: StoredResponse, journal: Journal) -> ResponseRun:
     """The run of a response that an earlier server has begun; raises as `prepare_response`."""
     fields = parse(ResponseRequest, journal.body)
-    events = [] if stored.events is None else stored.events.decoded()
-    run = await _new_run(
-        state, fields, stored.input_items, stored.id, is_stored=True, earlier=earlier_output_items(events)
-    )
+    if stored.source is not None:
+        stored.source.begin_again()
+    run = await _new_run(state, fields, stored.input_items, stored.id, is_stored=True, source=stored.source)
     run.response.created_at = journal.created_at
     return run
 
@@ -107,8 +112,9 @@ async def _new_run(
     response_id: str,
     *,
     is_stored: bool,
-    earlier: Sequence[dict[str, Any]] = (),
+    source: AnswerSource | None,
 ) -> ResponseRun:
+    current_source.set(source)  # also for the task in the background, which begins with a copy of this context
     chat = await _submit(state, fields, await _conversation(state, fields, input_items), response_id)
     response = ResponseObject(
         response_id,
@@ -120,7 +126,7 @@ async def _new_run(
     )
     noted = None if state.receipts is None else state.receipts.note(state, chat.outputs)
     shows_ids = state.config.http.answers.shows_tokens_as_ids
-    return ResponseRun(chat, response, shows_ids=shows_ids, earlier=earlier, noted=noted)
+    return ResponseRun(chat, response, shows_ids=shows_ids, noted=noted)
 
 
 async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:

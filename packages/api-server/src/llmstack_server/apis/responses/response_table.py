@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,18 @@ from typing import Any, Final
 from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.store import StoredItem, StoredResponse
 from llmstack_server.options.errors import ServeError
+from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.database import Schema, open_database, present, transaction
 from llmstack_server.state.state_folder import DatabaseReplacedError
 
+# Of the source of events: what was drawn, and the cuts with the byte that they begin at.
+_SOURCES: Final = "CREATE TABLE sources (response TEXT PRIMARY KEY, drawn TEXT NOT NULL) WITHOUT ROWID"
+_CUTS: Final = """CREATE TABLE cuts (
+    response TEXT NOT NULL, start INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (response, start)
+) WITHOUT ROWID"""
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D73,  # "llms"
-    version=1,
+    version=2,
     statements=(
         # `ended_at` is null while a response runs; `journal` is what generates it again.
         """CREATE TABLE responses (
@@ -30,7 +37,10 @@ SCHEMA: Final = Schema(
         """CREATE TABLE events (
             response TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (response, number)
         ) WITHOUT ROWID""",
+        _SOURCES,
+        _CUTS,
     ),
+    upgrades=((_SOURCES, _CUTS),),
 )
 # About what a response takes.
 _PROBE, _PROBE_BYTES = "probe", 16 << 10
@@ -38,6 +48,8 @@ _DELETIONS = (
     "DELETE FROM responses WHERE id = ?",
     "DELETE FROM items WHERE response = ?",
     "DELETE FROM events WHERE response = ?",
+    "DELETE FROM sources WHERE response = ?",
+    "DELETE FROM cuts WHERE response = ?",
 )
 
 
@@ -49,6 +61,8 @@ class Change:
         stored: None removes the response.
         ended_at: When it ended, by the clock of the world; None while it runs.
         events: The events from the number `first_event` on; earlier ones are there already.
+        drawn: The values of its source, as JSON; empty where it has none.
+        cuts: Those of its source, from the byte `cut_start` on.
     """
 
     response_id: str
@@ -60,13 +74,16 @@ class Change:
     is_new: bool = False
     first_event: int = 0
     events: tuple[bytes, ...] = ()
+    drawn: str = ""
+    cut_start: int = 0
+    cuts: bytes = b""
 
     @property
     def num_bytes(self) -> int:
         """About how much is written."""
         stored = self.stored
         items = sum(len(item.data) for item in stored.input_items) if stored is not None and self.is_new else 0
-        return len(self.data) + len(self.journal) + items + sum(map(len, self.events))
+        return len(self.data) + len(self.journal) + items + sum(map(len, self.events)) + len(self.cuts)
 
 
 def database_path(folder: str | Path, process_index: int) -> Path:
@@ -114,7 +131,7 @@ class ResponseTable:
         self._connection.execute("ATTACH DATABASE ? AS other", (str(path),))
         try:
             with transaction(self._connection):
-                for table in ("responses", "items", "events"):
+                for table in ("responses", "items", "events", "sources", "cuts"):
                     # The names are constants of this module.
                     self._connection.execute(f"INSERT OR IGNORE INTO {table} SELECT * FROM other.{table}")  # noqa: S608
         except sqlite3.Error as error:
@@ -169,6 +186,12 @@ class ResponseTable:
         self._connection.executemany(
             "INSERT OR REPLACE INTO events VALUES (?, ?, ?)", [(stored.id, number, event) for number, event in numbered]
         )
+        if change.drawn:
+            execute("INSERT OR REPLACE INTO sources VALUES (?, ?)", (stored.id, change.drawn))
+            execute("INSERT OR REPLACE INTO cuts VALUES (?, ?, ?)", (stored.id, change.cut_start, change.cuts))
+        elif change.ended_at is not None and change.events:
+            for statement in _DELETIONS[-2:]:
+                execute(statement, (stored.id,))
 
     def _add_items(self, response_id: str, is_output: bool, items: Sequence[StoredItem]) -> None:
         rows = [(response_id, is_output, place, item.id, item.data) for place, item in enumerate(items)]
@@ -195,10 +218,17 @@ class ResponseTable:
                 stored.events = EventLog([row[0] for row in self._rows_of(response_id, "data", "events")], is_held=True)
                 if ended_at is not None:
                     stored.events.close()
+                else:
+                    stored.source = self._source_of(response_id)
             yield stored
 
+    def _source_of(self, response_id: str) -> AnswerSource:
+        drawn, cuts = (self._rows_of(response_id, *names) for names in (("drawn", "sources"), ("data", "cuts")))
+        values = [value for row in drawn for value in json.loads(row[0])]
+        return AnswerSource(values, b"".join([row[0] for row in cuts]))
+
     def _rows_of(self, response_id: str, columns: str, table: str) -> sqlite3.Cursor:
-        order = {"items": "is_output, place", "events": "number"}[table]
+        order = {"items": "is_output, place", "events": "number", "sources": "response", "cuts": "start"}[table]
         # Columns and tables are constants of this module.
         query = f"SELECT {columns} FROM {table} WHERE response = ? ORDER BY {order}"  # noqa: S608
         return self._connection.execute(query, (response_id,))

@@ -10,23 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmstack_server.apis.responses.journal import MAX_RESUMES, Journal, decode_journal, identity_of
+from llmstack_server.apis.responses.journal import Journal, decode_journal
 from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import prepare_again
-from llmstack_server.apis.responses.splice import EarlierEvents
 from llmstack_server.apis.responses.store import ResponseStore, StoredResponse
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import EVERYONE, Client, clients_of, current_client
-from llmstack_server.web.errors import answer_to, engine_unavailable, invalid_api_key, request_quarantined
-from llmstack_types import QuarantinedError, ServerOverloadedError
+from llmstack_server.web.errors import answer_to
+from llmstack_server.web.restarts import RETRY_S, refusal_of
+from llmstack_types import ServerOverloadedError
 
 if TYPE_CHECKING:
     from llmstack_server.apis.responses.saver import ResponseSaver
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 0.5
-OTHER_MODEL = "The model or its computation has changed since the response began."
 _NAME = re.compile(r"responses-([0-9]{1,4})\.sqlite3")
 
 
@@ -62,19 +60,12 @@ class Unfinished:
 
     async def _resume(self, stored: StoredResponse, client: Client | None) -> None:
         journal = decode_journal(stored.journal)
-        refusal = None
-        if client is None:
-            refusal = invalid_api_key()
-        elif journal.num_resumes >= MAX_RESUMES:
-            refusal = request_quarantined(QuarantinedError.KILLS_ENGINES)
-        elif journal.identity != identity_of(self._state):
-            refusal = engine_unavailable(OTHER_MODEL)
+        refusal = refusal_of(self._state, client, journal.identity, journal.num_resumes)
         if refusal is not None or client is None:
             self._local.end_unstarted(stored, "failed", refusal)
             return
         current_client.set(client)
         await self._note_resume(stored, journal)
-        events = None if stored.events is None else EarlierEvents(stored.events.decoded())
         while self._is_wanted(stored):
             try:
                 run = await prepare_again(self._state, stored, journal)
@@ -82,7 +73,7 @@ class Unfinished:
                 await asyncio.sleep(RETRY_S)
                 continue
             if self._is_wanted(stored):  # it was not cancelled meanwhile
-                self._local.resume(run, stored, events)
+                self._local.resume(run, stored)
             else:
                 await run.outputs.aclose()
             return

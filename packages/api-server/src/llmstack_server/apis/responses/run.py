@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from llmstack_llm import RequestOutput
@@ -32,12 +32,10 @@ class ResponseRun(ChatStream):
         response: ResponseObject,
         *,
         shows_ids: bool = False,
-        earlier: Sequence[Item] = (),
         noted: NotedStream | None = None,
     ) -> None:
         """With `shows_ids`, the tokens of log-probabilities are `token_id:N`.
 
-        `earlier`: The output items of an earlier run of this response, whose ids go on.
         `noted`: The outputs of `chat`, where they end with a receipt.
         """
         super().__init__(chat.outputs if noted is None else noted, chat.plan)
@@ -47,7 +45,7 @@ class ResponseRun(ChatStream):
         self._shows_ids = shows_ids
         # A call under a grammar is its text; other models write it as an argument.
         has_grammar = chat.plan is not None and chat.plan.tool_use.grammar is not None
-        self._output = OutputBuilder(earlier, custom_names(response.fields.tools), has_arguments=not has_grammar)
+        self._output = OutputBuilder(custom_names(response.fields.tools), has_arguments=not has_grammar)
         self._num_events = 0
         self._finish_reason: str | None = None
         self._pending_logprobs: list[dict[str, Any]] = []

@@ -14,6 +14,7 @@ from llmstack_server.apis.responses.response_table import Change, ResponseTable
 from llmstack_server.apis.responses.store import StoredResponse
 from llmstack_server.state.state_folder import DatabaseReplacedError, cause_of
 from llmstack_server.web.errors import HTTPError, storage_unavailable
+from llmstack_server.web.sse import encode_json
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class ResponseSaver:
         self._writer = ThreadPoolExecutor(1, "responses-database")
         self._dirty: dict[str, StoredResponse | None] = {}
         self._id_to_num_events: dict[str, int] = {}  # of the responses that have rows
+        self._id_to_num_cut_bytes: dict[str, int] = {}  # of those that have a source
         self._waiting: list[asyncio.Future[bool]] = []
         self._working: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -51,6 +53,8 @@ class ResponseSaver:
     def note_loaded(self, stored: StoredResponse) -> None:
         """A response of the store has these rows already."""
         self._id_to_num_events[stored.id] = 0 if stored.events is None else len(stored.events)
+        if stored.source is not None:
+            self._id_to_num_cut_bytes[stored.id] = stored.source.num_bytes
 
     def forget_loaded(self) -> None:
         """Drops the changes so far, but no removals: the responses were read from the database."""
@@ -159,6 +163,7 @@ class ResponseSaver:
         """The database is empty: everything is written again."""
         logger.warning("the folder of the stored responses is a new one: all that are in memory are written again")
         self._id_to_num_events.clear()
+        self._id_to_num_cut_bytes.clear()
         self._dirty = {stored.id: stored for stored in self.all_stored()}
 
     def _next_batch(self, left: deque[str]) -> dict[str, tuple[Change, StoredResponse | None]]:
@@ -184,17 +189,24 @@ class ResponseSaver:
         is_new, first_event = first_event is None, first_event or 0
         ended_at = None if stored.ended_s is None else time.time() - (self._clock() - stored.ended_s)
         events = () if stored.events is None else tuple(stored.events.since(first_event))
+        drawn, start, cuts, source = "", self._id_to_num_cut_bytes.get(response_id, 0), b"", stored.source
+        if source is not None:
+            drawn, cuts = encode_json(source.values), source.cuts_after(start)
         return Change(
-            response_id, stored, ended_at, stored.data, stored.journal, stored.output_items, is_new, first_event, events
-        )
+            response_id, stored, ended_at, stored.data, stored.journal, stored.output_items, is_new, first_event,
+            events, drawn, start, cuts,
+        )  # fmt: skip
 
     def _note_written(self, changes: list[Change]) -> None:
         for change in changes:
             if change.stored is None:
                 del self._id_to_num_events[change.response_id]
+                self._id_to_num_cut_bytes.pop(change.response_id, None)
                 continue
             num_events = change.first_event + len(change.events)
             self._id_to_num_events[change.response_id] = num_events
+            if change.drawn:
+                self._id_to_num_cut_bytes[change.response_id] = change.cut_start + len(change.cuts)
             if change.stored.events is not None:
                 change.stored.events.reveal(num_events)
 

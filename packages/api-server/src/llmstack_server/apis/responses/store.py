@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from llmstack_server.apis.responses.event_log import EventLog
+from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.web.sse import encode_json
 from llmstack_types import ServerOverloadedError
 
@@ -36,6 +37,7 @@ class StoredResponse:
         is_background: Whether it is generated in the background.
         is_running: True until its end; running responses are not evicted.
         journal: The entry from which the response can be generated again, as JSON; empty where there is none.
+        source: The source of its events while it runs, where they and the journal are kept on a disk.
         ended_s: When it ended, on the clock of the store.
         num_bytes: Its size as counted by the store.
     """
@@ -49,6 +51,7 @@ class StoredResponse:
     is_background: bool = False
     is_running: bool = False
     journal: bytes = b""
+    source: AnswerSource | None = None
     ended_s: float | None = None
     num_bytes: int = field(default=0, init=False)
 
@@ -56,7 +59,8 @@ class StoredResponse:
         """The bytes it keeps alive at most; items that several turns share count in each."""
         items = sum(len(item.data) for item in (*self.input_items, *self.output_items))
         events = 0 if self.events is None else self.events.num_bytes
-        return len(self.data) + len(self.journal) + items + events
+        cuts = 0 if self.source is None else self.source.num_bytes
+        return len(self.data) + len(self.journal) + items + events + cuts
 
 
 class StoreObserver(Protocol):
@@ -181,7 +185,7 @@ class ResponseStore:
         if is_here:
             self._shares[stored.owner].add(stored, -1)
         stored.data, stored.output_items, stored.is_running, stored.journal = data, output_items, False, b""
-        stored.ended_s = self._clock()
+        stored.ended_s, stored.source = self._clock(), None
         if is_here:
             self._shares[stored.owner].add(stored)
             self._items.add(stored.owner, output_items)

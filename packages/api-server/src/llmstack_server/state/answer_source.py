@@ -1,0 +1,124 @@
+"""What an answer is encoded from: outputs as they were cut, and what was drawn."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from llmstack_llm import RequestOutput
+
+OTHER_TEXT = "The answer cannot go on: its text is another one since the restart."
+
+Value = TypeVar("Value", str, int)
+
+
+class OtherTextError(Exception):
+    """The second run of a request differs from what its reader may have seen of the first."""
+
+
+class Piece(NamedTuple):
+    """The new tokens of one completion, and whether it ends with them."""
+
+    completion: int
+    is_last: bool
+    token_ids: tuple[int, ...]
+
+
+class Cut(NamedTuple):
+    """One output as its answer has taken it."""
+
+    prompt_index: int
+    pieces: tuple[Piece, ...]
+
+
+class AnswerSource:
+    """What one answer was encoded from, besides its request: a second run has the same events, one by one.
+
+    Attributes:
+        values: Ids and times that the first run has drawn.
+        is_other: Whether the second run had another text.
+    """
+
+    def __init__(self, values: Iterable[str | int] = (), cuts: bytes = b"") -> None:
+        """`cuts`: As of `cuts_after`, where an earlier server has begun the answer.
+
+        Raises:
+            ValueError: They are no whole numbers.
+        """
+        self.values = list(values)
+        self.is_other = False
+        # Per output the number of its pieces and the prompt; per piece index, end, the number of tokens, and these.
+        self._numbers = array("I")
+        self._numbers.frombytes(cuts)
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """From now on values and cuts are repeated, as far as there are some."""
+        self._num_drawn = self._position = 0
+        self._num_cut = len(self._numbers)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the cuts: 20 bytes for an output of one token."""
+        return len(self._numbers) * self._numbers.itemsize
+
+    def cuts_after(self, num_bytes: int) -> bytes:
+        """The cuts but for the first `num_bytes`."""
+        return self._numbers[num_bytes // self._numbers.itemsize :].tobytes()
+
+    def lasting(self, value: Value) -> Value:
+        """A value that is drawn at this place of each run: that of the first run.
+
+        Raises:
+            OtherTextError: The first run has drawn something else here.
+        """
+        if self._num_drawn == len(self.values):
+            self.values.append(value)
+        found = self.values[self._num_drawn]
+        self._num_drawn += 1
+        if isinstance(found, type(value)):
+            return found
+        raise OtherTextError
+
+    def note(self, output: RequestOutput) -> None:
+        """Adds an output that the answer has taken."""
+        numbers = self._numbers
+        numbers.extend((len(output.outputs), output.prompt_index))
+        for one in output.outputs:
+            numbers.extend((one.index, one.finish_reason is not None, len(one.token_ids)))
+            numbers.extend(one.token_ids)
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether there are further cuts to repeat."""
+        return self._position < self._num_cut
+
+    def next_cut(self) -> Cut:
+        """The next cut to repeat."""
+        num_pieces, prompt_index = self._take(2)
+        return Cut(prompt_index, tuple(self._pieces(num_pieces)))
+
+    def _pieces(self, count: int) -> Iterator[Piece]:
+        for _ in range(count):
+            index, is_last, num_tokens = self._take(3)
+            yield Piece(index, bool(is_last), tuple(self._take(num_tokens)))
+
+    def _take(self, count: int) -> array[int]:
+        found = self._numbers[self._position : self._position + count]
+        self._position += count
+        if len(found) < count:
+            raise OtherTextError
+        return found
+
+
+current_source: ContextVar[AnswerSource | None] = ContextVar("current_source", default=None)
+"""The source of the answer that the task generates; None where it is not kept."""
+
+
+def lasting(value: Value) -> Value:
+    """A value that each run of the current answer draws: that of its first run."""
+    source = current_source.get()
+    return value if source is None else source.lasting(value)
