@@ -1,20 +1,27 @@
 """What drafts cost: the time of a step with k drafts in each of b rows, over that of the step without.
 
-Processor time of one thread, medians of steps in turns, GPT-2's shape with random weights in bfloat16. The drafts are
-wrong, so every step has the same work. Run it on a quiet processor of each native variant, and put what it prints into
-`draft_costs.py` of the scheduler: decisions about drafts read that table in place of a clock.
+Processor time of the one thread that computes, of steps in turns, GPT-2's shape with random weights in bfloat16. The
+drafts are wrong, so every step has the same work. What other programs do can only add to a step's time, by what they
+take of caches and memory. So the first quartile of many turns counts, and `doubt` is how far a ratio of medians is from
+that of quartiles. Rows with a doubt of more than 0.05 are to be measured again, on a quieter machine.
 
-    python packages/llm/benchmarks/measure_draft_costs.py
+Run it for each native variant, and put what it prints into `draft_costs.py` of the scheduler: decisions about drafts
+read that table in place of a clock.
+
+    python packages/llm/benchmarks/measure_draft_costs.py --turns 40
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
+
+import torch
 
 from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
@@ -27,7 +34,8 @@ GPT2 = {
 LIMITS = {"max_model_len": 1024, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 NUMS_ROWS = (1, 2, 4, 8)
 NUMS_DRAFTS = (0, 1, 2, 3, 4, 6, 8)
-NUM_STEPS = 7
+NUM_WARM_UPS = 2  # the first of a size may be captured
+MAX_TURNS = 100  # a turn adds a token per number of drafts to each row
 
 
 class WrongDrafts:
@@ -66,8 +74,8 @@ def make_core(drafts: WrongDrafts) -> EngineCore:
     return core
 
 
-def measure(core: EngineCore, drafts: WrongDrafts, num_rows: int) -> list[float]:
-    """Seconds of a step for each number of drafts."""
+def measure(core: EngineCore, drafts: WrongDrafts, num_rows: int, num_turns: int) -> list[tuple[float, float]]:
+    """First quartile and median of a step's seconds, for each number of drafts."""
     params = SamplingParams(temperature=0.0, max_tokens=800, ignore_eos=True)
     names = [f"{num_rows}-{number}" for number in range(num_rows)]
     for number, name in enumerate(names):
@@ -75,27 +83,36 @@ def measure(core: EngineCore, drafts: WrongDrafts, num_rows: int) -> list[float]
     drafts.num_drafts = 0
     core.step()
     found: list[list[float]] = [[] for _ in NUMS_DRAFTS]
-    for number in range(NUM_STEPS + 1):
+    for turn in range(NUM_WARM_UPS + num_turns):
         for times, drafts.num_drafts in zip(found, NUMS_DRAFTS, strict=True):
-            start_s = time.process_time()
+            start_s = time.thread_time()
             core.step()
-            if number:  # the first of a size may be captured
-                times.append(time.process_time() - start_s)
+            if turn >= NUM_WARM_UPS:
+                times.append(time.thread_time() - start_s)
     core.abort_requests(names)
     while core.has_unfinished_requests():
         core.step()
-    return [median(times) for times in found]
+    return [(quarters[0], quarters[1]) for quarters in map(quantiles, found)]
 
 
 def main() -> None:
     """Prints a line for each number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=25, help="steps of each kind: 2 to 100 (default: 25)")
+    options = parser.parse_args()
+    if not 2 <= options.turns <= MAX_TURNS:
+        parser.error(f"--turns must be 2 to {MAX_TURNS}, got {options.turns}")
+    torch.set_num_threads(1)  # else a part of the work would be another thread's time
     drafts = WrongDrafts()
     core = make_core(drafts)
     print("rows: times of", ", ".join(f"{number} drafts" for number in NUMS_DRAFTS))
     for num_rows in NUMS_ROWS:
-        seconds = measure(core, drafts, num_rows)
-        print(f"    {num_rows}: ({', '.join(f'{one / seconds[0]:.2f}' for one in seconds)}),", flush=True)
-        print(f"      # {1e3 * seconds[0]:.1f} ms without")
+        seconds = measure(core, drafts, num_rows, options.turns)
+        least, middle = seconds[0]
+        ratios = [one / least for one, _ in seconds]
+        doubt = max(abs(one / middle / ratio - 1.0) for (_, one), ratio in zip(seconds, ratios, strict=True))
+        print(f"    {num_rows}: ({', '.join(f'{ratio:.2f}' for ratio in ratios)}),", flush=True)
+        print(f"      # {1e3 * least:.1f} ms without, doubt {doubt:.2f}", flush=True)
 
 
 if __name__ == "__main__":

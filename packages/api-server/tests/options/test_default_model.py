@@ -47,9 +47,6 @@ def test_a_talking_model_that_is_installed_is_served():
     assert found.model_choice == "no model was named: serving smollm2 (SmolLM2-135M-Instruct), as installed"
     assert model_of(None) == "smollm2"
     assert model_of("llmstack-demo") == demo_model_path()
-    assert found.engine.gguf_activations == config("smollm2").engine.gguf_activations == "exact"
-    assert config("--gguf-activations", "rounded").engine.gguf_activations == "rounded"
-    assert config("other.gguf").engine.gguf_activations == "rounded"
 
 
 @pytest.mark.usefixtures("smollm2")

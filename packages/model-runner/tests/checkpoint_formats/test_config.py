@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from model_runner_helpers.quantized_layers import CASES, auto_round, compressed, gptq_config
 
-from llmstack_model_runner.checkpoint_formats.config import choose_quantization, read_block, read_format
+from llmstack_model_runner.checkpoint_formats.config import (
+    SMALL_FILE_BYTES,
+    choose_quantization,
+    gguf_activations_of,
+    read_block,
+    read_format,
+)
 from llmstack_model_runner.preflight import find_problems
 from llmstack_types import ModelRunnerConfig
 
@@ -35,6 +41,19 @@ def test_a_gguf_file_rounds_its_inputs_unless_they_are_to_be_exact() -> None:
     assert choose_quantization(config, None, "exact") == (read_format(config), None)
     with pytest.raises(ValueError, match="exclude each other"):
         choose_quantization(config, "int4_dynamic", "exact")
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(SMALL_FILE_BYTES - 1, "exact"), (SMALL_FILE_BYTES, "rounded")])
+def test_small_gguf_files_have_exact_inputs_unless_someone_asks_for_rounded_ones(
+    tmp_path: Path, num_bytes: int, expected: str
+) -> None:
+    files = [tmp_path / "1.gguf", tmp_path / "2.gguf"]
+    for file, size in zip(files, (num_bytes - 7, 7), strict=True):
+        with file.open("wb") as opened:
+            opened.truncate(size)  # takes no room
+    assert gguf_activations_of("auto", None, files) == expected
+    assert gguf_activations_of("auto", "int4_dynamic", files) == "rounded"
+    assert [gguf_activations_of(option, None, files) for option in ("rounded", "exact")] == ["rounded", "exact"]
 
 
 def test_weights_in_full_precision_have_no_format() -> None:

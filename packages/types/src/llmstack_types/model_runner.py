@@ -62,7 +62,8 @@ class ModelRunnerConfig:
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
         quantization: a `RoundingScheme` rounds the weights of linear layers on loading; None keeps their
             precision.
-        gguf_activations: `rounded`: layers of GGUF files round their inputs on a CPU, as `int4_dynamic` does; `exact`.
+        gguf_activations: `rounded`: layers of GGUF files round their inputs on a CPU, as `int4_dynamic` does; `exact`;
+            `auto`: exact in files of less than 256 MiB.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
         first_gpu: Place of the engine core's first GPU among those of the machine; its ranks use it and the next ones.
         tensor_parallel_size: Ranks that share every layer; each is a process, on a GPU of its own or on the CPU.
@@ -111,7 +112,7 @@ class ModelRunnerConfig:
     draft_max_model_len: int = 0
     use_draft_head: bool = False
     quantization: str | None = None
-    gguf_activations: str = "rounded"
+    gguf_activations: str = "auto"
     num_engines: int = 1
     first_gpu: int = 0
     hf_overrides: str = ""

@@ -183,9 +183,6 @@ def _with_model(settings: Settings) -> tuple[Settings, str | None]:
     if settings["model"] is None:
         name, model_choice = chosen_model()
         settings = settings.replaced(model=name)
-    if settings["model"] == TALKING_MODEL_NAME and not settings.is_given("gguf_activations"):
-        # So small a model begins other answers where its inputs are rounded: it named no capital of France.
-        settings = settings.replaced(gguf_activations="exact")
     return settings, model_choice
 
 

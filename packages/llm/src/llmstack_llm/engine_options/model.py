@@ -89,9 +89,10 @@ class ModelOptions(OptionGroup):
         "its config.json says)",
     )
     gguf_activations: GGUFActivations = option(
-        "rounded",
+        "auto",
         flag="--gguf-activations",
-        help="inputs of the layers of a GGUF file on a CPU: 'rounded' to 8 bits in groups, which is faster, or 'exact'",
+        help="inputs of the layers of a GGUF file on a CPU: 'rounded' to 8 bits in groups, which is faster, 'exact', "
+        "or 'auto', which is exact for files of less than 256 MiB",
     )
     mmproj: str | None = option(
         None,

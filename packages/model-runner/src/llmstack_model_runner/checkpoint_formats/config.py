@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llmstack_types.vocabulary import CheckpointQuantization, words_of
 
 QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+SMALL_FILE_BYTES = 256 << 20
+"""Layers of smaller GGUF files take exact inputs by default. A step of such a model is short in any case, and its
+tokens are often nearly as likely as others: rounded, SmolLM2-135M begins 2 of 20 answers otherwise."""
 _MAX_GROUP_SIZE = 1 << 20
 _METHOD_ALIASES: Mapping[str, str] = {"fbgemm_fp8": "fp8", "modelopt": "fp8", "bitsandbytes_4bit": "bitsandbytes",
                                       "bitsandbytes_8bit": "bitsandbytes"}  # fmt: skip
@@ -50,6 +54,14 @@ def read_format(model_config: Mapping[str, Any]) -> CheckpointFormat | None:
         method = _method(found, where)
         return CheckpointFormat(method, _CHECKS[method](found, where), found, field)
     return None
+
+
+def gguf_activations_of(option: str, quantization: str | None, files: Sequence[Path]) -> str:
+    """`rounded` or `exact`: what `auto` is for a model of these GGUF files, unless `int4_dynamic` asks for rounding."""
+    if option != "auto":
+        return option
+    is_small = sum(file.stat().st_size for file in files) < SMALL_FILE_BYTES
+    return "exact" if is_small and quantization != "int4_dynamic" else "rounded"
 
 
 def choose_quantization(

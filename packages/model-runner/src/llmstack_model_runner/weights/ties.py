@@ -21,7 +21,11 @@ from llmstack_model_files import (
     safetensors_files,
 )
 from llmstack_model_runner.architectures import ARCHITECTURES
-from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat, choose_quantization
+from llmstack_model_runner.checkpoint_formats.config import (
+    CheckpointFormat,
+    choose_quantization,
+    gguf_activations_of,
+)
 from llmstack_model_runner.models.image_files import with_generation_file, with_image_files
 from llmstack_types import ModelRunnerConfig
 
@@ -43,11 +47,13 @@ def read_served_config(
     """
     folder = Path(config.model_path)
     found: Mapping[str, Any] = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
-    checkpoint_format, scheme = choose_quantization(found, config.quantization, config.gguf_activations)
+    files = gguf_weights(folder)
+    activations = gguf_activations_of(config.gguf_activations, config.quantization, files)
+    checkpoint_format, scheme = choose_quantization(found, config.quantization, activations)
     if scheme is not None:
         bits_per_weight(scheme)  # refuses a name that it does not know
     is_native = any(name in ARCHITECTURES for name in (found.get("architectures") or [])[:1])
-    if is_native and config.load_format != "dummy" and not gguf_weights(folder):
+    if is_native and config.load_format != "dummy" and not files:
         found = untied_if_different(found, folder)
     found = with_generation_file(found, folder)
     found = with_image_files(
