@@ -33,7 +33,7 @@ LARGE = {
     "packages/llm/src/llmstack_llm/async_llm.py:AsyncLLM.__init__": 12,
     "packages/llm/src/llmstack_llm/engine_args.py:EngineArgs": 300,
     "packages/llm/src/llmstack_llm/engine_front_end.py:EngineFrontEnd": 360,
-    "packages/llm/src/llmstack_llm/engine_options/processes.py:EngineProcessOptions": 320,
+    "packages/llm/src/llmstack_llm/engine_options/processes.py:EngineProcessOptions": 290,
     "packages/llm/src/llmstack_llm/input_processor.py:InputProcessor": 320,
     "packages/llm/src/llmstack_llm/offline/llm.py:LLM": 320,
     "packages/llm/src/llmstack_llm/offline/llm_engine.py:LLMEngine": 270,
@@ -46,7 +46,12 @@ LARGE = {
     "packages/parallel/src/llmstack_parallel/runner.py:ParallelRunner": 300,
 }
 # The word in the code of a package. A `TypedDict`, a Protocol or `object` says more.
-MAX_ANY = {"api-server": 648, "llm": 420, "engine-client": 24, "engine-core": 120}
+MAX_ANY = {
+    "api-server": 648,
+    "engine-client": 24,
+    "engine-core": 120,
+    "llm": 410,
+}
 SLACK = 10
 """Lines that a number here may lie above what it stands for, so that not every change has to lower it."""
 

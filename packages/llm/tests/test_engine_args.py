@@ -18,6 +18,7 @@ from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError
 from llmstack_llm.testing import write_model_folder
 from llmstack_types import EngineReady, ModelRunnerConfig
+from llmstack_types.options import declaration_of
 
 
 def test_who_starts_the_engine_decides_the_token_budget(tmp_path: Path):
@@ -352,21 +353,31 @@ def test_a_model_with_vision_serves_its_text_and_warns_unless_that_is_meant(
     assert caplog.text.count("LlavaForConditionalGeneration: only its text is served") == num_warnings
 
 
-# Options whose value in a configuration is made of several, or is the default of a program and not of a part.
-MADE_OF_SEVERAL = {
-    "model", "max_model_len", "max_num_batched_tokens", "logits_processors", "hf_overrides", "max_prefill_tokens",
-    "max_itl_ms", "max_loras", "runner", "log_level", "max_cpu_loras", "pack_cache",
-}  # fmt: skip
+# Fields that mean something else than the option of their name.
+OTHERS = {
+    "model": "a configuration, not a name",
+    "runner": "the class that runs, not what is offered",
+    "max_model_len": "a number that is known",
+    "max_num_batched_tokens": "a number that is known",
+    "max_prefill_tokens": "a number that is known",
+    "max_itl_ms": "a number that is known",
+    "max_cpu_loras": "a number that is known",
+    "max_loras": "0 where there are no adapters",
+    "logits_processors": "names, not classes",
+    "hf_overrides": "its JSON",
+    "log_level": "the word of the library of logs",
+    "pack_cache": "a runner writes no files unless a program asks for it",
+}
 
 
 @pytest.mark.parametrize("config", [ModelRunnerConfig, SchedulerConfig, EngineConfig])
-def test_an_option_and_the_field_of_its_name_have_one_default(config: type) -> None:
-    options = {option.name: option.default for option in dataclasses.fields(EngineArgs)}
-    fields = {field.name: field.default for field in dataclasses.fields(config) if field.name in options}
-    assert len(fields) > 10
-    for name, default in fields.items():
-        if name not in MADE_OF_SEVERAL:
-            assert options[name] == default, name
+def test_an_option_is_declared_once(config: type) -> None:
+    options = {option.name: declaration_of(option) for option in dataclasses.fields(EngineArgs)}
+    shared = {field.name: declaration_of(field) for field in dataclasses.fields(config) if field.name in options}
+    own = options.keys() & vars(config)["__annotations__"].keys()
+    assert own <= OTHERS.keys()
+    assert len(shared.keys() - own) >= 9
+    assert all(shared[name] is options[name] for name in shared.keys() - own)
 
 
 def test_an_option_that_has_the_name_of_a_field_needs_no_other_line(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from llmstack_llm.options.accepted_flags import ACCEPTED_FLAGS
-from llmstack_llm.options.option import REQUIRED
 from llmstack_llm.options.refused_flags import REFUSED_FLAGS
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.commands import ServeCommand
@@ -28,6 +27,7 @@ from llmstack_server.options.secret import Secret
 from llmstack_server.serving.api_servers import shared_configuration
 from llmstack_server.serving.api_worker import configuration_of
 from llmstack_server.web.clients import clients_of
+from llmstack_types.options import REQUIRED
 
 # Flags of older versions, which published lines still have.
 OLDER_FLAGS = (

@@ -7,83 +7,56 @@ from dataclasses import dataclass
 from llmstack_core_scheduler.request_queue import POLICIES
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig, check_integers
 from llmstack_types import MediaSpec
+from llmstack_types.engine_settings import SchedulerSettings, StageSettings, StepSettings
+from llmstack_types.options import check_ranges
 
 NUM_STEPS_OF_WORK = 16
 """Steps that the remaining tokens are cut into. With two stages, 16 equal steps take the time of 17: 6 % are lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(SchedulerSettings, StepSettings, StageSettings):
     """Limits of one scheduler; constructing it checks them.
 
     Attributes:
-        max_num_seqs: Most requests in one step.
         max_num_batched_tokens: Most tokens in one step; with fewer than `max_num_seqs`, as many requests run at most.
         max_model_len: Most tokens of one request, prompt and output together.
-        enable_chunked_prefill: Whether a prompt may be computed in pieces, over several steps.
         policy: Who goes first: `fcfs` (by arrival), `priority` (lower number first, then by arrival) `fair` (tenants in
             turn, by arrival within each) or `deadline` (tenants in turn, the earliest deadline first within each).
-        fair_quantum: Tokens that a tenant is given in each round under `fair`; no request counts with more tokens of
-            output than that while it waits.
-        long_prefill_token_threshold: Most tokens of one request in one step; 0 is no such limit.
         max_prefill_tokens: Most prompt tokens that requests together may have in one step. More would delay the first
             tokens of the first ones without a higher rate. A longer prompt is alone in its steps; 0 is no such limit.
-        max_num_partial_prefills: Most requests in the midst of their prompts at once; shorter prompts, that a step
-            completes, then go before longer ones. 0 is no such limit.
         num_lookahead_slots: Most draft tokens of one row, of a source of drafts that the scheduler is given.
         max_num_preemptions: How often a request may lose its row before it is protected.
-        pipeline_parallel_size: Stages of the model, each of which can compute another step meanwhile. With several
-            a request waits while the step that samples its next token is under way, and each step takes only its
-            share of the running requests, so that every stage has work.
         min_stage_tokens: With several stages, steps take a sixteenth of the tokens that are left when the first of
             them begins, and at least so many: only one stage has work in the first and the last one. 0 is no limit.
         max_loras: Most distinct adapters among the requests that run; 0 is no such limit.
-        state_snapshot_interval: For a model with states: tokens of a prompt between those that are kept for later
-            requests. They are rounded up to whole blocks. 0 keeps the states where chunks of the prompt end.
         max_itl_ms: Milliseconds of a step beside running streams, as predicted: chunks of prompts are cut so that it
             takes no longer. 0 is no such limit.
         max_itl_steps: The same limit in predicted steps of the streams alone, above 1; 0 is no such limit.
         speculative: Which drafts the scheduler makes itself; None makes none.
         media: What the model takes besides tokens; None for tokens only.
-        encoder_cache_tokens: Most vectors of encoded items that are kept at once, which is also the largest item; 0 is
-            as many as a step has tokens, or the largest item if that is more.
-        encoder_budget_units: Most patches or frames that pass the whole encoder in one step, while any request
-            decodes; larger items take several steps. 0 is what costs about as much as the step without it, where the
-            model's encoder says so, else as many as a step has tokens; four times as many with cross attention, while
-            more requests wait than decode.
 
     Raises:
         ValueError: A field is out of range, or two contradict each other; the text names them.
     """
 
-    max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 2048
-    enable_chunked_prefill: bool = True
     policy: str = "fcfs"
-    fair_quantum: int = 2048
-    long_prefill_token_threshold: int = 0
     max_prefill_tokens: int = 0
-    max_num_partial_prefills: int = 0
     num_lookahead_slots: int = 0
     max_num_preemptions: int = 4
     max_itl_ms: float = 0.0
     max_itl_steps: float = 0.0
     speculative: SpeculativeConfig | None = None
-    pipeline_parallel_size: int = 1
     min_stage_tokens: int = 0
     max_loras: int = 0
-    state_snapshot_interval: int = 0
     media: MediaSpec | None = None
-    encoder_cache_tokens: int = 0
-    encoder_budget_units: int = 0
 
     def __post_init__(self) -> None:
-        limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum")
-        check_integers(self, (*limits, "pipeline_parallel_size"), 1)
-        can_be_off = ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots", "max_loras")
-        check_integers(self, (*can_be_off, "max_prefill_tokens", "min_stage_tokens", "state_snapshot_interval"), 0)
-        check_integers(self, ("encoder_cache_tokens", "encoder_budget_units"), 0)
+        check_ranges(self)
+        check_integers(self, ("max_num_batched_tokens", "max_model_len", "max_num_preemptions"), 1)
+        check_integers(self, ("num_lookahead_slots", "max_loras", "max_prefill_tokens", "min_stage_tokens"), 0)
         if self.policy not in tuple(POLICIES):  # a list is no key of a mapping
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if self.speculative is not None and self.num_lookahead_slots:

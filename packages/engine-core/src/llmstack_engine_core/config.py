@@ -9,8 +9,10 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.kv_events import KVEventsConfig
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferNetwork
 from llmstack_types import ModelRunnerConfig
+from llmstack_types.engine_settings import PrefixSettings, ProcessSettings, ReportSettings, StepLogSettings
+from llmstack_types.options import check_ranges
 from llmstack_types.plain_data import from_plain, to_plain
-from llmstack_types.vocabulary import LogFormat, LoggingLevel, words_of
+from llmstack_types.vocabulary import LoggingLevel, words_of
 
 MIN_SNAPSHOT_STEPS = 64
 _LOG_LEVELS = tuple(level.upper() for level in reversed(words_of(LoggingLevel)))
@@ -75,7 +77,7 @@ class ProfilerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(StepLogSettings, PrefixSettings, ProcessSettings, ReportSettings):
     """The configuration of one engine core; plain data, which can be sent to its process.
 
     Attributes:
@@ -84,84 +86,59 @@ class EngineConfig:
         scheduler: Its limits are those of `model`.
         num_blocks: Blocks of the KV cache; None derives them from `kv_cache_bytes` or from the device.
         kv_cache_bytes: Size of the KV cache; None means what the device has left, within reason.
-        num_host_blocks: Blocks in the host's memory, to which preempted requests may be swapped; 0 recomputes them.
         host_kv_bytes: Their size in another unit, where `num_host_blocks` is 0.
-        async_scheduling: Schedule each step before the last one's tokens are known. It changes no output; it gains
-            where the device computes by itself, and delays outputs by a step where it does not, as on a CPU. Drafts
-            need those tokens, so the two exclude each other. None decides by both.
         is_max_model_len_explicit: The user asked for this `max_model_len`: refuse to start rather than lower it when
             the KV cache cannot hold one such request.
         log_stats: Report the scheduler's state with each step, and the states of requests.
         num_recorded_steps: Last steps that `Control.RECENT_STEPS` returns; 0 keeps none.
         block_metrics_sample: Share of the KV blocks that is followed, to measure how long they keep what they hold.
-        audit_hits: Share of the prefix hits that are computed again and compared while there is no request; None is
-            0.001 where equal bits are promised, else 0.
-        trace: Print a line for each stage of each request to standard error.
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
         kv_events: Where the events of the prefix cache are published; None for nowhere.
         kv_transfer: How KV blocks of requests are exchanged with other engine cores; None for not at all.
         kv_transfer_network: The network to them, if they are on other hosts.
         profiler: Where profiles are written; None records none.
-        shadow_scheduler: Another control plane, which a process of its own runs on the same inputs without effect.
         constraint_backend: The class that compiles and follows constraints, as `module:Class`.
         log_level: The log level of the engine core's process.
-        log_format: The format of its log: `text` or `json`.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
         start_timeout_s: How long a client waits for the engine core to become ready.
-        record_steps: File for the log of all steps; None keeps the last ones in memory.
-        step_log_bytes: Size of that memory; 0 keeps nothing.
-        snapshot_steps: Steps between two snapshots in the file of `record_steps`, at least 64; 0 writes none.
         shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
         max_restarts: How often within a minute a client for an event loop starts another process for one that died,
             and goes on with its requests; 0 ends them.
-        warm_spare: Keep a process with its model loaded, which replaces the next one that ends.
         key_file: Path of the keys that a TCP address needs; both ends read it.
         max_cpu_loras: Adapters that are kept in memory.
         hang_timeout_s: A process that makes no progress for so long, and for 20 times of what its step should take, is
             killed; 0 lets it hang.
         hosts: The other machines of the endpoint; None where this one is all.
-        weights_name: What it serves, by the name in the list that a reload chooses from.
     """
 
     model: ModelRunnerConfig
     runner: str = "default"
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    enable_prefix_caching: bool = True
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
     is_max_model_len_explicit: bool = False
     log_stats: bool = True
     log_level: str = "INFO"
-    log_format: str = "text"
     max_num_queued_requests: int = 65_536
     start_timeout_s: float = 600.0
     shutdown_grace_s: float = 5.0
     max_restarts: int = 0
     hang_timeout_s: float = 60.0
-    warm_spare: bool = False
     key_file: str | None = None
     hosts: HostsConfig | None = None
-    weights_name: str = "start"
-    record_steps: str | None = None
-    step_log_bytes: int = 8 << 20
-    snapshot_steps: int = 4096
-    num_host_blocks: int = 0
     host_kv_bytes: int = 0
-    async_scheduling: bool | None = None
     num_recorded_steps: int = 512
-    trace: bool = False
     max_cpu_loras: int = 1
     block_metrics_sample: float = 0.0
-    audit_hits: float | None = None
     tokenizer_path: str | None = None
     kv_events: KVEventsConfig | None = None
     kv_transfer: KVTransferConfig | None = None
     kv_transfer_network: TransferNetwork | None = None
     profiler: ProfilerConfig | None = None
-    shadow_scheduler: str | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         self._check_shared_limits()
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ValueError("num_blocks and kv_cache_bytes both set the size of the KV cache; give one of them")
@@ -172,33 +149,19 @@ class EngineConfig:
                 raise ValueError(f"{name} must be positive, but is {value}")
         if self.num_host_blocks and self.host_kv_bytes:
             raise ValueError("num_host_blocks and host_kv_bytes both set the host's share of the KV cache; give one")
-        for name in (
-            "step_log_bytes",
-            "snapshot_steps",
-            "num_host_blocks",
-            "host_kv_bytes",
-            "num_recorded_steps",
-            "max_restarts",
-            "hang_timeout_s",
-        ):
+        for name in ("host_kv_bytes", "num_recorded_steps", "max_restarts", "hang_timeout_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.async_scheduling and self.scheduler.max_num_drafts:
             raise ValueError("async_scheduling and speculative decoding exclude each other: drafts follow known tokens")
-        self._check_shares()
+        if not 0.0 <= self.block_metrics_sample <= 1.0:
+            raise ValueError(f"block_metrics_sample must lie in [0, 1], but is {self.block_metrics_sample}")
         self._check_log()
         self._check_transfer()
-
-    def _check_shares(self) -> None:
-        for name in ("block_metrics_sample", "audit_hits"):
-            if not 0.0 <= (getattr(self, name) or 0.0) <= 1.0:
-                raise ValueError(f"{name} must lie in [0, 1], but is {getattr(self, name)}")
 
     def _check_log(self) -> None:
         if self.log_level not in _LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, but is {self.log_level[:64]!r}")
-        if self.log_format not in words_of(LogFormat):
-            raise ValueError(f"log_format must be text or json, but is {self.log_format[:64]!r}")
         if 0 < self.snapshot_steps < MIN_SNAPSHOT_STEPS:  # each one copies the state between two steps
             raise ValueError(f"snapshot_steps must be 0 or at least {MIN_SNAPSHOT_STEPS}, but is {self.snapshot_steps}")
 

@@ -21,8 +21,8 @@ from llmstack_llm.engine_options.model import ModelName, ModelOptions, Repositor
 from llmstack_llm.engine_options.processes import EngineProcessOptions
 from llmstack_llm.engine_options.scheduling import SchedulingOptions
 from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation, of_scheduler, runs_on_cpu
-from llmstack_llm.options.option import option_group
 from llmstack_llm.options.problem import OptionsError, Problem
+from llmstack_types.options import option_group
 
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig

@@ -13,9 +13,10 @@ import pytest
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.command_line import add_foreign_flags, add_options, help_text, value_text
 from llmstack_llm.options.foreign import ForeignFlag, replaced_flags
-from llmstack_llm.options.option import OptionGroup, option, option_group, options_of
+from llmstack_llm.options.option import OptionGroup, options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 from llmstack_llm.options.resolve import ConfigFile, Settings, resolve
+from llmstack_types.options import option, option_group
 
 
 @option_group

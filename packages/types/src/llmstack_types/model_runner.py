@@ -7,6 +7,17 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from llmstack_types.engine_settings import (
+    AdapterSettings,
+    ComputationSettings,
+    KVSettings,
+    LogprobSettings,
+    MediaSettings,
+    ParallelSettings,
+    StepSettings,
+    UseSettings,
+    WeightSettings,
+)
 from llmstack_types.media import MediaSpec
 from llmstack_types.vocabulary import KVGroupKind
 
@@ -39,101 +50,62 @@ class RankPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRunnerConfig:
+class ModelRunnerConfig(
+    WeightSettings,
+    UseSettings,
+    MediaSettings,
+    KVSettings,
+    ComputationSettings,
+    LogprobSettings,
+    ParallelSettings,
+    AdapterSettings,
+    StepSettings,
+):
     """How to load and run one model; a runner is constructed with this alone.
 
     Attributes:
         model_path: Folder with `config.json` and, unless `load_format` is `dummy`, safetensors weights.
-        dtype: `auto` (the checkpoint's), `float32`, `bfloat16` or `float16`.
-        load_format: `auto` and `safetensors` read weights; `dummy` makes them from `seed`.
-        model_impl: Whose modelling code runs: `llmstack`, `transformers`, or `auto`, which prefers the former.
         max_model_len: The longest request in tokens.
         max_num_batched_tokens: Upper bound of tokens in one step.
-        max_num_seqs: Upper bound of rows in one step.
         max_num_drafts: Upper bound of draft tokens in one row.
         max_num_logits: Upper bound of rows and draft tokens in one step, which bounds the memory of logits; 0 where
             every row may have all of its drafts.
         draft_model_path: Folder of the model that makes draft tokens; empty where the scheduler makes them.
         draft_max_model_len: The longest request that it makes drafts for.
         use_draft_head: The layer of the checkpoint that guesses a further token makes drafts.
-        device: `auto`, `cpu` or `cuda`.
-        gpu_memory_utilization: Share of a GPU's memory that the process may use.
-        enforce_eager: No graphs are captured: every step is launched operation by operation.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
-        quantization: a `RoundingScheme` rounds the weights of linear layers on loading; None keeps their
-            precision.
-        gguf_activations: `rounded`: layers of GGUF files round their inputs on a CPU, as `int4_dynamic` does; `exact`;
-            `auto`: exact in files of less than 256 MiB.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
         first_gpu: Place of the engine core's first GPU among those of the machine; its ranks use it and the next ones.
-        tensor_parallel_size: Ranks that share every layer; each is a process, on a GPU of its own or on the CPU.
-        pipeline_parallel_size: Stages that the layers are split into, each of `tensor_parallel_size` ranks.
-        enable_expert_parallel: The experts of a mixture are spread over the ranks whole, rather than cut.
         placement: Where the ranks run; None is this machine alone.
         rank_timeout_s: How long a rank waits for another one within a step before the engine core ends.
         hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.
-        kv_cache_dtype: The type of stored keys and values: `auto` (that of the model), `bfloat16`, `float16`,
-            or `fp8` (also `fp8_e4m3`), which is half of either.
         cuda_graph_sizes: Numbers of decoding rows for which a GPU's steps are captured; empty for the runner's own.
         enable_hybrid_kv_cache: Groups of layers have block tables of their own, so that layers with a sliding window
             free the blocks that it has passed; False keeps all blocks of all layers.
-        enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
         digest_weight_content: The digest of the weights is one of their content, which hosts can compare; otherwise of
             sizes, times and headers, which takes no time.
         pack_cache: Packed weights are kept in files of the user's cache folder, and found there by later starts.
-        enable_prompt_embeds: Prompts may be vectors in place of tokens.
-        enable_mm_embeds: Prompts may have vectors in place of pictures.
-        language_model_only: A model that takes pictures or sound is loaded without the parts for them.
-        encoder_cache_tokens: Vectors that are kept of what was encoded; 0 is as `MediaSpec.num_cache_tokens` says.
-        enable_lora: Requests may name LoRA adapters.
         max_loras: Upper bound of adapters in one step.
-        max_lora_rank: Upper bound of an adapter's rank.
-        max_lora_bytes: Upper bound of an adapter's file.
-        logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
     model_path: str
-    dtype: str = "auto"
-    load_format: str = "auto"
-    seed: int = 0
     max_model_len: int = 2048
-    block_size: int = 16
     max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    device: str = "auto"
-    gpu_memory_utilization: float = 0.9
-    model_impl: str = "auto"
-    enforce_eager: bool = False
     logits_processors: tuple[str, ...] = ()
-    logprobs_mode: str = "raw_logprobs"
     max_num_drafts: int = 0
     max_num_logits: int = 0
     draft_model_path: str = ""
     draft_max_model_len: int = 0
     use_draft_head: bool = False
-    quantization: str | None = None
-    gguf_activations: str = "auto"
     num_engines: int = 1
     first_gpu: int = 0
     hf_overrides: str = ""
-    kv_cache_dtype: str = "auto"
     cuda_graph_sizes: tuple[int, ...] = ()
-    enable_deterministic_inference: bool = False
     enable_hybrid_kv_cache: bool = True
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    enable_expert_parallel: bool = False
     rank_timeout_s: float = 60.0
     digest_weight_content: bool = False
     pack_cache: bool = False
-    enable_prompt_embeds: bool = False
-    enable_mm_embeds: bool = False
-    language_model_only: bool = False
-    encoder_cache_tokens: int = 0
-    enable_lora: bool = False
     max_loras: int = 1
-    max_lora_rank: int = 16
-    max_lora_bytes: int = 1 << 30
     placement: RankPlacement | None = None
 
     def of_draft_model(self) -> ModelRunnerConfig:

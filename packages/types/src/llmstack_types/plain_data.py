@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -61,9 +61,10 @@ def _value_from_plain(hint: Any, value: object, where: str) -> Any:
             _value_from_plain(of_key, name, f"a name in {where}"): _value_from_plain(of_value, one, where)
             for name, one in value.items()
         }
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise ValueError(f"{where} must be one of {', '.join(get_args(hint))}")
+    words = next((one for one in _alternatives(hint) if get_origin(one) is Literal), None)
+    if words is not None and (value is not None or hint is words):
+        if value not in get_args(words):
+            raise ValueError(f"{where} must be one of {', '.join(get_args(words))}")
         return value
     # A float field takes a whole number; a bool is no number.
     accepted = {int, float} if float in _alternatives(hint) else set()
@@ -73,7 +74,7 @@ def _value_from_plain(hint: Any, value: object, where: str) -> Any:
 
 
 def _alternatives(hint: Any) -> set[type]:
-    return set(get_args(hint)) if get_origin(hint) is types.UnionType else {hint}
+    return set(get_args(hint)) if get_origin(hint) in (types.UnionType, Union) else {hint}
 
 
 def _names(hint: Any) -> str:

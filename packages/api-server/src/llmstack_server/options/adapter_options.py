@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
+from llmstack_types.options import option, option_group
 
 _FIELDS = frozenset({"name", "path", "base_model_name"})
 

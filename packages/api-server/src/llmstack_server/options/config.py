@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from llmstack_llm.engine_args import EngineArgs
-from llmstack_llm.options.option import option_group, options_of
+from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, Settings
 from llmstack_server.options.adapter_options import AdapterNames
@@ -38,6 +38,7 @@ from llmstack_server.options.server_options import (
     TenantOptions,
     TimeLimitOptions,
 )
+from llmstack_types.options import option_group
 
 DEMO_MODEL_NAME = "llmstack-demo"
 TALKING_MODEL_NAME = "smollm2"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmstack_llm.options.option import OptionGroup, option, positional_group
+from llmstack_llm.options.option import OptionGroup, positional_group
 from llmstack_llm.options.problem import Problem
+from llmstack_types.options import option
 
 
 def check_certificate_requirement(value: int) -> int:

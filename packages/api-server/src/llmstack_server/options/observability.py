@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
+from llmstack_types.options import option, option_group
 
 
 @option_group

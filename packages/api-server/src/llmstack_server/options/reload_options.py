@@ -9,8 +9,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
+from llmstack_types.options import option, option_group
 
 if TYPE_CHECKING:
     from llmstack_llm import EngineArgs

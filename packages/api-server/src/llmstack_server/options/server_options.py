@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
 from llmstack_server.options.named_objects import check_names
+from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import LogLevel
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
+from llmstack_types.engine_settings import (
+    ComputationSettings,
+    KVSettings,
+    LogprobSettings,
+    PrefixSettings,
+    ReportSettings,
+)
+from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import (
-    KV_CACHE_DTYPE_ALIASES,
-    KVCacheDType,
-    LogFormat,
     LogLevel,
-    LogprobsMode,
 )
 
 
@@ -54,16 +58,11 @@ def check_processors(processors: Sequence[str | type]) -> Sequence[str | type]:
 
 
 @option_group
-class ComputationOptions(OptionGroup):
+class ComputationOptions(ComputationSettings, OptionGroup):
     """How a step is computed."""
 
     title = "Computation"
 
-    enforce_eager: bool = option(
-        False,
-        flag="--enforce-eager",
-        help="capture no decode steps, as CUDA graphs on a GPU or native steps on a CPU; for debugging",
-    )
     cudagraph_capture_sizes: Sequence[int] | None = option(
         None,
         flag="--cudagraph-capture-sizes",
@@ -74,27 +73,14 @@ class ComputationOptions(OptionGroup):
         help="batch sizes for which decode steps are captured on a GPU, such as 1 2 4 8 or 1,2,4,8 "
         "(default: chosen by the runner, up to --max-num-seqs)",
     )
-    enable_deterministic_inference: bool = option(
-        False,
-        flag="--enable-deterministic-inference",
-        help="refuse to start unless logits are bitwise equal alone, in any batch and in chunks",
-    )
 
 
 @option_group
-class KVCacheOptions(OptionGroup):
+class KVCacheOptions(KVSettings, PrefixSettings, OptionGroup):
     """The size and form of the KV cache."""
 
     title = "KV cache"
 
-    block_size: int = option(
-        16,
-        flag="--block-size",
-        at_least=1,
-        metavar="N",
-        replaces={"--block-size-override": ()},
-        help="tokens per KV block",
-    )
     num_kv_blocks: int | None = option(
         None,
         flag="--num-kv-blocks",
@@ -114,36 +100,10 @@ class KVCacheOptions(OptionGroup):
         metavar="BYTES",
         help="size of the KV cache, such as 512M",
     )
-    kv_cache_dtype: KVCacheDType = option(
-        "auto",
-        flag="--kv-cache-dtype",
-        aliases=KV_CACHE_DTYPE_ALIASES,
-        help="type of stored keys and values: 'auto' is the model's, 'fp8' halves the size at a small loss of accuracy",
-    )
-    gpu_memory_utilization: float = option(
-        0.9,
-        flag="--gpu-memory-utilization",
-        also=("--device-memory-utilization",),
-        above=0,
-        at_most=1,
-        metavar="X",
-        help="share of the GPU's memory that the server may use",
-    )
     disable_hybrid_kv_cache_manager: bool = option(
         False,
         flag="--disable-hybrid-kv-cache-manager",
         help="keep all KV blocks of layers with sliding windows; by default they keep only those that they need",
-    )
-    enable_prefix_caching: bool = option(
-        True, flag="--enable-prefix-caching", help="reuse the KV blocks of equal prefixes"
-    )
-    num_host_blocks: int = option(
-        0,
-        flag="--num-host-blocks",
-        at_least=0,
-        suffixes=True,
-        metavar="N",
-        help="blocks in host memory for preempted requests; 0 recomputes them",
     )
     swap_space: float = option(
         0.0,
@@ -176,7 +136,7 @@ class KVCacheOptions(OptionGroup):
 
 
 @option_group
-class SamplingOptions(OptionGroup):
+class SamplingOptions(LogprobSettings, OptionGroup):
     """How tokens are drawn, and what is said about them."""
 
     title = "Sampling"
@@ -188,11 +148,6 @@ class SamplingOptions(OptionGroup):
         metavar="MODULE:CLASS",
         help="custom logits processors, in the order in which they are applied",
     )
-    logprobs_mode: LogprobsMode = option(
-        "raw_logprobs",
-        flag="--logprobs-mode",
-        help="log-probabilities of the model's logits, or of the processed ones that tokens are drawn from",
-    )
     max_logprobs: int = option(
         20,
         flag="--max-logprobs",
@@ -203,7 +158,7 @@ class SamplingOptions(OptionGroup):
 
 
 @option_group
-class EngineObservabilityOptions(OptionGroup):
+class EngineObservabilityOptions(ReportSettings, OptionGroup):
     """Reports of the engine about its steps."""
 
     title = "Observability"
@@ -223,10 +178,6 @@ class EngineObservabilityOptions(OptionGroup):
         help="publish what the prefix cache stores and removes over ZeroMQ, with the token ids, which are prompt text",
         example='{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"}',
     )
-    log_format: LogFormat = option(
-        "text", flag="--log-format", help="lines of the log as text, or as a JSON object each"
-    )
-    trace: bool = option(False, flag="--trace", help="print a line for each stage of each request to standard error")
     kv_cache_metrics: bool = option(
         False, flag="--kv-cache-metrics", help="measure how long KV blocks stay in the cache"
     )
@@ -237,13 +188,4 @@ class EngineObservabilityOptions(OptionGroup):
         at_most=1,
         metavar="X",
         help="share of the KV blocks that is measured",
-    )
-    audit_hits: float | None = option(
-        None,
-        flag="--audit-hits",
-        at_least=0,
-        at_most=1,
-        metavar="SHARE",
-        help="share of the prefix hits that are computed again and compared while there is no request; 0.001 by "
-        "default where equal bits are promised, and 0 elsewhere, where log-probabilities may differ by 0.25",
     )

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmstack_llm.media.options import MAX_VIDEO_FRAMES, MediaOptions
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
+from llmstack_types.engine_settings import MediaSettings
+from llmstack_types.options import option, option_group
 
 _IO_KEYS = {"image": ("rgba_background_color",), "video": ("num_frames", "fps")}
 
@@ -26,7 +28,7 @@ def check_network(networks: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @option_group
-class MediaInputOptions(OptionGroup):
+class MediaInputOptions(MediaSettings, OptionGroup):
     """Where pictures, videos and sound come from, how they are prepared, and how many are kept."""
 
     title = "Pictures"
@@ -45,11 +47,6 @@ class MediaInputOptions(OptionGroup):
         help="how files are decoded: the colour under transparent parts of a picture (default: white), and how many "
         "frames of a video are taken, in all and of a second; -1 is as many as are allowed",
         example='{"video": {"num_frames": 16}}',
-    )
-    enable_mm_embeds: bool = option(
-        False,
-        flag="--enable-mm-embeds",
-        help="vectors in place of a picture, as parts of the type image_embeds: safetensors files in base64",
     )
     mm_processor_cache_gb: float = option(
         4.0,

@@ -6,19 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from llmstack_llm.options.option import REQUIRED, OptionGroup, option, option_group, positional_group
+from llmstack_llm.options.option import OptionGroup, positional_group
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.value_type import ValueType
+from llmstack_types.engine_settings import UseSettings, WeightSettings
+from llmstack_types.options import REQUIRED, option, option_group
 from llmstack_types.vocabulary import (
-    DTYPE_ALIASES,
-    QUANTIZATION_ALIASES,
     ContentFormat,
-    Device,
-    DType,
-    GGUFActivations,
-    LoadFormat,
-    ModelImpl,
-    QuantizationScheme,
 )
 
 
@@ -46,53 +40,15 @@ class ModelName(OptionGroup):
 
 
 @option_group
-class ModelOptions(OptionGroup):
+class ModelOptions(WeightSettings, OptionGroup):
     """The model, and its precision."""
 
     title = "Model"
 
-    load_format: LoadFormat = option(
-        "auto",
-        flag="--load-format",
-        same_as=dict.fromkeys(
-            ("fastsafetensors", "instanttensor", "runai_streamer"),
-            ("safetensors", "the same safetensors files are read, memory-mapped"),
-        )
-        | {"bitsandbytes": ("safetensors", "config.json says how the weights of the safetensors files are rounded")}
-        | {"hf": ("auto", "the format of the repository's files is detected")}
-        | {"mistral": ("safetensors", "the same weights are read from the repository's files in Hugging Face's form")},
-        help="'dummy' makes random weights in place of reading them",
-    )
     pack_cache: bool = option(
         True,
         flag="--pack-cache",
         help="keep the packed weights of a CPU in $XDG_CACHE_HOME/llmstack/packed, at most 32 GiB, for later starts",
-    )
-    model_impl: ModelImpl = option(
-        "auto",
-        flag="--model-impl",
-        help="the model code that runs: that of llmstack or of transformers; 'auto' prefers llmstack's",
-    )
-    dtype: DType = option(
-        "auto",
-        flag="--dtype",
-        aliases=DTYPE_ALIASES,
-        help="type of weights and activations; 'auto' is the checkpoint's",
-    )
-    quantization: QuantizationScheme | None = option(
-        None,
-        flag="--quantization",
-        short="-q",
-        aliases=QUANTIZATION_ALIASES,
-        help="round the weights of linear layers while loading a checkpoint in full precision (int8, int4, fp8; "
-        "int8_dynamic and int4_dynamic round inputs too), or name the format of a quantized checkpoint (default: what "
-        "its config.json says)",
-    )
-    gguf_activations: GGUFActivations = option(
-        "auto",
-        flag="--gguf-activations",
-        help="inputs of the layers of a GGUF file on a CPU: 'rounded' to 8 bits in groups, which is faster, 'exact', "
-        "or 'auto', which is exact for files of less than 256 MiB",
     )
     mmproj: str | None = option(
         None,
@@ -133,9 +89,6 @@ class ModelOptions(OptionGroup):
         metavar="JSON",
         help="sampling defaults that replace those of --generation-config",
         example='{"temperature": 0.2}',
-    )
-    seed: int = option(
-        0, flag="--seed", metavar="N", help="seed of dummy weights, and of offline requests without a seed"
     )
 
 
@@ -189,7 +142,7 @@ def read_media_limits(text: str) -> Any:
 
 
 @option_group
-class UseOptions(OptionGroup):
+class UseOptions(UseSettings, OptionGroup):
     """Which of the model's abilities are offered."""
 
     title = "Use of the model"
@@ -219,14 +172,6 @@ class UseOptions(OptionGroup):
         help="default pooling, in place of the model's",
         example='{"pooling_type": "MEAN", "normalize": true}',
     )
-    enable_prompt_embeds: bool = option(
-        False, flag="--enable-prompt-embeds", help="prompts of completions may be vectors in place of tokens"
-    )
-    language_model_only: bool = option(
-        False,
-        flag="--language-model-only",
-        help="serve the text model alone of a model with parts for images or sound",
-    )
     limit_mm_per_prompt: Mapping[str, Any] | None = option(
         None,
         flag="--limit-mm-per-prompt",
@@ -235,7 +180,6 @@ class UseOptions(OptionGroup):
         help="maximum items of each kind in one prompt; zeros alone are --language-model-only (default: 64 of each)",
         example='{"image": 4, "video": 1}',
     )
-    device: Device = option("auto", flag="--device", help="'auto' is a GPU where there is one, else the CPU")
 
     @property
     def max_media_items(self) -> Mapping[str, int]:

@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
+from llmstack_types.engine_settings import ParallelSettings, ProcessSettings
+from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import DataParallelBackend, DistributedExecutorBackend, RoutingPolicyName
 
 MAX_LOCAL_PROCESSES: Final = 64
@@ -15,41 +17,16 @@ MAX_LOCAL_PROCESSES: Final = 64
 
 
 @option_group
-class EngineProcessOptions(OptionGroup):
+class EngineProcessOptions(ParallelSettings, ProcessSettings, OptionGroup):
     """Processes of one model, engine cores beside each other, and after a crash.
 
     Attributes:
         digests_weight_content: The digest of the weights is that of their content, which other machines can compare.
         can_reload: The engine core can be exchanged for another one while requests run.
-        weights_name: What the engine cores of other machines serve, in the list that a reload chooses from.
     """
 
     title = "Processes"
 
-    tensor_parallel_size: int = option(
-        1,
-        flag="--tensor-parallel-size",
-        short="-tp",
-        at_least=1,
-        at_most=64,
-        metavar="N",
-        help="ranks that share every layer of the model: on GPUs one each, on a CPU a process each",
-    )
-    pipeline_parallel_size: int = option(
-        1,
-        flag="--pipeline-parallel-size",
-        short="-pp",
-        at_least=1,
-        at_most=64,
-        metavar="N",
-        help="stages that the model's layers are split into, each of --tensor-parallel-size ranks; on CPUs only",
-    )
-    enable_expert_parallel: bool = option(
-        False,
-        flag="--enable-expert-parallel",
-        short="-ep",
-        help="spread whole experts of a mixture over the ranks of --tensor-parallel-size, instead of a part of each",
-    )
     distributed_executor_backend: DistributedExecutorBackend | None = option(
         None,
         flag="--distributed-executor-backend",
@@ -187,12 +164,6 @@ class EngineProcessOptions(OptionGroup):
         metavar="N",
         help="how often within a minute a crashed engine core is replaced and its requests resume; 0 stops the server",
     )
-    warm_spare: bool = option(
-        False,
-        flag="--warm-spare",
-        help="keep one more engine core with the model loaded, on CPUs, so that one that crashes is replaced within a "
-        "second; it takes the memory of the weights again",
-    )
     engine_key_file: str | None = option(
         None,
         flag="--engine-key-file",
@@ -210,7 +181,6 @@ class EngineProcessOptions(OptionGroup):
 
     digests_weight_content: bool = False
     can_reload: bool = False
-    weights_name: str = "start"
 
     @property
     def num_ranks(self) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmstack_llm.engine_options.speculation import SPECULATION_FLAGS, check_speculative_config
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup
+from llmstack_types.engine_settings import SchedulerSettings, StepLogSettings, StepSettings
+from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import SchedulingPolicyName
 
 
@@ -29,12 +31,11 @@ def check_structured_outputs_config(value: Mapping[str, Any]) -> Mapping[str, An
 
 
 @option_group
-class SchedulingOptions(OptionGroup):
+class SchedulingOptions(StepSettings, SchedulerSettings, StepLogSettings, OptionGroup):
     """Which requests run in a step, and how many wait."""
 
     title = "Scheduling"
 
-    max_num_seqs: int = option(256, flag="--max-num-seqs", at_least=1, metavar="N", help="maximum requests per step")
     max_num_batched_tokens: int | None = option(
         None,
         flag="--max-num-batched-tokens",
@@ -43,17 +44,6 @@ class SchedulingOptions(OptionGroup):
         metavar="N",
         help="maximum tokens per step (default: 2048 for a server, 8192 offline; without chunked prefill at least "
         "the longest request)",
-    )
-    enable_chunked_prefill: bool = option(
-        True, flag="--enable-chunked-prefill", help="split long prompts over several steps"
-    )
-    long_prefill_token_threshold: int = option(
-        0,
-        flag="--long-prefill-token-threshold",
-        at_least=0,
-        suffixes=True,
-        metavar="N",
-        help="maximum tokens of one request per step; 0 for no limit",
     )
     max_prefill_tokens: int | None = option(
         None,
@@ -71,47 +61,6 @@ class SchedulingOptions(OptionGroup):
         metavar="MS",
         help="cut prompts so that a step beside running streams takes at most so long, as predicted from the steps "
         "before; 0 for no limit (default: for a server on a CPU eight times the step of the streams alone, else 0)",
-    )
-    max_num_partial_prefills: int = option(
-        0,
-        flag="--max-num-partial-prefills",
-        at_least=0,
-        metavar="N",
-        help="maximum requests with partly computed prompts; 0 for no limit",
-    )
-    state_snapshot_interval: int = option(
-        0,
-        flag="--state-snapshot-interval",
-        at_least=0,
-        suffixes=True,
-        metavar="N",
-        help="for models with convolutions or another state: keep the state of every N tokens of a prompt for later "
-        "requests, beside that of its end; 0 keeps the states where its chunks end",
-    )
-    encoder_cache_tokens: int = option(
-        0,
-        flag="--encoder-cache-tokens",
-        at_least=0,
-        suffixes=True,
-        metavar="N",
-        help="for models that take media: keep up to N vectors of encoded items; a larger item is refused (default: "
-        "the tokens of a step, or the largest item)",
-    )
-    encoder_budget_units: int = option(
-        0,
-        flag="--encoder-budget-units",
-        at_least=0,
-        suffixes=True,
-        metavar="N",
-        help="for models that take media: encode up to N patches or frames in a step with requests that generate; "
-        "larger items take several steps (default: on a CPU what costs as much as the step without it; else the tokens "
-        "of a step; of speech four times as much, while more requests wait than generate)",
-    )
-    async_scheduling: bool | None = option(
-        None,
-        flag="--async-scheduling",
-        help="schedule the next step before the tokens of the last one arrive (default: on a GPU without "
-        "--speculative-config)",
     )
     speculative_config: Mapping[str, Any] | None = option(
         None,
@@ -139,15 +88,6 @@ class SchedulingOptions(OptionGroup):
         help="order of waiting requests: 'fcfs' by arrival, 'priority' by the field of the request, 'fair' API keys in "
         "turn, 'deadline' API keys in turn with the earliest deadline of each first",
     )
-    fair_quantum: int = option(
-        2048,
-        flag="--fair-quantum",
-        at_least=1,
-        suffixes=True,
-        metavar="N",
-        help="tokens of one API key's requests that are admitted before the next key has its turn, under the policies "
-        "'fair' and 'deadline'",
-    )
     max_num_queued_reqs: int | None = option(
         None,
         flag="--max-num-queued-reqs",
@@ -173,29 +113,6 @@ class SchedulingOptions(OptionGroup):
         help="tokens per chunk of a stream, after the first chunk",
     )
     disable_log_stats: bool = option(False, flag="--disable-log-stats", help="collect no statistics of the engine")
-    record_steps: str | None = option(
-        None,
-        flag="--record-steps",
-        metavar="FILE",
-        replaces={"--enable-trace-replay": ("false", "0")},
-        help="write a log of every step with all token ids, for `llmstack replay` (default: the last steps in memory)",
-    )
-    step_log_bytes: int = option(
-        8 << 20, flag="--step-log-bytes", at_least=0, at_most=1 << 27, metavar="N",
-        help="memory for the log of the last steps (GET /steps/log), without --record-steps; 0 keeps none",
-    )  # fmt: skip
-    snapshot_steps: int = option(
-        4096, flag="--snapshot-steps", at_least=0, metavar="N",
-        help="steps between two snapshots in the log of steps, at least 64; 0 writes none",
-    )  # fmt: skip
-    shadow_scheduler: str | None = option(
-        None,
-        flag="--shadow-scheduler",
-        metavar="CHANGES",
-        help="compare with another scheduler, which runs on the same requests without effect: settings separated by "
-        "commas, a policy, or module:Class",
-        example="max_num_batched_tokens=512,policy=fair",
-    )
     profiler_config: Mapping[str, Any] | None = option(
         None,
         flag="--profiler-config",

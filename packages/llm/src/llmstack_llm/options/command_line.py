@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llmstack_llm.options.foreign import ForeignFlag
-from llmstack_llm.options.option import REQUIRED, Option, key_flags
+from llmstack_llm.options.option import Option, key_flags
 from llmstack_llm.options.value_type import as_text
+from llmstack_types.options import REQUIRED
 
 FOREIGN = "foreign flags"
 """Attribute of a namespace: the flags of other engines that a line holds, each with its value."""

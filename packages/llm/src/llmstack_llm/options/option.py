@@ -3,82 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from llmstack_llm.options.problem import OptionsError, Problem, values_problems
 from llmstack_llm.options.value_type import ValueType, value_type, wrong_choice
+from llmstack_types.options import REQUIRED, SAME_DEFAULT, Declaration, declaration_of, range_problem
 
-REQUIRED: Any = dataclasses.MISSING
-_SAME: Any = object()
-_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 ENVIRONMENT_PREFIX = "LLMSTACK_"
-_METADATA_KEY = "llmstack option"
 
 GroupT = TypeVar("GroupT")
-
-
-class Declaration(NamedTuple):
-    """The declaration of a field's option besides type and default; see `option`."""
-
-    help: str
-    flag: str = ""
-    short: str = ""
-    also: tuple[str, ...] = ()
-    positional: str = ""
-    metavar: str = ""
-    value_without_text: str | None = None
-    sets: bool = True
-    command_default: Any = _SAME
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    suffixes: bool = False
-    ignores_case: bool = False
-    aliases: Mapping[Any, Any] = _NOTHING
-    read: Callable[[str], Any] | None = None
-    check: Callable[[Any], Any] | None = None
-    environment: tuple[str, ...] = ()
-    replaces: Mapping[str, tuple[str, ...]] = _NOTHING
-    key_flags: Mapping[str, str] = _NOTHING
-    same_as: Mapping[str, tuple[str, str]] = _NOTHING
-    example: str = ""
-    show: Callable[[Any], str] | None = None
-    secret: bool = False
-
-
-def option(default: Any = REQUIRED, *, help: str, **details: Any) -> Any:
-    """Declares an option: the value of a dataclass field of an `OptionGroup`.
-
-    `flag`: Its name on a command line, such as `--block-size`; without one the option is a keyword only. The key in
-      files is the same without dashes, the variable is `LLMSTACK_BLOCK_SIZE`. A switch also gets its `--no-` form.
-    `short`, `also`: Further flags.
-    `positional`: The word of the command line that sets it, too.
-    `value_without_text`: The value of the flag where none follows.
-    `sets`: The value that a switch sets: False for flags such as `--disable-x` of a field that says `has_x`.
-    `command_default`: The default of commands, where it is another one than that of the keyword.
-    `at_least`, `at_most`, `above`: The range of numbers, and of each in a list.
-    `ignores_case`: Choices may be written in capitals.
-    `suffixes`: Integers may end with a unit, such as `4k` or `4K`.
-    `aliases`: Values to what they mean.
-    `read`: Reads a text, where it is not written as its type is; raises ValueError with a sentence.
-    `check`: Returns the value, or a normal form of it; raises ValueError with a sentence.
-    `environment`: Further variables, after the option's own.
-    `replaces`: Flags of other engines, which are refused with the advice to use this one, and the values that are not.
-    `key_flags`: Flags of other engines to the key of this JSON object that each sets.
-    `same_as`: Values of other engines to the value that has the same effect here, and the reason, for the log.
-    `example`: A value, for help and advice.
-    `show`: Writes a value as it is read, where that is not how its type is written.
-    `secret`: Never shown.
-    """
-    metadata = {_METADATA_KEY: Declaration(help, **details)}
-    if isinstance(default, dict):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 class Option(NamedTuple):
@@ -120,7 +56,7 @@ class Option(NamedTuple):
     @property
     def command_default(self) -> Any:
         """The default of commands."""
-        return self.default if self.declared.command_default is _SAME else self.declared.command_default
+        return self.default if self.declared.command_default is SAME_DEFAULT else self.declared.command_default
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -197,14 +133,8 @@ class Option(NamedTuple):
             return
         if self.type.base is int and not -_MAX_INTEGER <= value <= _MAX_INTEGER:  # other processes get 64 bits
             raise ValueError(f"must lie between -{_MAX_INTEGER} and {_MAX_INTEGER}")
-        is_inside = (
-            (said.at_least is None or value >= said.at_least)
-            and (said.above is None or value > said.above)
-            and (said.at_most is None or value <= said.at_most)
-            and math.isfinite(value)
-        )
-        if not is_inside:
-            raise ValueError(f"must be {range_text(said)}, but is {value}")
+        if problem := range_problem(said, value):
+            raise ValueError(problem)
 
 
 def key_flags(options: Iterable[Option]) -> Mapping[str, str]:
@@ -214,30 +144,13 @@ def key_flags(options: Iterable[Option]) -> Mapping[str, str]:
     }
 
 
-def range_text(said: Declaration) -> str:
-    """The range of an option's numbers in words."""
-    parts = [] if said.at_least is None else [f"at least {said.at_least}"]
-    parts += [] if said.above is None else [f"above {said.above}"]
-    parts += [] if said.at_most is None else [f"at most {said.at_most}"]
-    return " and ".join(parts) or "finite"
-
-
 _MAX_INTEGER = 2**63 - 1
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-def option_group(cls: type[GroupT]) -> type[GroupT]:
-    """A frozen dataclass of options, or one that groups inherit options from. `OptionGroup` has its methods.
-
-    Those that `dataclass` makes take half a millisecond of every start, for each class.
-    """
-    return dataclass(kw_only=True, init=False, repr=False, eq=False)(cls)
 
 
 @dataclass_transform(frozen_default=True)
 def positional_group(cls: type[GroupT]) -> type[GroupT]:
     """`option_group` for a group whose fields are positional arguments, too."""
-    return dataclass(init=False, repr=False, eq=False)(cls)
+    return dataclass(init=False, repr=False, eq=False, frozen=True)(cls)
 
 
 class OptionGroup:
@@ -269,12 +182,6 @@ class OptionGroup:
         for name in given:
             raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
         self.__post_init__()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-
-    def __delattr__(self, name: str) -> None:
-        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other) if type(other) is type(self) else NotImplemented
@@ -312,7 +219,10 @@ _group_to_options: dict[type[Any], tuple[Option, ...]] = {}
 
 
 def options_of(group: type[Any]) -> tuple[Option, ...]:
-    """The options that the fields of a dataclass declare, its own before those of the groups it inherits from."""
+    """The options that the fields of a dataclass declare, its own before those of the groups it inherits from.
+
+    Those of settings come before the options of the group that inherits them.
+    """
     if group not in _group_to_options:
         _group_to_options[group] = _read_options(group)
     return _group_to_options[group]
@@ -343,21 +253,32 @@ def _read_options(group: type[Any]) -> tuple[Option, ...]:
     ancestors = reversed(group.__mro__)
     # Not `inspect.get_annotations`: importing it takes 5 ms of every `--help`.
     owners = {name: owner for owner in ancestors for name in vars(owner).get("__annotations__", ())}
+    heirs = {owner: _heir_of(owner, group) for owner in set(owners.values())}
     order = {owner: index for index, owner in enumerate(group.__mro__)}
-    declared = [entry for entry in dataclasses.fields(group) if _METADATA_KEY in entry.metadata]
+
+    def place(name: str) -> tuple[int, bool, int]:
+        owner = owners[name]
+        heir = heirs[owner]
+        return order[heir], heir is owner, order[owner]
+
+    declared = [(entry, said) for entry in dataclasses.fields(group) if (said := declaration_of(entry)) is not None]
     return tuple(
-        _read_option(entry, owners[entry.name])
-        for entry in sorted(declared, key=lambda entry: order[owners[entry.name]])
+        _read_option(entry, said, owners[entry.name], heirs[owners[entry.name]])
+        for entry, said in sorted(declared, key=lambda pair: place(pair[0].name))
     )
 
 
-def _read_option(entry: dataclasses.Field[Any], owner: type[Any]) -> Option:
-    declared: Declaration = entry.metadata[_METADATA_KEY]
+def _heir_of(owner: type[Any], group: type[Any]) -> type[Any]:
+    """The class that says what the options of `owner` are about: itself, or the first that has inherited them."""
+    return next((heir for heir in group.__mro__ if issubclass(heir, owner) and "title" in vars(heir)), owner)
+
+
+def _read_option(entry: dataclasses.Field[Any], declared: Declaration, owner: type[Any], heir: type[Any]) -> Option:
     key = declared.flag.removeprefix("--").replace("-", "_") or entry.name
     variable = (ENVIRONMENT_PREFIX + key.upper(),) if declared.flag else ()
     return Option(
         name=entry.name,
-        title=getattr(owner, "title", ""),
+        title=getattr(heir, "title", ""),
         type=_annotated_type(owner, entry.name),
         default=_default(entry),
         declared=declared,

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmstack_llm.options.command_line import FOREIGN, given_in, positional_dest
 from llmstack_llm.options.foreign import AcceptedFlag, ForeignFlag, foreign_flag, value_of
-from llmstack_llm.options.option import REQUIRED, Option, OptionGroup, options_of
+from llmstack_llm.options.option import Option, OptionGroup, options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 from llmstack_llm.options.value_type import as_text
+from llmstack_types.options import REQUIRED
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"

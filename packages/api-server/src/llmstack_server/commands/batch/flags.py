@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmstack_llm.options.command_line import add_foreign_flags, add_key_flags, add_options, given_in, positional_dest
-from llmstack_llm.options.option import Option, OptionGroup, option, option_group, options_of
+from llmstack_llm.options.option import Option, OptionGroup, options_of
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, Settings, resolve
 from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, settings_from
 from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.errors import ServeError
+from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import LogLevel
 
 # Themes that concern a server, which a batch does not need.

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from llmstack_llm.options.command_line import add_foreign_flags, add_key_flags, add_options
-from llmstack_llm.options.option import Option, OptionGroup, option, option_group, options_of
+from llmstack_llm.options.option import Option, OptionGroup, options_of
 from llmstack_llm.options.resolve import resolve
 from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.commands.batch.flags import MODEL_OPTIONS, read_model
 from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS
 from llmstack_server.options.config import ServeConfig
+from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import LogLevel
 
 _MAX_UPLOAD_MB = 4096
