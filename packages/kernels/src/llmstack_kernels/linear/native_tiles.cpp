@@ -18,8 +18,10 @@ constexpr int64_t kPanelStepBytes = 2 * kPanel * sizeof(BFloat16);
 constexpr int64_t kProductBytes = kProductSteps * kPanelStepBytes;
 constexpr int64_t kMostBlockRows = 2 * kMostTileRows;
 
-constexpr int64_t kStretchProducts = 8;
+// A stretch of a panel, whose sums then pass through memory: with fewer products that would take as long as they do.
+constexpr int64_t kStretchProducts = 32;
 constexpr int64_t kTilesAheadBytes = 16384;
+// Rows stay in the second-level cache while all panels pass over them: half of it, which has 2 MiB wherever there are tiles.
 constexpr int64_t kPartRowBytes = 1 << 20;
 
 int64_t rows_of_part(const LinearCall<BFloat16>& call) {
@@ -27,14 +29,13 @@ int64_t rows_of_part(const LinearCall<BFloat16>& call) {
   return fitting > kMostBlockRows ? fitting : kMostBlockRows;
 }
 
-// What is read ahead of some products.
+// What is read ahead of some products: lines that begin before `end`.
 struct TilesAhead {
-  const uint8_t* at;
+  const uint8_t *line, *end;
   int64_t bytes;  // of each product
 
   void prefetch() {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
-    at += bytes;
+    for (end += bytes; line < end; line += 64) __builtin_prefetch(line, 0, 2);
   }
 };
 
@@ -178,7 +179,8 @@ struct PanelProduct {
     for (int64_t row = first_row, pass = 0; row < end_row; row += kMostBlockRows) {
       const int64_t num_rows = end_row - row < kMostBlockRows ? end_row - row : kMostBlockRows;
       if (num_rows != shape) configure(shape = num_rows);
-      Floats* const own = sums + (row - first_row) * kVectors;
+      Floats* const own = sums + (stretch.is_first && stretch.is_last ? 0 : (row - first_row) * kVectors);
+      if (stretch.is_last) fetch_outputs(row, num_rows);
       const TilesAhead ahead = ahead_of(begin, stretch.products, pass, passes);
       pass += passes_of(num_rows);
       add_stretch(num_rows, rows_from(row, num_rows), stretch, reinterpret_cast<float*>(own), ahead);
@@ -186,11 +188,21 @@ struct PanelProduct {
     }
   }
 
+  // Outputs are written soon, and their lines read before that.
+  void fetch_outputs(int64_t row, int64_t num_rows) const {
+    const int64_t size = call.is_out_float ? sizeof(float) : sizeof(BFloat16);
+    const char* out = static_cast<const char*>(call.out) + (row * call.out_features + first_column) * size;
+    for (int64_t r = 0; r < num_rows; ++r, out += call.out_features * size) {
+      for (int64_t i = 0; i < kPanel * size; i += 64) __builtin_prefetch(out + i, 1, 3);
+    }
+  }
+
   // Each pass reads a share of what the thread needs next, of this panel or of its next one.
   TilesAhead ahead_of(int64_t begin, int64_t products, int64_t pass, int64_t passes) const {
     const int64_t bytes = products * kProductBytes, offset = begin * kProductBytes + (passes == 1 ? kTilesAheadBytes : bytes);
     const uint8_t* from = place.start + offset + (offset < place.bytes ? 0 : place.distance - place.bytes);
-    return {from + bytes / passes * pass / 64 * 64, (kProductBytes / passes + 63) / 64 * 64};
+    const uint8_t* own = from + bytes * pass / passes;
+    return {own, own, kProductBytes / passes};
   }
 };
 
