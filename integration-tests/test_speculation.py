@@ -212,7 +212,7 @@ def test_a_server_guesses_by_a_flag_and_tells_how_well(serve: Callable[..., Any]
 
 
 def test_a_speculation_that_cannot_be_ends_the_start_with_one_line(launch: Callable[..., Any]) -> None:
-    server = launch("--speculative-config", '{"method": "eagle", "num_speculative_tokens": 4}')
+    server = launch("--speculative-config", '{"method": "dflash", "num_speculative_tokens": 4}')
     assert server.process.wait(60) != 0
-    assert "drafts of the method 'eagle' are not supported yet" in server.log
+    assert "drafts of the method 'dflash' are not supported yet" in server.log
     assert "Traceback" not in server.log

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MODEL_METHODS = ("draft_model", "mtp")
+_METHODS_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
+MODEL_METHODS = (*_METHODS_WITH_MODEL, "mtp")
 """Methods by which the model runner makes the drafts; the scheduler says how many."""
 METHODS = ("ngram", "suffix", *MODEL_METHODS)
 MAX_NUM_SPECULATIVE_TOKENS = 64
@@ -35,7 +36,7 @@ class SpeculativeConfig:
     Attributes:
         method: `ngram` looks the last tokens of a request up in the ones before, `suffix` in earlier answers too;
             `draft_model` asks a smaller model, `mtp` the layer of the served model's checkpoint that guesses a further
-            token.
+            token; `eagle`, `eagle3` and `medusa` ask heads over its hidden states.
         num_speculative_tokens: Most draft tokens of one row, 1 to 64.
         prompt_lookup_max: Longest n-gram that is looked up, at most 32 tokens.
         prompt_lookup_min: Shortest one; shorter ones find more and guess worse.
@@ -78,10 +79,10 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method[:64]!r}")
-        if (self.method == "draft_model") != bool(self.model):
+        if (self.method in _METHODS_WITH_MODEL) != bool(self.model):
             raise ValueError(
-                f"model must be given with the method 'draft_model' and no other, got {self.model[:64]!r} with "
-                f"{self.method!r}"
+                f"model must be given with the methods {', '.join(_METHODS_WITH_MODEL)} and no other, got "
+                f"{self.model[:64]!r} with {self.method!r}"
             )
         check_integers(self, ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"), 1)
         check_integers(self, ("max_num_step_tokens",), 2)

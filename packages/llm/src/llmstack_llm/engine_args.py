@@ -20,7 +20,13 @@ from llmstack_llm.engine_options.media import MediaInputOptions
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
 from llmstack_llm.engine_options.scheduling import SchedulingOptions
-from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation, of_scheduler, runs_on_cpu
+from llmstack_llm.engine_options.speculation import (
+    NO_DRAFTS,
+    default_speculation,
+    draft_head_of,
+    of_scheduler,
+    runs_on_cpu,
+)
 from llmstack_llm.options.problem import OptionsError, Problem
 from llmstack_types.options import option_group
 
@@ -142,6 +148,7 @@ class EngineArgs(
         from llmstack_llm.model.draft_model import draft_model_fields
 
         parts, speculative = get_type_hints(EngineConfig), self._speculation()
+        draft_head = draft_head_of(speculative)
         limits = {
             "max_model_len": model_config.max_model_len,
             "max_num_batched_tokens": self.step_tokens(model_config.max_model_len, usage_context),
@@ -155,8 +162,8 @@ class EngineArgs(
             "rank_timeout_s": self.distributed_timeout_seconds, "placement": self._placement(),
             "language_model_only": self.is_text_only,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
-            **self._draft_limits(speculative), **draft_model_fields(speculative, model_config),
-            "use_draft_head": speculative is not None and speculative["method"] == "mtp",
+            **self._draft_limits(speculative), "draft_head": draft_head,
+            **draft_model_fields(speculative, model_config, is_head=bool(draft_head)),
         }  # fmt: skip
         scheduler = self._named_as_in(parts["scheduler"]) | limits | {
             "policy": self.scheduling_policy, "max_prefill_tokens": self.prefill_tokens(usage_context),

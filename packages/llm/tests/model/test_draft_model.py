@@ -55,7 +55,7 @@ def test_its_options_are_those_of_vllm(folders: tuple[str, str]) -> None:
         ({"quantization": "fp8"}, "quantization must be null"),
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
         ({"depth": 1}, "depth"),
-        ({"method": "eagle3"}, "drafts of the method 'eagle3' are not supported yet"),
+        ({"method": "dflash"}, "drafts of the method 'dflash' are not supported yet"),
     ],
 )
 def test_what_it_cannot_be_is_one_sentence(given: dict[str, Any], text: str) -> None:
@@ -64,13 +64,34 @@ def test_what_it_cannot_be_is_one_sentence(given: dict[str, Any], text: str) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa"])
+def test_a_head_has_a_folder_and_no_tokenizer_or_vocabulary_of_its_own(
+    method: str, folders: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text('{"model_type": "medusa", "num_heads": 3}')
+    drafts = {"method": method, "model": str(tmp_path / "head"), "max_model_len": 16, "moe_backend": "triton"}
+    _, config = EngineArgs(folders[0], speculative_config=drafts).create_engine_config()
+    assert (config.model.draft_head, config.model.draft_model_path) == (method, str(tmp_path / "head"))
+    assert (config.model.draft_max_model_len, config.model.max_num_drafts) == (16, 5)
+    assert config.scheduler.speculative is not None
+    assert config.scheduler.speculative.is_by_model
+
+
+def test_a_head_is_no_draft_model(folders: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    other = write_model_folder(tmp_path / "head", config={"architectures": ["LlamaForCausalLMEagle3"]})
+    with pytest.raises(ModelConfigError, match="is a draft head: set method to eagle, eagle3 or medusa"):
+        EngineArgs(folders[0], speculative_config={"model": str(other)}).create_engine_config()
+
+
 @pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
 def test_a_layer_of_the_checkpoint_has_a_name_for_each_family(method: str, folders: tuple[str, str]) -> None:
     args = EngineArgs(folders[0], speculative_config={"method": method}, device="cuda")
     _, config = args.create_engine_config()
     assert config.scheduler.speculative is not None
     assert (config.scheduler.speculative.method, config.scheduler.speculative.num_speculative_tokens) == ("mtp", 1)
-    assert (config.model.use_draft_head, config.model.draft_model_path, config.model.max_num_drafts) == (True, "", 1)
+    assert (config.model.draft_head, config.model.draft_model_path, config.model.max_num_drafts) == ("mtp", "", 1)
 
 
 def test_a_layer_of_the_checkpoint_has_no_options_of_a_model() -> None:

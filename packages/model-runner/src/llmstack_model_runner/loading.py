@@ -103,7 +103,7 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     layers = AdaptedLayers() if config.enable_lora else None
     with (
         packed_linears(scheme, config.enable_deterministic_inference), sharded(sharding), adapted(layers),
-        draft_heads(config.use_draft_head),
+        draft_heads(config.draft_head == "mtp"),
     ):  # fmt: skip
         model = make_model(name, config.model_impl, (model_config, dtype, device), sharding)
     logger.info("model: %s (%s)", name, model.implementation)

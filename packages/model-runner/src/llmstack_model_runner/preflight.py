@@ -91,12 +91,27 @@ def find_problems(
     if model_config.get("sliding_window") or model_config.get("layer_types"):
         num_tokens, num_blocks = min(num_tokens, config.block_size), 1  # layers may hold less than the whole request
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or num_tokens * token_bytes
-    if config.use_draft_head and str(model_config.get("architectures", [""])[0]) not in DRAFT_HEADS:
+    if config.draft_head == "mtp" and str(model_config.get("architectures", [""])[0]) not in DRAFT_HEADS:
         problems.append(f"speculative_config: the method 'mtp' is built for {', '.join(sorted(DRAFT_HEADS))} alone.")
-    if config.draft_model_path:
+    if config.draft_model_path and config.draft_head:
+        problems += [f"draft head {config.draft_model_path}: {problem}" for problem in _draft_head_problems(config)]
+    elif config.draft_model_path:
         own = config.of_draft_model()
         problems += [f"draft model {own.model_path}: {problem}" for problem in find_problems(own, root=root)]
     return [*problems, *_memory_problems(weight_bytes, kv_bytes, config, root)]
+
+
+def _draft_head_problems(config: ModelRunnerConfig) -> Iterator[str]:
+    """Reasons why files are no draft head; the rest is known once both configurations are read into layers."""
+    folder = Path(config.draft_model_path)
+    try:
+        read_model_config(folder, {})
+        if config.load_format != "dummy":
+            _read_tensors(folder)
+    except ModelFilesError as error:
+        yield str(error)
+    if gguf_weights(folder):
+        yield "it is a GGUF file, and draft heads are read from safetensors files."
 
 
 def _load_format_problems(folder: Path, load_format: str) -> list[str]:

@@ -72,7 +72,8 @@ class ModelRunnerConfig(
             every row may have all of its drafts.
         draft_model_path: Folder of the model that makes draft tokens; empty where the scheduler makes them.
         draft_max_model_len: The longest request that it makes drafts for.
-        use_draft_head: The layer of the checkpoint that guesses a further token makes drafts.
+        draft_head: What makes drafts from hidden states: `mtp`, the layer of the checkpoint that guesses a further
+            token; `eagle`, `eagle3` or `medusa`, heads in the folder `draft_model_path`; empty for neither.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
         first_gpu: Place of the engine core's first GPU among those of the machine; its ranks use it and the next ones.
@@ -96,7 +97,7 @@ class ModelRunnerConfig(
     max_num_logits: int = 0
     draft_model_path: str = ""
     draft_max_model_len: int = 0
-    use_draft_head: bool = False
+    draft_head: str = ""
     num_engines: int = 1
     first_gpu: int = 0
     hf_overrides: str = ""
@@ -112,7 +113,7 @@ class ModelRunnerConfig(
         """How the draft model is loaded: by one rank, in its own precision, without adapters and media."""
         return replace(
             self, model_path=self.draft_model_path, max_model_len=self.draft_max_model_len or self.max_model_len,
-            draft_model_path="", use_draft_head=False, max_num_drafts=0, hf_overrides="", quantization=None,
+            draft_model_path="", draft_head="", max_num_drafts=0, hf_overrides="", quantization=None,
             enable_hybrid_kv_cache=False, enable_lora=False, enable_prompt_embeds=False, enable_mm_embeds=False,
             language_model_only=True, enable_deterministic_inference=False, tensor_parallel_size=1, placement=None,
         )  # fmt: skip
@@ -120,7 +121,7 @@ class ModelRunnerConfig(
     @property
     def makes_drafts(self) -> bool:
         """Whether the runner makes draft tokens, and the scheduler says how many."""
-        return bool(self.draft_model_path) or self.use_draft_head
+        return bool(self.draft_model_path) or bool(self.draft_head)
 
     @property
     def num_ranks(self) -> int:

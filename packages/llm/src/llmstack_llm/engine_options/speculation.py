@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-# Methods of vLLM with layers that read the served model's hidden states, and others that are not built.
-_OTHER_METHODS = frozenset(
-    {"custom_class", "dflash", "dspark", "eagle", "eagle3", "extract_hidden_states", "medusa", "mlp_speculator"}
-)
+# Methods of vLLM that are not built.
+_OTHER_METHODS = frozenset({"custom_class", "dflash", "dspark", "extract_hidden_states", "mlp_speculator"})
+_OWN_HEADS = frozenset({"eagle", "eagle3", "medusa"})
+"""Methods by heads with a checkpoint of their own, which read the served model's hidden states."""
 _HEAD_METHODS = frozenset({"mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp"})
 """Names of the method `mtp`, by which a layer of the served checkpoint guesses; vLLM has one for each family."""
 DEFAULT_NUM_DRAFTS = 5
@@ -56,11 +56,11 @@ def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
             f"drafts of the method '{method[:64]}' are not supported yet; the method 'draft_model' takes any served "
             "decoder as 'model', and the method 'ngram' needs none"
         )
-    if method not in ("draft_model", "mtp", "suffix"):
+    if method not in {"draft_model", "mtp", "suffix", *_OWN_HEADS}:
         checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
         return checked
     own = {name: entry for name, entry in value.items() if name in _DRAFT_MODEL_KEYS}
-    if method != "draft_model" and (not_its := own.keys() - {"draft_tensor_parallel_size"}):
+    if method in ("mtp", "suffix") and (not_its := own.keys() - _WITHOUT_EFFECT):
         raise ValueError(f"{min(not_its)} is that of a draft model; the method '{method}' has none")
     options = to_plain(from_plain(DraftModelOptions, own))
     others = {name: entry for name, entry in value.items() if name not in _DRAFT_MODEL_KEYS}
@@ -87,6 +87,8 @@ class DraftModelOptions:
         max_model_len: The longest request that it makes drafts for; None is what its positions allow.
         draft_tensor_parallel_size: Ranks that share it; it runs on one.
         quantization: How its weights are rounded; those of its checkpoint stay as they are.
+        attention_backend: Has no effect: kernels are chosen for the machine.
+        moe_backend: The same.
 
     Raises:
         ValueError: A field is out of range; the text names it.
@@ -96,6 +98,8 @@ class DraftModelOptions:
     max_model_len: int | None = None
     draft_tensor_parallel_size: int = 1
     quantization: str | None = None
+    attention_backend: str | None = None
+    moe_backend: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_model_len is not None and self.max_model_len < 1:
@@ -110,6 +114,13 @@ class DraftModelOptions:
 
 
 _DRAFT_MODEL_KEYS = frozenset(field.name for field in fields(DraftModelOptions))
+_WITHOUT_EFFECT = frozenset({"draft_tensor_parallel_size", "attention_backend", "moe_backend"})
+
+
+def draft_head_of(speculative: Mapping[str, Any] | None) -> str:
+    """`draft_head` of a `ModelRunnerConfig`: the method, where it reads hidden states; empty for the others."""
+    method = "" if speculative is None else str(speculative["method"])
+    return method if method == "mtp" or method in _OWN_HEADS else ""
 
 
 def of_scheduler(speculative: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,8 +8,10 @@ from typing import Any
 from llmstack_llm.model.config import ModelConfig, ModelConfigError, load_model_config
 
 
-def draft_model_fields(speculative: Mapping[str, Any] | None, served: ModelConfig) -> dict[str, Any]:
-    """The fields of a `ModelRunnerConfig` for the draft model that a checked `--speculative-config` names, if any.
+def draft_model_fields(speculative: Mapping[str, Any] | None, served: ModelConfig, *, is_head: bool) -> dict[str, Any]:
+    """The fields of a `ModelRunnerConfig` for what a checked `--speculative-config` names to make drafts, if anything.
+
+    `is_head`: It reads hidden states of the served model.
 
     Raises:
         ModelConfigError: It is none for the served model.
@@ -18,11 +20,19 @@ def draft_model_fields(speculative: Mapping[str, Any] | None, served: ModelConfi
     if speculative is None or not speculative.get("model"):
         return {}
     name = speculative["model"]
+    limit = speculative.get("max_model_len") or served.max_model_len
+    if is_head:
+        from llmstack_model_files import resolve_model
+
+        return {"draft_model_path": str(resolve_model(name, speculative.get("revision"))),
+                "draft_max_model_len": min(served.max_model_len, limit)}  # fmt: skip
     draft = load_model_config(name, revision=speculative.get("revision"), skip_tokenizer_init=True)
+    if "eagle" in draft.architecture.lower() or "medusa" in draft.architecture.lower():
+        raise ModelConfigError(f"speculative_config: {name} is a draft head: set method to eagle, eagle3 or medusa")
     if draft.vocab_size != served.vocab_size:
         raise ModelConfigError(
             f"speculative_config: the draft model {name} has a vocabulary of {draft.vocab_size} tokens, and "
             f"{served.model} one of {served.vocab_size}; drafts need the same"
         )
-    longest = min(served.max_model_len, draft.max_model_len, speculative.get("max_model_len") or served.max_model_len)
+    longest = min(served.max_model_len, draft.max_model_len, limit)
     return {"draft_model_path": str(draft.path), "draft_max_model_len": longest}

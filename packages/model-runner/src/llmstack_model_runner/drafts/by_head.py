@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llmstack_kernels.argmax import argmax
 from llmstack_kv_cache.storage import allocate_block_storage
-from llmstack_model_runner.models import CausalLM
+from llmstack_model_runner.drafts.guesser import Guesser
+from llmstack_model_runner.drafts.last_states import LastStates
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
@@ -24,21 +24,15 @@ class _Rows:
     Attributes:
         batch: That of the served model.
         view: The same rows with one block table.
-        tails: Hidden states of the last places of each row, whose next tokens were not known yet.
-        starts: The first of these places.
-        num_tails: How many there are.
+        last: States of the last places.
         num_done: Leading places of each row that the head has computed.
-        generations: As in the batch, of the request that all this is of.
     """
 
     batch: InputBatch
     view: InputBatch
     kv_caches: KVCaches
-    tails: torch.Tensor  # [num_rows, 1 + most drafts, hidden_size]
-    starts: IntArray
-    num_tails: IntArray
+    last: LastStates
     num_done: IntArray
-    generations: IntArray
 
 
 class DraftsByHead:
@@ -51,43 +45,39 @@ class DraftsByHead:
     drafts and changes no text.
     """
 
-    def __init__(self, model: CausalLM, spec: KVCacheSpec, config: ModelRunnerConfig) -> None:
-        """Raises ValueError if the model has no head."""
-        found = model.draft_head_spec()
-        if found is None:
-            raise ValueError(
-                f"the method 'mtp' needs a model with a layer that guesses a further token, as Qwen3-Next, Qwen 3.5 "
-                f"and DeepSeek V3 have; {type(model).__name__} has none"
-            )
-        layer, self._share = found
-        self._tensors = layer.block_tensors(spec.block_size, spec.kv_cache_dtype or spec.dtype)
-        self._model, self._spec, self._config = model, spec, config
+    def __init__(self, guesser: Guesser, spec: KVCacheSpec, config: ModelRunnerConfig) -> None:
+        """`spec` and `config` are those of the served model."""
+        self._layers = [
+            layer.block_tensors(spec.block_size, spec.kv_cache_dtype or spec.dtype) for layer in guesser.layers
+        ]
+        self._guesser, self._spec, self._config = guesser, spec, config
         self._rows: _Rows | None = None
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of the head's keys and values of one block."""
-        return sum(tensor.num_bytes for tensor in self._tensors)
+        return sum(tensor.num_bytes for layer in self._layers for tensor in layer)
 
     def check(self, spec: KVCacheSpec) -> None:
         """Every served model with a head has drafts by it."""
 
     def cost(self, weight_bytes: int) -> float:
-        """The head's weights over those of the served model, as if both had the same precision."""
-        return self._share
+        """That of the layers, without the output head."""
+        return self._guesser.cost(weight_bytes)
 
     def allocate(self, batch: InputBatch, group: int, num_blocks: int, device: torch.device) -> None:
-        """Allocates keys and values of so many blocks, and hidden states of the rows."""
-        num_rows, size = len(batch.num_tokens), self._model.vector_size or 0
-        layer = [(tensor.shape, getattr(torch, tensor.dtype)) for tensor in self._tensors]
-        shape = (num_rows, 1 + self._config.max_num_drafts, size)
-        none = np.zeros(num_rows, dtype=np.int64)
+        """Allocates keys and values of so many blocks, and states of the rows."""
+        config, guesser = self._config, self._guesser
+        guesser.hold_positions(min(config.max_model_len, num_blocks * batch.block_size))
+        layers = [[(tensor.shape, getattr(torch, tensor.dtype)) for tensor in layer] for layer in self._layers]
+        dtype = getattr(torch, self._spec.dtype)
         self._rows = _Rows(
-            batch, batch.for_drafts(group), list(allocate_block_storage([layer], num_blocks, device)),
-            torch.zeros(shape, dtype=getattr(torch, self._spec.dtype), device=device),
-            none.copy(), none.copy(), none.copy(), none - 1,
+            batch, batch.for_drafts(group), list(allocate_block_storage(layers, num_blocks, device)),
+            LastStates(batch, config.max_num_drafts, guesser.state_size, dtype, device),
+            np.zeros(len(batch.num_tokens), dtype=np.int64),
         )  # fmt: skip
-        self._rows.view.moved = batch.moved  # the head's positions are the model's
+        if guesser.has_moved_positions:
+            self._rows.view.moved = batch.moved
         batch.on_hidden = self._take_hidden
 
     def release(self) -> None:
@@ -106,21 +96,18 @@ class DraftsByHead:
         own = self._rows
         if own is None or not len(step.rows):
             return
-        rows = step.rows[(own.generations[step.rows] == own.batch.generations[step.rows])]
-        rows = rows[own.num_tails[rows] > 0]
-        counts = np.minimum(own.num_tails[rows], own.batch.num_tokens[rows] - 1 - own.starts[rows])
+        last, rows = own.last, step.rows[own.last.are_of(step.rows)]
+        rows = rows[last.counts[rows] > 0]
+        counts = np.minimum(last.counts[rows], own.batch.num_tokens[rows] - 1 - last.starts[rows])
         rows, counts = rows[counts > 0], counts[counts > 0]
         if not len(rows):
             return
-        starts = own.starts[rows]
-        index = (
-            self._to_device(np.repeat(rows, counts)),
-            self._to_device(ragged_aranges(np.zeros_like(counts), counts)),
-        )
-        hidden = self._compute(own, rows, starts, counts, own.tails[index])
-        # The last output takes the place of a hidden state for the first draft.
-        own.tails[self._to_device(rows), 0] = hidden[self._to_device(np.cumsum(counts) - 1)]
-        own.num_tails[rows], own.num_done[rows] = 0, starts + counts
+        starts = last.starts[rows]
+        states = last.at(np.repeat(rows, counts), ragged_aranges(np.zeros_like(counts), counts))
+        states = self._compute(own, rows, starts, counts, states)
+        # The last output takes the place of a state for the first draft.
+        last.states[last.to_device(rows), 0] = states[last.to_device(np.cumsum(counts) - 1)]
+        last.counts[rows], own.num_done[rows] = 0, starts + counts
 
     @torch.inference_mode()
     def make(self, rows: IntArray, wanted: IntArray) -> IntArray:
@@ -129,66 +116,53 @@ class DraftsByHead:
         own = self._rows
         if own is None:
             return drafts
-        batch, num_known = own.batch, own.batch.num_tokens[rows]
-        is_ready = (own.generations[rows] == batch.generations[rows]) & (own.num_done[rows] == num_known - 1)
-        lengths = np.where(is_ready, wanted, 0)
-        hidden = own.tails[self._to_device(rows), 0]
+        batch, last, num_known = own.batch, own.last, own.batch.num_tokens[rows]
+        longest = self._config.draft_max_model_len or self._config.max_model_len
+        is_ready = last.are_of(rows) & (own.num_done[rows] == num_known - 1)
+        lengths = np.where(is_ready, np.clip(longest - num_known, 0, wanted), 0)
+        states = last.at(rows, np.zeros_like(rows))
         for place in range(drafts.shape[1]):
             left = np.flatnonzero(lengths > place)
             if not len(left):
                 break
-            chosen = rows[left]
+            chosen, index = rows[left], last.to_device(left)
             if place:
                 ones = np.ones_like(chosen)
-                last = self._compute(own, chosen, num_known[left] - 2 + place, ones, hidden[self._to_device(left)])
-                hidden = hidden.index_copy(0, self._to_device(left), last)
-            logits = self._model.compute_logits(hidden[self._to_device(left)])
-            drafts[left, place] = argmax(logits)[1].cpu().numpy()
+                further = self._compute(own, chosen, num_known[left] - 2 + place, ones, states[index])
+                states = states.index_copy(0, index, further)
+            drafts[left, place] = self._guesser.guess(states[index]).cpu().numpy()
             batch.token_ids[chosen, num_known[left] + place] = drafts[left, place]
         return drafts
 
     @torch.inference_mode()
     def _take_hidden(self, step: StepRows, hidden: torch.Tensor) -> None:
-        """Computes the places of a step whose next tokens are known, and keeps the hidden states of the others."""
+        """Computes the places of a step whose next tokens are known, and keeps the states of the others."""
         own = self._rows
         if own is None:
             return
+        states = self._guesser.read_states(hidden)
         rows, starts = step.rows, step.num_computed_tokens
-        is_new = own.generations[rows] != own.batch.generations[rows]
-        own.num_done[rows[is_new]] = own.num_tails[rows[is_new]] = 0
-        own.generations[rows] = own.batch.generations[rows]
+        own.num_done[own.last.begin(rows)] = 0
         offsets = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens
-        is_sampling = step.num_left == 0
-        num_open = np.where(is_sampling, step.num_drafts + 1, 0)
+        num_open = np.where(step.num_left == 0, step.num_drafts + 1, 0)
         # Where states are computed again, so are places that the head has done.
         first = np.maximum(starts, own.num_done[rows])
         ends = starts + step.num_scheduled_tokens - num_open
         counts = np.maximum(ends - first, 0)
         some = np.flatnonzero(counts)
         if len(some):
-            index = ragged_aranges((offsets + first - starts)[some], counts[some])
-            self._compute(own, rows[some], first[some], counts[some], hidden[self._to_device(index)])
+            index = own.last.to_device(ragged_aranges((offsets + first - starts)[some], counts[some]))
+            self._compute(own, rows[some], first[some], counts[some], states[index])
             own.num_done[rows[some]] = ends[some]
-        last = np.flatnonzero(is_sampling)
-        if len(last):
-            count = num_open[last]
-            index = ragged_aranges((offsets + step.num_scheduled_tokens)[last] - count, count)
-            places = ragged_aranges(np.zeros_like(count), count)
-            target = (self._to_device(np.repeat(rows[last], count)), self._to_device(places))
-            own.tails.index_put_(target, hidden[self._to_device(index)])
-            own.starts[rows[last]], own.num_tails[rows[last]] = ends[last], count
+        own.last.take(step, states)
 
     def _compute(
-        self, own: _Rows, rows: IntArray, starts: IntArray, counts: IntArray, hidden: torch.Tensor
+        self, own: _Rows, rows: IntArray, starts: IntArray, counts: IntArray, states: torch.Tensor
     ) -> torch.Tensor:
-        """The head's output at places [start, start + count) of each row, from the hidden states there."""
+        """The head's output at places [start, start + count) of each row, from the states there."""
         none = np.zeros_like(counts)
         step = StepRows([""] * len(rows), rows, starts, counts, none, none, int(counts.sum()))
         inputs = prepare_inputs(own.view, step, torch.device(self._spec.device))
         following = own.batch.token_ids[np.repeat(rows, counts), ragged_aranges(starts + 1, counts)]
-        token_ids = self._to_device(following.astype(np.int64))
-        return self._model.draft(token_ids, hidden, inputs.positions, inputs.attention_metadata, own.kv_caches)
-
-    def _to_device(self, array: IntArray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._spec.device == "cpu" else tensor.to(self._spec.device)
+        token_ids = own.last.to_device(following.astype(np.int64))
+        return self._guesser.advance(token_ids, states, inputs.positions, inputs.attention_metadata, own.kv_caches)

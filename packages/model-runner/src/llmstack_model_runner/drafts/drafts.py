@@ -12,6 +12,8 @@ import torch
 from llmstack_model_runner.drafts.by_head import DraftsByHead
 from llmstack_model_runner.drafts.by_model import DraftsByModel
 from llmstack_model_runner.drafts.draft_model import load_draft_model
+from llmstack_model_runner.drafts.guesser import OwnLayer
+from llmstack_model_runner.drafts.load_heads import load_draft_heads
 from llmstack_model_runner.drafts.maker import DraftMaker
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import CausalLM, Model
@@ -41,7 +43,7 @@ class Drafts:
         Raises:
             ModelFilesError, ValueError, EngineStartError: As `load_draft_model`.
         """
-        if self._config.draft_model_path and self._sharding.rank == 0:
+        if self._config.draft_model_path and not self._config.draft_head and self._sharding.rank == 0:
             self._maker = DraftsByModel(load_draft_model(self._config, self._device), self._config)
 
     def without_weights(self) -> Drafts:
@@ -59,8 +61,10 @@ class Drafts:
         if not isinstance(model, CausalLM) or model.cross_kv is not None:
             raise ValueError("drafts by a model need a served model that continues text")
         _whole_context(spec)
-        if self._config.use_draft_head:
-            self._maker = DraftsByHead(model, spec, self._config)
+        if self._config.draft_head == "mtp":
+            self._maker = DraftsByHead(OwnLayer(model), spec, self._config)
+        elif self._config.draft_head:
+            self._maker = load_draft_heads(self._config, model, spec, self._device, self._sharding)
         if self._maker is None:
             return spec
         self._maker.check(spec)
@@ -110,7 +114,7 @@ class Drafts:
         indices = np.flatnonzero(step.num_drafts)
         rows, wanted = step.rows[indices], step.num_drafts[indices]
         made = np.full((len(rows), int(wanted.max())), -1) if self._maker is None else self._maker.make(rows, wanted)
-        drafts = made if self._config.use_draft_head else self._agree(made)
+        drafts = made if self._config.draft_head else self._agree(made)
         num_made = (drafts >= 0).sum(axis=1)
         self._place(rows, drafts, num_made)
         num_missing = np.zeros_like(step.num_drafts)

@@ -24,84 +24,24 @@ _MAX_LISTED = 100
 _NO_SLOTS: Mapping[str, WeightSlot] = {}
 
 
-class Model(ABC):
-    """A model that turns token ids into hidden states. It is constructed without weights.
+class Loadable(ABC):
+    """What is constructed without weights, and then filled with those of a checkpoint.
 
     Attributes:
-        implementation: Origin of the modelling code, for logs and `/server_info`.
-        keeps_numeric_contract: False if the model uses foreign operations, so that a token's result may depend on how
-            tokens are batched and cut into steps.
-        can_be_sharded: Whether several ranks can each compute a part of the model.
-        moves_positions: Whether tokens behind a picture have other positions than places. Host steps alone know them.
-        loads_by_slots: Whether each tensor fills a slot when it is read; else all are read first.
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
-        kv_spec: Shape of the KV storage; set by the constructor.
-        cross_kv: What layers with cross attention keep of an encoder's output; None for a model without.
+        kv_spec: Shape of what it keeps in a KV storage; set by the constructor.
     """
 
-    implementation: ClassVar[str] = "llmstack"
-    keeps_numeric_contract: ClassVar[bool] = True
-    can_be_sharded: ClassVar[bool] = False
-    moves_positions: ClassVar[bool] = False
-    loads_by_slots: ClassVar[bool] = True
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
-    cross_kv: CrossKVSpec | None = None
-
-    @abstractmethod
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        """`config` is the parsed config.json; a ValueError names a field that is invalid or not supported."""
 
     @abstractmethod
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all tensors that the model needs, by their names in the checkpoint."""
 
-    @property
-    def vector_size(self) -> int | None:
-        """Width of a user's vectors that a step may have in place of tokens; None where it takes token ids alone."""
-        return None
-
-    @property
-    def item_size(self) -> int | None:
-        """Width of vectors of an encoder that a step may have in place of tokens; None where it may have none."""
-        return self.vector_size
-
-    def media_encoder(self) -> MediaEncoder | None:
-        """The encoder of pictures, sounds or videos, whose weights only the first stage has; None for none."""
-        return None
-
-    def logits_processors(self, max_num_rows: int) -> Sequence[LogitsProcessor]:
-        """Rules of its own for what may be generated, before those of a user; most have none."""
-        return ()
-
-    @property
-    def alignment_size(self) -> int:
-        """Numbers of each token that `align` gives; 0 for a model that does not."""
-        return 0
-
-    def align(self, metadata: AttentionMetadata, tokens: slice) -> torch.Tensor:  # [num_tokens, alignment_size] float32
-        """How much tokens of one row attended to each vector of their item, once `forward` has run."""
-        raise ValueError("this model aligns no tokens")
-
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Slots of tensors that only some checkpoints have."""
         return {}
-
-    @abstractmethod
-    def forward(
-        self,
-        token_ids: torch.Tensor,  # [num_tokens] int64
-        positions: torch.Tensor,  # [num_tokens] int64
-        metadata: AttentionMetadata,
-        kv_caches: KVCaches,
-    ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """Hidden states after the last norm. Writes the tokens' keys and values into `kv_caches`, if there are any."""
-
-    def limit_context(self, max_model_len: int) -> None:  # noqa: B027 - most models compute the same for any limit
-        """Called once, before weights are loaded, with the longest context that will be served."""
-
-    def hold_positions(self, num_positions: int) -> None:  # noqa: B027 - most tables are small
-        """Called whenever a KV cache is made, with the most positions of a request that it can hold."""
 
     def finish_loading(self) -> None:  # noqa: B027 - a model without an output head of its own has nothing to finish
         """Called once, after the last tensor was loaded."""
@@ -130,11 +70,79 @@ class Model(ABC):
             filling.finish()
 
 
+class Model(Loadable):
+    """A model that turns token ids into hidden states. It is constructed without weights.
+
+    Attributes:
+        implementation: Origin of the modelling code, for logs and `/server_info`.
+        keeps_numeric_contract: False if the model uses foreign operations, so that a token's result may depend on how
+            tokens are batched and cut into steps.
+        can_be_sharded: Whether several ranks can each compute a part of the model.
+        moves_positions: Whether tokens behind a picture have other positions than places. Host steps alone know them.
+        loads_by_slots: Whether each tensor fills a slot when it is read; else all are read first.
+        cross_kv: What layers with cross attention keep of an encoder's output; None for a model without.
+    """
+
+    implementation: ClassVar[str] = "llmstack"
+    keeps_numeric_contract: ClassVar[bool] = True
+    can_be_sharded: ClassVar[bool] = False
+    moves_positions: ClassVar[bool] = False
+    loads_by_slots: ClassVar[bool] = True
+    cross_kv: CrossKVSpec | None = None
+
+    @abstractmethod
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        """`config` is the parsed config.json; a ValueError names a field that is invalid or not supported."""
+
+    @property
+    def vector_size(self) -> int | None:
+        """Width of a user's vectors that a step may have in place of tokens; None where it takes token ids alone."""
+        return None
+
+    @property
+    def item_size(self) -> int | None:
+        """Width of vectors of an encoder that a step may have in place of tokens; None where it may have none."""
+        return self.vector_size
+
+    def media_encoder(self) -> MediaEncoder | None:
+        """The encoder of pictures, sounds or videos, whose weights only the first stage has; None for none."""
+        return None
+
+    def logits_processors(self, max_num_rows: int) -> Sequence[LogitsProcessor]:
+        """Rules of its own for what may be generated, before those of a user; most have none."""
+        return ()
+
+    @property
+    def alignment_size(self) -> int:
+        """Numbers of each token that `align` gives; 0 for a model that does not."""
+        return 0
+
+    def align(self, metadata: AttentionMetadata, tokens: slice) -> torch.Tensor:  # [num_tokens, alignment_size] float32
+        """How much tokens of one row attended to each vector of their item, once `forward` has run."""
+        raise ValueError("this model aligns no tokens")
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [num_tokens] int64
+        positions: torch.Tensor,  # [num_tokens] int64
+        metadata: AttentionMetadata,
+        kv_caches: KVCaches,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """Hidden states after the last norm. Writes the tokens' keys and values into `kv_caches`, if there are any."""
+
+    def limit_context(self, max_model_len: int) -> None:
+        """Called once, before weights are loaded, with the longest context that will be served."""
+
+    def hold_positions(self, num_positions: int) -> None:
+        """Called whenever a KV cache is made, with the most positions of a request that it can hold."""
+
+
 class SlotFilling:
     """Tensors of a checkpoint on their way into the slots of a model, or of a part of it."""
 
     def __init__(
-        self, model: Model, slots: Mapping[str, WeightSlot], optional: Mapping[str, WeightSlot] = _NO_SLOTS
+        self, model: Loadable, slots: Mapping[str, WeightSlot], optional: Mapping[str, WeightSlot] = _NO_SLOTS
     ) -> None:
         """`model`: Says what the slot of a tensor is called. `optional`: Slots that may stay empty."""
         self._model, self._optional = model, frozenset(optional)
@@ -180,6 +188,27 @@ class CausalLM(Model):
     """
 
     can_omit_tokens: ClassVar[bool] = False
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The vectors of tokens as the first layer gets them: [n] to [n, hidden_size].
+
+        Raises:
+            ValueError: The model gives them to no draft head.
+        """
+        raise ValueError(f"{type(self).__name__} gives its embedding to no draft head")
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        """From now on `forward` keeps the states after so many layers in `kept_states`; no layers are none.
+
+        Raises:
+            ValueError: The model keeps none, or has fewer layers.
+        """
+        raise ValueError(f"{type(self).__name__} keeps no states between its layers")
+
+    @property
+    def kept_states(self) -> Sequence[torch.Tensor]:  # each [num_tokens, hidden_size]
+        """Those of the last `forward`."""
+        return ()
 
     def draft_head_spec(self) -> tuple[LayerKVSpec, float] | None:
         """What the layer that guesses a further token keeps, and its weights over all others; None for none."""

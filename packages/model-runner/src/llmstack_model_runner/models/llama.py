@@ -6,7 +6,7 @@ configuration into `Settings`; the rest is shared, also with Gemma, Phi-3 and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,6 +75,8 @@ class Llama(CausalLM):
             is_vocabulary=True,
         )
         self._is_tied = settings.is_tied
+        self._kept_layers: tuple[int, ...] = ()
+        self._layer_to_state: dict[int, torch.Tensor] = {}
         ropes = _distinct([entry.rope for entry in settings.layers])
         self._rotaries = [RotaryEmbedding(rope, device) for rope in ropes]
         self._layers = [
@@ -133,7 +135,21 @@ class Llama(CausalLM):
         """Hidden states of the draft head."""
         if self._draft_head is None:
             raise ValueError("this model was made without its draft head")
-        return self._draft_head(self._tokens(token_ids), hidden, positions, metadata, kv_caches)
+        return self._draft_head(self.embed(token_ids), hidden, positions, metadata, kv_caches)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The vectors of tokens as the first layer gets them."""
+        return self._tokens(token_ids)
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        """From now on `forward` keeps the states after so many layers, not all of them."""
+        if any(not 0 <= layer < len(self._layers) for layer in layers):
+            raise ValueError(f"states are kept after 0 to {len(self._layers) - 1} layers, not {list(layers)[:8]}")
+        self._kept_layers, self._layer_to_state = tuple(layers), {}
+
+    @property
+    def kept_states(self) -> Sequence[torch.Tensor]:
+        return [self._layer_to_state[layer] for layer in self._kept_layers]
 
     @property
     def vector_size(self) -> int | None:
@@ -181,6 +197,8 @@ class Llama(CausalLM):
         given = metadata.vectors
         hidden, residual = self._enter(token_ids, given)
         for number, (layer, kv_cache, plan) in enumerate(zip(self._own_layers, kv_caches, planned, strict=True)):
+            if number in self._kept_layers:
+                self._layer_to_state[number] = hidden.clone() if residual is None else hidden + residual
             hidden, residual = layer(hidden, residual, positions, kv_cache, *plan)
             hidden = hidden if given is None else given.add_deep(number, hidden)
         if residual is None or self._sharding.is_last_stage:

@@ -73,6 +73,7 @@ class LlamaLayerSettings:
         are_keys_values: Values are what the keys are before their norm; the checkpoint has no projection of their own.
         has_output_gate: What a head attends to is multiplied by the sigmoid of a gate, which follows its query.
         has_head_gates: It is multiplied by the sigmoid of one gate per head, which has a projection of its own.
+        attention_size: Width of what the attention sees, where that is not the hidden size; 0 where it is.
         has_sinks: Each head's softmax has a score more, which has no value.
         residual_scale: Factor of what attention and feed-forward add to the residual.
         experts: Experts that replace the feed-forward, or None.
@@ -103,6 +104,7 @@ class LlamaLayerSettings:
     are_keys_values: bool = False
     has_output_gate: bool = False
     has_head_gates: bool = False
+    attention_size: int = 0
     has_sinks: bool = False
     residual_scale: float = 1.0
     experts: ExpertSettings | None = None
@@ -188,7 +190,7 @@ class SelfAttention(Mixer):
         if settings.are_keys_values:
             del parts[f"{prefix}v_proj"], self._sizes[-1]
         self._qkv = Linear(
-            size,
+            settings.attention_size or size,
             parts,
             has_bias=settings.has_qkv_bias,
             dtype=dtype,

@@ -17,7 +17,7 @@ from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.device.host_limits import available_memory_bytes
 from llmstack_model_runner.layers.packing import PackedWeights, packed_linears
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
-from llmstack_model_runner.models.base import Model
+from llmstack_model_runner.models.base import Loadable
 from llmstack_model_runner.packed_files import SHARE_OF_MEMORY
 from llmstack_model_runner.progress_bar import with_progress
 from llmstack_model_runner.weights.dummy import dummy_weights
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_weights(
-    model: Model,
+    model: Loadable,
     model_path: str | Path,
     load_format: str = "auto",
     dtype: torch.dtype | None = None,
@@ -65,7 +65,7 @@ def load_weights(
 
 
 def _weights(
-    model: Model,
+    model: Loadable,
     model_path: Path,
     load_format: str,
     seed: int,

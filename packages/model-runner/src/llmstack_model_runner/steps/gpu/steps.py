@@ -302,7 +302,7 @@ def _reason_against_graphs(model: CausalLM, config: ModelRunnerConfig) -> str:
     """The reason why decode steps are not captured; empty if they are."""
     if config.enforce_eager:
         return "eager steps are asked for"
-    if config.use_draft_head:
+    if config.draft_head:
         return "the draft head needs hidden states"
     if not model.kv_spec.num_layers:
         return "the model has no KV storage"
