@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from llmstack_bench.commands.offline import LatencyBench
+from llmstack_bench.commands.offline import ENGINE_FLAGS, LatencyBench, ThroughputBench
 from llmstack_bench.errors import BenchError
 from llmstack_bench.offline import latency_values, refuse_slow_kernels
 from llmstack_command.main import main
+from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.options.option import options_of
 from llmstack_llm.testing import write_model_folder
 
 ECHO = ("--engine-option", "runner=llmstack_engine_core.testing:EchoModelRunner", "--engine-option", "num-kv-blocks=64")
@@ -133,3 +135,18 @@ def test_nothing_is_measured_without_native_kernels(monkeypatch: pytest.MonkeyPa
         refuse_slow_kernels({"rms_norm": "reference"})
     monkeypatch.setenv("LLMSTACK_KERNELS", "reference")
     refuse_slow_kernels({"rms_norm": "reference"})
+
+
+def test_flags_of_the_engine_are_what_it_declares(capsys: pytest.CaptureFixture[str]) -> None:
+    declared = {option.declared.flag: option for option in options_of(EngineArgs)}
+    assert set(ENGINE_FLAGS) <= declared.keys()
+    parser = argparse.ArgumentParser()
+    ThroughputBench().add_arguments(parser)
+    line = "--model x --max-num-batched-tokens 4k -tp 2 --no-enforce-eager --num-gpu-blocks-override 7 --block-size 8"
+    given = vars(parser.parse_args(line.split()))
+    assert (given["max_num_batched_tokens"], given["tensor_parallel_size"], given["num_kv_blocks"]) == (4000, 2, 7)
+    assert given["enforce_eager"] is False
+    assert given["enable_prefix_caching"] is None
+    with pytest.raises(SystemExit):
+        parser.parse_args([*line.split(), "--block-size", "0"])
+    assert "--block-size: must be at least 1" in capsys.readouterr().err

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,34 +113,48 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     add("--random-range-ratio", type=range_ratio, default=0.0, metavar="R", help="lengths vary by this fraction (0)")
 
 
-# Options of LLM under their flags in vLLM; None is a switch.
-ENGINE_FLAGS: Mapping[str, Callable[[str], Any] | None] = {
-    "--block-size": int, "--data-parallel-size": int, "--device": str, "--gpu-memory-utilization": float,
-    "--hf-overrides": json.loads, "--kv-cache-dtype": str, "--kv-cache-memory-bytes": int,
-    "--max-num-batched-tokens": int, "--max-num-seqs": int, "--num-gpu-blocks-override": int,
-    "--pipeline-parallel-size": int, "--quantization": str, "--revision": str, "--speculative-config": json.loads,
-    "--swap-space": float, "--tensor-parallel-size": int, "--async-scheduling": None, "--enable-chunked-prefill": None,
-    "--enable-expert-parallel": None, "--enable-prefix-caching": None, "--enforce-eager": None,
-    "--skip-tokenizer-init": None, "--trust-remote-code": None,
-}  # fmt: skip
-_SHORT = {"--tensor-parallel-size": "-tp", "--pipeline-parallel-size": "-pp", "--data-parallel-size": "-dp",
-          "--quantization": "-q", "--enable-expert-parallel": "-ep"}  # fmt: skip
+# Options of LLM that have flags here. What each is, its declaration in `llmstack_llm` says.
+ENGINE_FLAGS = (
+    "--block-size", "--data-parallel-size", "--device", "--gpu-memory-utilization", "--hf-overrides",
+    "--kv-cache-dtype", "--kv-cache-memory-bytes", "--max-num-batched-tokens", "--max-num-seqs", "--num-kv-blocks",
+    "--pipeline-parallel-size", "--quantization", "--revision", "--speculative-config", "--swap-space",
+    "--tensor-parallel-size", "--async-scheduling", "--enable-chunked-prefill", "--enable-expert-parallel",
+    "--enable-prefix-caching", "--enforce-eager", "--skip-tokenizer-init", "--trust-remote-code",
+)  # fmt: skip
+
+
+def _declared_options() -> Sequence[Any]:
+    """The options of these flags, as `llmstack_llm` declares them; none where it is not installed."""
+    try:
+        args = importlib.import_module("llmstack_llm.engine_args").EngineArgs
+    except ModuleNotFoundError:
+        return ()
+    options = importlib.import_module("llmstack_llm.options.option").options_of(args)
+    return [option for option in options if option.declared.flag in ENGINE_FLAGS]
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine, as in vllm bench").add_argument
-    for flag, kind in ENGINE_FLAGS.items():
-        names = [flag, *([_SHORT[flag]] if flag in _SHORT else [])]
-        if kind is None:
-            add(*names, action=argparse.BooleanOptionalAction, default=None, help="an option of LLM")
+    for option in _declared_options():
+        text = option.declared.help.replace("%", "%%")
+        if option.is_switch:
+            add(*option.flags, dest=option.name, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            add(*names, type=kind, metavar="X", help="an option of LLM")
+            add(*option.flags, dest=option.name, type=partial(_value_of, option), metavar="X", help=text)
+
+
+def _value_of(option: Any, text: str) -> Any:
+    """The value of an option that a text stands for."""
+    try:
+        return option.from_text(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _with_engine_options(namespace: argparse.Namespace) -> argparse.Namespace:
     """The namespace with the flags of the engine among the values of `--engine-option`, which win."""
-    names = [flag[2:].replace("-", "_") for flag in ENGINE_FLAGS]
-    given = [(name, value) for name in names if (value := getattr(namespace, name, None)) is not None]
+    given = [(option.name, getattr(namespace, option.name, None)) for option in _declared_options()]
+    given = [(name, value) for name, value in given if value is not None]
     named = getattr(namespace, "engine_option", [])
     return argparse.Namespace(**vars(namespace) | {"engine_option": [*given, *named]})
 
