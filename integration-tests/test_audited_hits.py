@@ -71,7 +71,7 @@ def ask(core: EngineCore, name: str) -> tuple[list[int], int]:
 
 def audit(core: EngineCore) -> tuple[int, int]:
     core.stages.audits._next_s = 0.0  # type: ignore[attr-defined]  # whatever the last audit has cost
-    core.begin_audit()
+    core.work_when_idle()
     while core.has_unfinished_requests():
         assert not core.step().outputs
     stats = core.stats()

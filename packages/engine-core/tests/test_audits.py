@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+from engine_core_helpers.cache_runner import BLOCK_SIZE, VOCAB_SIZE, CacheRunner
 
 from llmstack_core_scheduler import Scheduler
 from llmstack_engine_core import EngineConfig, SchedulerConfig, build_engine_core
@@ -16,7 +17,6 @@ from llmstack_engine_core.engine_loop import EngineLoop
 from llmstack_engine_core.events import EventBus
 from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.structured_output import LazyBackend
-from llmstack_engine_core.testing import EchoOutput
 from llmstack_step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
 from llmstack_step_log.control_plane import CacheConfig, build_cache
 from llmstack_step_log.replay import verify
@@ -25,49 +25,12 @@ from llmstack_types import (
     EngineReady,
     EngineStartError,
     ModelRunnerConfig,
-    ModelRunnerOutput,
     SamplingParams,
-    SchedulerOutput,
     TokenLogprobs,
 )
 
-VOCAB_SIZE, BLOCK_SIZE = 31, 4
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 NUM_HIT_TOKENS = 12
-
-
-class CacheRunner:
-    """A model whose next token depends on what the blocks of its row hold, which a test may change."""
-
-    def __init__(self) -> None:
-        self.slots: dict[int, int] = {}
-        self.num_steps = 0
-        self._texts: dict[str, list[int]] = {}
-        self._tables: dict[str, list[int]] = {}
-
-    def execute_model(self, scheduled: SchedulerOutput) -> EchoOutput:
-        self.num_steps += 1
-        for new in scheduled.new_requests:
-            self._texts[new.request_id], self._tables[new.request_id] = new.token_ids, []
-        sampled, logprobs = [], {}
-        for row in scheduled.scheduled_requests:
-            text, table = self._texts[row.request_id], self._tables[row.request_id]
-            table += row.new_block_ids
-            end = row.num_computed_tokens + row.num_scheduled_tokens
-            places = [table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in range(end)]
-            for place in range(row.num_computed_tokens, end):
-                self.slots[places[place]] = text[place]
-            read = sum((number + 1) * self.slots[place] for number, place in enumerate(places))
-            sampled.append([read % VOCAB_SIZE] if end == len(text) else [])
-            text += sampled[-1]
-            entry = TokenLogprobs((read % VOCAB_SIZE,), (-1.0 / (1 + read),), 1)
-            logprobs[row.request_id] = [entry] if sampled[-1] else []
-        return EchoOutput(
-            ModelRunnerOutput([row.request_id for row in scheduled.scheduled_requests], sampled, logprobs)
-        )
-
-    def shutdown(self) -> None:
-        """There is nothing to release."""
 
 
 class Rig:
@@ -85,7 +48,11 @@ class Rig:
         self.runner: Any = CacheRunner()
         ready = EngineReady(num_blocks, BLOCK_SIZE, 64, VOCAB_SIZE, "float32", "cpu", num_kv_tokens=num_blocks * 4)
         events = EventBus((), lambda: self.now_s)
-        self.audits = Audits(share, 0.0, scheduler, ready, events.clock, max_num_tokens=config.max_num_batched_tokens)
+        self.distrusted: list[bool] = []
+        self.audits = Audits(
+            share, 0.0, scheduler, ready, events.clock, max_num_tokens=config.max_num_batched_tokens,
+            distrust=lambda: self.distrusted.append(True),
+        )  # fmt: skip
         stages = make_stages(
             scheduler, self.runner, events, LazyBackend("", None, VOCAB_SIZE), audits=self.audits  # type: ignore[arg-type]
         )  # fmt: skip
@@ -112,7 +79,7 @@ class Rig:
 
     def audit(self) -> None:
         self.now_s += 1.0
-        self.core.begin_audit()
+        self.core.work_when_idle()
         assert not self.finish(), "an audit tells no client anything"
 
     @property
@@ -141,6 +108,7 @@ def test_a_wrong_block_is_found_and_ends(salt: str, is_async: bool, caplog: pyte
     with caplog.at_level(logging.ERROR):
         rig.audit()
     assert rig.results == (0, 1)
+    assert rig.distrusted == [True]
     assert len(caplog.records) == 1
     assert rig.ask(salt=salt) == (right, 0)
     assert rig.ask(salt=salt) == (right, NUM_HIT_TOKENS)
@@ -178,7 +146,7 @@ def test_a_busy_engine_core_audits_nothing() -> None:
     rig = Rig()
     rig.ask()
     rig.ask()
-    rig.core.begin_audit()
+    rig.core.work_when_idle()
     rig.core.step()  # the audit is under way
     assert rig.ask() == rig.ask()
     assert rig.results == (0, 0)
@@ -192,7 +160,7 @@ def test_audits_take_at_most_a_fiftieth_of_the_time() -> None:
     rig = Rig()
     for _ in range(4):
         rig.ask()
-    rig.core.begin_audit()
+    rig.core.work_when_idle()
     rig.now_s += 2.0
     rig.finish()
     assert rig.results == (1, 0)
@@ -236,7 +204,7 @@ def test_a_reset_ends_the_audit_under_way() -> None:
     rig = Rig()
     rig.ask()
     rig.ask()
-    rig.core.begin_audit()
+    rig.core.work_when_idle()
     rig.core.step()
     assert rig.core.reset_prefix_cache()
     rig.finish()

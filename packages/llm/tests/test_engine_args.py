@@ -321,12 +321,22 @@ def test_kv_transfers_are_configured_by_vllms_names(tmp_path: Path):
         ({"tensor_parallel_size": 2}, "the ranks of a spare"),
         ({"record_steps": "steps"}, "two processes would write one file"),
         ({"kv_events_config": {"enable_kv_cache_events": True, "publisher": "zmq"}}, "two processes would publish"),
+        ({"kv_cache_dir": "cache"}, "two processes would use one folder"),
         ({"device": "cuda"}, "the weights would be there twice"),
     ],
 )
 def test_a_warm_spare_is_refused_where_it_cannot_serve(fields: dict[str, Any], sentence: str):
     with pytest.raises(OptionsError, match=sentence):
         EngineArgs("m", warm_spare=True, **({"max_engine_restarts": 1} | fields))
+
+
+def test_a_cache_on_disk_compares_the_content_of_weights(tmp_path: Path):
+    model = str(write_model_folder(tmp_path))
+    _, engine = EngineArgs(model, kv_cache_dir="cache", kv_cache_disk_bytes=3 << 30).create_engine_config()
+    assert (engine.kv_cache_dir, engine.kv_cache_disk_bytes) == (str(Path("cache").resolve()), 3 << 30)
+    assert engine.model.digest_weight_content
+    with pytest.raises(OptionsError, match="kv_cache_dir needs enable_prefix_caching"):
+        EngineArgs(model, kv_cache_dir="cache", enable_prefix_caching=False)
 
 
 def test_packed_weights_are_kept_unless_that_is_switched_off(tmp_path: Path):

@@ -14,6 +14,7 @@ import llmstack_types
 from llmstack_types import (
     BlockEviction,
     Control,
+    DiskCacheStats,
     EncoderStats,
     EncoderWork,
     EngineCoreOutput,
@@ -45,9 +46,9 @@ from llmstack_types.vocabulary import LoggingLevel, LogLevel, words_of
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
-    BlockEviction, EncoderStats, EncoderWork, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity,
-    RequestEvent, RequestNote, RequestProgress, ScheduledRequest, SchedulerStats, ShadowFigures, ShadowReport,
-    StepPhases, StepRecord, StepRecording, TokenLogprobs,
+    BlockEviction, DiskCacheStats, EncoderStats, EncoderWork, EngineCoreOutput, EngineCoreOutputs, KVTransferParams,
+    LoRAIdentity, RequestEvent, RequestNote, RequestProgress, ScheduledRequest, SchedulerStats, ShadowFigures,
+    ShadowReport, StepPhases, StepRecord, StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.

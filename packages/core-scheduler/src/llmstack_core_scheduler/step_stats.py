@@ -14,8 +14,8 @@ LastStep = tuple[int, int, int]
 """Figures of the last step with results: tokens, rows, and tokens of its requests that it left for later steps."""
 
 NO_STEP: LastStep = (0, 0, 0)
-NO_AUDITS = (0, 0, None)
-"""The last figures of a step without audits and without an encoder."""
+NO_STAGES = (0, 0, None, None)
+"""The last figures of a step: those of audits, an encoder and a disk, which the scheduler does not know."""
 # Calling the class, a function of Python around this, takes twice as long, and every step makes one.
 _make = tuple.__new__
 
@@ -47,5 +47,5 @@ def step_stats(
             drafting.num_draft_tokens, sum(num_accepted), drafting.num_drafts, tuple(num_accepted),
             waiting.num_tokens, waiting.num_admitted_tokens, num_rows, num_left_tokens, waiting.num_prefill_tokens,
             tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state,
-        ) + (NO_AUDITS if encoding is None else (0, 0, encoding.stats())),
+        ) + (NO_STAGES if encoding is None else (0, 0, encoding.stats(), None)),
     )  # fmt: skip

@@ -188,12 +188,18 @@ def attach_reloading_client(
 
 
 def engine_configs(config: EngineConfig) -> list[EngineConfig]:
-    """One configuration for each engine core: they differ in their GPUs, their log of steps and their events only."""
+    """One configuration for each engine core: they differ in their GPUs, files and events only."""
     num_engines, num_ranks = config.model.num_engines, config.model.num_local_ranks
     models = [replace(config.model, first_gpu=index * num_ranks) for index in range(num_engines)]
     configs = [replace(config, model=model) for model in models]
     if num_engines > 1 and config.record_steps is not None:
         configs = [replace(one, record_steps=f"{config.record_steps}.{index}") for index, one in enumerate(configs)]
+    if num_engines > 1 and config.kv_cache_dir is not None:
+        num_bytes = max(config.kv_cache_disk_bytes // num_engines, 1)
+        configs = [
+            replace(one, kv_cache_dir=f"{config.kv_cache_dir}.{index}", kv_cache_disk_bytes=num_bytes)
+            for index, one in enumerate(configs)
+        ]
     if config.kv_events is not None:
         events = config.kv_events
         configs = [

@@ -56,12 +56,13 @@ class Audits(AuditStage):
 
     def __init__(
         self, share: float, tolerance: float, scheduler: Scheduler, ready: EngineReady, clock: Callable[[], float],
-        *, max_num_tokens: int,
+        *, max_num_tokens: int, distrust: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Makes the audits of `share` of the requests, in (0, 1], of those that have a hit.
 
         `tolerance`: By how much log-probabilities may differ; 0 asks for equal bits.
         `max_num_tokens`: The tokens of one step; of a longer hit the first ones are computed again.
+        `distrust`: Called when one differs: what was copied out of the cache may be wrong too.
         """
         self.num_agreeing = self.num_differing = 0
         self.has_results = False
@@ -69,7 +70,7 @@ class Audits(AuditStage):
         self._tolerance = tolerance
         self._scheduler = scheduler
         self._ready = ready
-        self._clock = clock
+        self._clock, self._distrust = clock, distrust
         self._max_num_tokens = max_num_tokens // ready.block_size * ready.block_size
         self._num_requests = self._num_audits = 0
         self._watched: dict[str, EngineCoreRequest] = {}  # those that have not been scheduled
@@ -172,6 +173,7 @@ class Audits(AuditStage):
             return
         if audit.differs:
             self.num_differing += 1
+            self._distrust()
             logger.error(
                 "the prefix cache held other values for %d tokens than were computed again: they are found no longer",
                 len(audit.token_ids) - 1,

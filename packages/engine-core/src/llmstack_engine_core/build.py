@@ -27,6 +27,7 @@ from llmstack_engine_core.build_observers import (
 from llmstack_engine_core.cache_size import choose_cache_size, choose_max_model_len
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.contract import numeric_contract_id
+from llmstack_engine_core.disk_cache.open_store import make_stored_prefixes
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.connectors import make_transfer
@@ -34,7 +35,7 @@ from llmstack_engine_core.kv_transfer.request_transfers import NO_TRANSFERS, Req
 from llmstack_engine_core.observers import Observers
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.protocols import ConstraintBackend, EventHook, ModelRunner
-from llmstack_engine_core.stages import AuditStage, Stages
+from llmstack_engine_core.stages import AuditStage, PrefixStage, Stages
 from llmstack_engine_core.structured_output import GrammarGate, LazyBackend
 from llmstack_step_log import LoggedScheduler, LogHeader, make_marker
 from llmstack_step_log.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
@@ -134,11 +135,14 @@ def _build_with_runner(
     num_steps_under_way = max(2 if ready.async_scheduling else 1, scheduler_config.pipeline_parallel_size)
     cache_news = make_cache_news(config, kv_cache, scheduler.media_numbers) if cache.enable_prefix_caching else None
     logged = scheduler if step_log is None else LoggedScheduler(scheduler, step_log)
+    stored = make_stored_prefixes(config, logged, runner, spec, ready)
+    audits = make_audits(config, logged, ready, events.clock, stored)
     stages = make_stages(
         logged, runner, events,
         constraints=LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size),
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
-        num_steps_under_way=num_steps_under_way, audits=make_audits(config, logged, ready, events.clock),
+        num_steps_under_way=num_steps_under_way, audits=audits,
+        stored=stored,
         transfer=None
         if config.kv_transfer is None
         else make_transfer(config.kv_transfer, config.kv_transfer_network, runner, spec, ready),
@@ -151,9 +155,9 @@ def _build_with_runner(
 
 
 def make_audits(
-    config: EngineConfig, scheduler: Scheduler, ready: EngineReady, clock: Callable[[], float]
+    config: EngineConfig, scheduler: Scheduler, ready: EngineReady, clock: Callable[[], float], stored: PrefixStage
 ) -> AuditStage:
-    """The audits of the prefix cache.
+    """The audits of the prefix cache; `stored` forgets what they find wrong.
 
     Raises:
         EngineStartError: They are asked for, and there is no hit to audit.
@@ -169,7 +173,7 @@ def make_audits(
         return AuditStage()
     return Audits(
         share, 0.0 if has_equal_bits else TOLERANCE, scheduler, ready, clock,
-        max_num_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_tokens=config.scheduler.max_num_batched_tokens, distrust=stored.distrust,
     )  # fmt: skip
 
 
@@ -183,12 +187,13 @@ def make_stages(
     num_steps_under_way: int = 1,
     transfer: TransferParts | None = None,
     audits: AuditStage | None = None,
+    stored: PrefixStage | None = None,
 ) -> Stages:
     """The stages before `scheduler`.
 
     `constraints` makes the backend of constrained requests. `max_cpu_loras` adapters are kept in memory; 0 refuses
     requests that name one. `transfer` is what carries KV blocks of requests; None refuses those that ask for it.
-    Without `audits` there are none.
+    Without `audits` there are none, and without `stored` no prefixes on disk.
     """
     return Stages(
         adapters=make_adapter_gate(runner, max_cpu_loras, num_steps_under_way, events.on_status),
@@ -196,6 +201,7 @@ def make_stages(
         transfers=NO_TRANSFERS if transfer is None else RequestTransfers(transfer, scheduler),
         beams=BeamSearches(scheduler),
         audits=audits or AuditStage(),
+        stored=stored,
     )
 
 

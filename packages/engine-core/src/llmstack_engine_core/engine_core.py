@@ -152,10 +152,11 @@ class EngineCore:
                 )
         return self._complete(*self._steps.compute())
 
-    def begin_audit(self) -> None:
-        """Begins to compute a prefix hit again if one waits for that; there is nothing else to do."""
+    def work_when_idle(self) -> None:
+        """Does what waits for a time without requests: begins an audit, writes prefixes to disk."""
         if not self.sleep_level:
             self._audits.begin()
+            self.stages.stored.work_when_idle()
             self.stages.look()
 
     def _pass_on(self) -> None:
@@ -181,8 +182,8 @@ class EngineCore:
             self._forget(finished)
         if self.stages.active:
             self.stages.end_step(is_idle=not self._under_way)
-        if self._audits.has_results and step_outputs.scheduler_stats is not None:
-            step_outputs = step_outputs._replace(scheduler_stats=self._audits.add_to(step_outputs.scheduler_stats))
+        if self._has_further_stats and step_outputs.scheduler_stats is not None:
+            step_outputs = step_outputs._replace(scheduler_stats=self._with_stages(step_outputs.scheduler_stats))
         return self.observers.complete([*refused.values(), *step_outputs.outputs], step_outputs, phases)
 
     def _forget(self, request_ids: Collection[str]) -> None:
@@ -201,11 +202,18 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """The scheduler's state after the last step; requests that wait in a stage count as waiting."""
         stats, num_held = self._scheduler.stats(), self.stages.num_waiting
-        stats = self._audits.add_to(stats)
+        stats = self._with_stages(stats)
         return stats._replace(num_waiting=stats.num_waiting + num_held) if num_held else stats
 
+    def _with_stages(self, stats: SchedulerStats) -> SchedulerStats:
+        return self.stages.stored.add_to(self._audits.add_to(stats))
+
+    @property
+    def _has_further_stats(self) -> bool:
+        return self._audits.has_results or self.stages.stored.has_stats
+
     def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
+        """Forgets cached prefixes in memory; False while requests are running."""
         self._audits.interrupt()
         has_forgotten = self._scheduler.reset_prefix_cache()
         self.observers.read_cache()

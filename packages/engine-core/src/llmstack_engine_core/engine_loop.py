@@ -87,7 +87,7 @@ class EngineLoop(ABC):
                 self._send_cache_update(step.timestamp_s)
             self._send_outputs(step)
         else:
-            self._core.begin_audit()
+            self._core.work_when_idle()
             if self._followers:
                 self._send_cache_update()
             report = self._core.observers.take_shadow_report()

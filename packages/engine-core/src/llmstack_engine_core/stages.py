@@ -148,6 +148,32 @@ class AuditStage(Stage):
         return stats
 
 
+class PrefixStage(Stage):
+    """A stage of requests whose prefixes may be elsewhere than in memory. This one knows no such place.
+
+    Attributes:
+        has_stats: Whether it has statistics of its own.
+    """
+
+    has_stats = False
+
+    def wants(self, request: EngineCoreRequest) -> bool:
+        """Whether the request has to pass it."""
+        return False
+
+    def distrust(self) -> None:
+        """Forgets everything that came from memory, where values were wrong."""
+        return
+
+    def work_when_idle(self) -> None:
+        """Does what is due; the engine core has no request."""
+        return
+
+    def add_to(self, stats: SchedulerStats) -> SchedulerStats:
+        """The statistics with its own."""
+        return stats
+
+
 class Stages:
     """The stages of one engine core, in the order in which a request passes those that it needs.
 
@@ -155,14 +181,19 @@ class Stages:
         active: The stages in use; empty while no request under way needs one.
     """
 
-    def __init__(self, adapters: Stage, grammars: Stage, transfers: Stage, beams: Stage, audits: AuditStage) -> None:
+    def __init__(
+        self, adapters: Stage, grammars: Stage, transfers: Stage, beams: Stage, audits: AuditStage,
+        stored: PrefixStage | None = None,
+    ) -> None:  # fmt: skip
+        """Without `stored` no prefix is anywhere but in memory."""
         self.adapters = adapters
         self.grammars = grammars
         self.transfers = transfers
         self.beams = beams
         self.audits = audits
+        self.stored = stored or PrefixStage()
         self.active: list[Stage] = []
-        self._all = (adapters, grammars, transfers, beams, audits)
+        self._all = (adapters, grammars, transfers, self.stored, beams, audits)
         self._ahead: dict[str, Iterator[Stage]] = {}  # of requests that wait: the stages that are left
 
     def needed_by(self, request: EngineCoreRequest) -> list[Stage]:
@@ -174,6 +205,8 @@ class Stages:
             needed.append(self.grammars)
         if request.kv_transfer is not None:
             needed.append(self.transfers)
+        if self.stored.wants(request):
+            needed.append(self.stored)
         if params.use_beam_search:
             needed.append(self.beams)
         return needed

@@ -183,6 +183,7 @@ class EngineArgs(
             "max_cpu_loras": self.max_cpu_loras or self.max_loras, "max_restarts": self.max_engine_restarts,
             "hang_timeout_s": self.engine_hang_timeout, "key_file": self._key_file(), "hosts": self._hosts(),
             "kv_events": self.kv_events_config, "kv_transfer": self.kv_transfer_config,
+            "kv_cache_dir": None if self.kv_cache_dir is None else os.path.abspath(self.kv_cache_dir),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:
@@ -259,6 +260,8 @@ class EngineArgs(
             yield Problem(
                 "{warm_spare} and {kv_events_config} exclude each other: two processes would publish at one port"
             )
+        if self.warm_spare and self.kv_cache_dir is not None:
+            yield Problem("{warm_spare} and {kv_cache_dir} exclude each other: two processes would use one folder")
         if self.warm_spare and self.device == "cuda":
             yield Problem("{warm_spare} and {device} cuda exclude each other: the weights would be there twice")
         if self.kv_events_config and self._key_file() is None:
@@ -304,8 +307,9 @@ class EngineArgs(
 
     @property
     def _compares_weights(self) -> bool:
-        """Whether other servers have to know that the weights are equal, wherever the files lie."""
-        return self.has_other_hosts or self.digests_weight_content or self.kv_transfer_config is not None
+        """Whether other servers, or later ones, have to know that the weights are equal, wherever the files lie."""
+        is_shared = self.kv_transfer_config is not None or self.kv_cache_dir is not None
+        return self.has_other_hosts or self.digests_weight_content or is_shared
 
     @property
     def runner_name(self) -> str:

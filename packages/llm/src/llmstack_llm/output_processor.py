@@ -320,6 +320,7 @@ class OutputProcessor:
         if output.num_cached_tokens >= 0 and parent.num_cached_tokens is None:
             parent.num_cached_tokens = output.num_cached_tokens
             stats.num_cached_tokens += output.num_cached_tokens
+            stats.num_disk_tokens += output.num_disk_tokens
         if output.prompt_logprobs is not None:
             entries = output.prompt_logprobs
             parent.prompt_logprobs = [entry and logprobs_dict(entry, self._tokenizer) for entry in entries]

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
     from llmstack_types.shadow import ShadowFigures, ShadowReport
-    from llmstack_types.stats import RequestProgress, SchedulerStats
+    from llmstack_types.stats import DiskCacheStats, RequestProgress, SchedulerStats
     from llmstack_types.structured_outputs_params import StructuredOutputsParams
     from llmstack_types.token_masks import TokenMasks
 
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "BlockEviction": "events",
     "Control": "control",
+    "DiskCacheStats": "stats",
     "EncoderStats": "media",
     "EncoderWork": "media",
     "EngineCoreOutput": "engine_core",
@@ -126,6 +127,7 @@ _MODULES = {
 __all__ = [
     "BlockEviction",
     "Control",
+    "DiskCacheStats",
     "EncoderStats",
     "EncoderWork",
     "EngineCoreOutput",

@@ -125,6 +125,7 @@ class EngineCoreOutput(NamedTuple):
         pooled: The vector or vectors of a pooling request, or its labels' numbers: float32, little-endian.
         kv_transfer: The field for the request that goes on elsewhere, of a finished one whose blocks are exported;
             without a handle, with the first token: the tokens that were imported.
+        num_disk_tokens: How many of `num_cached_tokens` were read from disk for this request.
     """
 
     request_id: str
@@ -137,6 +138,7 @@ class EngineCoreOutput(NamedTuple):
     error: str | None = None
     pooled: bytes | None = None
     kv_transfer: KVTransferParams | None = None
+    num_disk_tokens: int = 0
 
 
 class EngineCoreOutputs(NamedTuple):

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from llmstack_types.media import EncoderStats
 from llmstack_types.sampling_params import SamplingParams
+
+DISK_MISS_CAUSES: Final = ("absent", "damaged", "foreign", "unreadable", "late", "evicted", "no_room")
+"""Why a prefix was not read from disk, or not to its end."""
+
+
+class DiskCacheStats(NamedTuple):
+    """The prefix cache on disk at one moment; counters grow from the engine's start.
+
+    Attributes:
+        num_bytes: The size of its files.
+        num_requests: Counter of requests that looked for blocks on disk, since memory had too few.
+        num_tokens: Counter of tokens that were read.
+        num_read_bytes: Counter of the bytes of their blocks.
+        num_written_bytes: Counter of bytes that were written.
+        num_dropped: Counter of files that were not written, for want of room or since the disk failed.
+        num_misses: Counters of requests by `DISK_MISS_CAUSES`.
+    """
+
+    num_bytes: int = 0
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_read_bytes: int = 0
+    num_written_bytes: int = 0
+    num_dropped: int = 0
+    num_misses: tuple[int, ...] = (0,) * len(DISK_MISS_CAUSES)
 
 
 class SchedulerStats(NamedTuple):
@@ -47,6 +72,7 @@ class SchedulerStats(NamedTuple):
             no state was kept where they end.
         num_agreeing_audits: Counter of prefix hits that were computed again and found to be right.
         num_differing_audits: Counter of those that were found to be wrong.
+        disk: The prefix cache on disk; None without.
         encoder: What is encoded and kept; None for a model that takes tokens only.
     """
 
@@ -81,6 +107,7 @@ class SchedulerStats(NamedTuple):
     num_agreeing_audits: int = 0
     num_differing_audits: int = 0
     encoder: EncoderStats | None = None
+    disk: DiskCacheStats | None = None
 
     @property
     def kv_cache_usage(self) -> float:

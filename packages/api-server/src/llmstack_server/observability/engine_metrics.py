@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_server.observability.histograms import HistogramFamily
 from llmstack_server.observability.metric_aliases import PREFIX
-from llmstack_types import BlockEviction, EngineReady, FinishReason, SchedulerStats
+from llmstack_types import BlockEviction, DiskCacheStats, EngineReady, FinishReason, SchedulerStats
+from llmstack_types.stats import DISK_MISS_CAUSES
 
 ENGINE_LABELS = ("model_name", "engine")
 CACHE_LABELS = (
@@ -39,6 +40,7 @@ _GAUGES = {
     "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1.",
     "spec_decode_draft_acceptance_rate": "Share of the draft tokens that were accepted, since the start.",
     "encoder_cache_usage_perc": "Share of the encoder cache in use, 0 to 1.",
+    "kv_cache_disk_bytes": "Size of the prefixes on disk (`--kv-cache-dir`).",
 }
 _COUNTERS = {
     "engine_steps": "Steps computed.",
@@ -60,6 +62,11 @@ _COUNTERS = {
     "encoder_items": "Items of prompts that were encoded.",
     "encoder_units": "Patches or frames of items that began to be encoded.",
     "encoder_evictions": "Encoded items that were evicted.",
+    "kv_cache_disk_queries": "Requests whose prefix was looked up on disk, since memory had too little of it.",
+    "kv_cache_disk_tokens": "Tokens whose KV was read from disk.",
+    "kv_cache_disk_read_bytes": "KV read from disk.",
+    "kv_cache_disk_written_bytes": "Files of KV written to disk.",
+    "kv_cache_disk_dropped_files": "Files of KV that were not written, for want of room or since the disk failed.",
     "encoder_repeats": "Encoded items that were evicted though a running request needed them still.",
 }
 # Families with one more label; all of its values exist from the start.
@@ -145,6 +152,10 @@ class EngineFamilies:
             f"{PREFIX}prefix_cache_audit", "Prefix hits that were computed again (`--audit-hits`), by result.",
             labels("result"), registry=registry,
         )  # fmt: skip
+        self.disk_misses = Counter(
+            f"{PREFIX}kv_cache_disk_misses", "Requests whose prefix was not on disk, or not to its end, by cause.",
+            labels("cause"), registry=registry,
+        )  # fmt: skip
         self.step_phases = Counter(
             f"{PREFIX}step_phase_seconds", "Time of steps, by phase.", labels("phase"), registry=registry
         )
@@ -187,6 +198,7 @@ class EngineMetrics:
         self._waiting = [families.waiting_by_reason.labels(*self._labels, reason) for reason in _WAITING_REASONS]
         for name, result in _AUDIT_RESULTS.items():
             self._counters[name] = families.audits.labels(*self._labels, result)
+        self._disk_misses = [families.disk_misses.labels(*self._labels, cause) for cause in DISK_MISS_CAUSES]
         # All from the start, so that rates include the first one.
         self._ends = {reason.value: families.success.labels(*self._labels, reason.value) for reason in FinishReason}
         self.set_sleep_level(0)
@@ -249,6 +261,10 @@ class EngineMetrics:
             gauges["encoder_cache_usage_perc"].set(stats.encoder.num_used_tokens / stats.encoder.num_cache_tokens)
         for name, growth in self._totals.growth(stats):
             counters[name].inc(growth)
+        if stats.disk is not None:
+            gauges["kv_cache_disk_bytes"].set(stats.disk.num_bytes)
+            for counter, growth in zip(self._disk_misses, self._totals.growth_per_miss(stats.disk), strict=True):
+                counter.inc(growth)
         if stats.num_draft_tokens:
             gauges["spec_decode_draft_acceptance_rate"].set(stats.num_accepted_draft_tokens / stats.num_draft_tokens)
             for place, growth in enumerate(self._totals.growth_per_position(stats)):
@@ -276,7 +292,8 @@ class EngineMetrics:
         self._split["external_kv_transfer"].inc(stats.num_external_tokens)
         counters["external_prefix_cache_queries"].inc(stats.num_external_queries)
         counters["external_prefix_cache_hits"].inc(stats.num_external_tokens)
-        self._split["device"].inc(stats.num_cached_tokens)
+        self._split["device"].inc(stats.num_cached_tokens - stats.num_disk_tokens)
+        self._split["disk"].inc(stats.num_disk_tokens)
 
     def _record_evictions(self, evictions: Sequence[BlockEviction]) -> None:
         lifetime, idle, gap = (family.labels(*self._labels) for family in self._families.residency.values())
@@ -319,6 +336,12 @@ _ENCODER_TOTALS = {
     "encoder_units": "num_units", "encoder_evictions": "num_evictions", "encoder_repeats": "num_repeats",
 }  # fmt: skip
 _encoder_fields_of = attrgetter(*_ENCODER_TOTALS.values())
+_DISK_TOTALS = {
+    "kv_cache_disk_queries": "num_requests", "kv_cache_disk_tokens": "num_tokens",
+    "kv_cache_disk_read_bytes": "num_read_bytes", "kv_cache_disk_written_bytes": "num_written_bytes",
+    "kv_cache_disk_dropped_files": "num_dropped",
+}  # fmt: skip
+_disk_fields_of = attrgetter(*_DISK_TOTALS.values())
 
 
 class _Totals:
@@ -327,17 +350,26 @@ class _Totals:
     def __init__(self) -> None:
         self._last: tuple[int, ...] = (0,) * len(_TOTALS)
         self._last_of_encoder: tuple[int, ...] = (0,) * len(_ENCODER_TOTALS)
+        self._last_of_disk: tuple[int, ...] = (0,) * len(_DISK_TOTALS)
+        self._last_misses = (0,) * len(DISK_MISS_CAUSES)
         self._last_per_place: tuple[int, ...] = ()
 
     def growth(self, stats: SchedulerStats) -> list[tuple[str, int]]:
         """Counters that have grown since the last call, and by how much."""
         last, self._last = self._last, _fields_of(stats)
-        grown = [(name, new - old) for name, new, old in zip(_TOTALS, self._last, last, strict=True) if new > old]
+        grown = [*zip(_TOTALS, self._last, last, strict=True)]
         if stats.encoder is not None:
             last, self._last_of_encoder = self._last_of_encoder, _encoder_fields_of(stats.encoder)
-            pairs = zip(_ENCODER_TOTALS, self._last_of_encoder, last, strict=True)
-            grown += [(name, new - old) for name, new, old in pairs if new > old]
-        return grown
+            grown += zip(_ENCODER_TOTALS, self._last_of_encoder, last, strict=True)
+        if stats.disk is not None:
+            last, self._last_of_disk = self._last_of_disk, _disk_fields_of(stats.disk)
+            grown += zip(_DISK_TOTALS, self._last_of_disk, last, strict=True)
+        return [(name, new - old) for name, new, old in grown if new > old]
+
+    def growth_per_miss(self, disk: DiskCacheStats) -> list[int]:
+        """Growth of the misses on disk, by cause."""
+        last, self._last_misses = self._last_misses, disk.num_misses
+        return [max(new - old, 0) for new, old in zip(self._last_misses, last, strict=True)]
 
     def growth_per_position(self, stats: SchedulerStats) -> list[int]:
         """Growth of the accepted draft tokens, by position."""

@@ -148,6 +148,8 @@ def config_from(settings: Settings) -> ServeConfig:
         settings.add_problems(processes.conflicts_with_hosts(engine))
         settings.add_problems(_statistics_conflicts(engine, observability))
         settings.add_problems(_adapter_conflicts(settings))
+        if engine.kv_cache_dir is not None and keys and settings["state_dir"] is None:
+            settings.add_problems(_keys_without_state())
         settings.add_problems(() if reload is None else reload.conflicts_with(engine, processes))
     if (
         settings.problems
@@ -281,6 +283,10 @@ def _statistics_conflicts(engine: EngineArgs, observability: ObservabilityConfig
     for name, value in reported.items():
         if value:
             yield Problem(f"{{{name}}} needs the statistics that {{disable_log_stats}} turns off")
+
+
+def _keys_without_state() -> Iterator[Problem]:
+    yield Problem("{kv_cache_dir} with API keys needs {state_dir}: the ids of keys have to outlive the server")
 
 
 def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:

@@ -146,6 +146,7 @@ class ReloadOptions(OptionGroup):
             ("distributed_executor_backend", engine.num_nodes > 1, "ranks of other machines cannot be exchanged"),
             ("record_steps", engine.record_steps is not None, "two processes would write one file"),
             ("kv_events_config", bool(engine.kv_events_config), "two processes would publish at one port"),
+            ("kv_cache_dir", engine.kv_cache_dir is not None, "two processes would use one folder"),
             ("kv_transfer_config", bool(engine.kv_transfer_config), "two processes would have one name"),
         ):
             if is_given:

@@ -44,21 +44,28 @@ class TagMaker:
 
     def tag(self, request: EngineCoreRequest, num_tokens: int) -> bytes:
         """The tag of the request's first `num_tokens` tokens."""
-        ready, adapter = self.ready, ""
-        if request.lora_name is not None:
-            identity = LoRAIdentity.parse(request.lora_name)
-            adapter = f"{identity.name}@{identity.digest}"  # each engine core counts generations for itself
-        values = [
-            request.tenant, request.cache_salt, LAYOUT + self.form, ready.numeric_contract_id, ready.block_size,
-            ready.dtype, ready.kv_cache_dtype, self.bytes_per_block, self.bytes_per_state, adapter,
-            pack_tokens(request.prompt_token_ids[:num_tokens]),
-        ]  # fmt: skip
-        packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
-        return packed
+        return _packed([request.tenant, *self._facts(request), pack_tokens(request.prompt_token_ids[:num_tokens])])
+
+    def facts(self, request: EngineCoreRequest, form: str) -> bytes:
+        """What the request's blocks depend on besides tokens, in a form that `form` says more about.
+
+        Of two requests with equal facts each may find the blocks of the other one.
+        """
+        return _packed([form, *self._facts(request)])
 
     def num_bytes(self, num_tokens: int) -> int:
         """Size of the blocks of so many tokens, and of the state after them."""
         return num_tokens // self.ready.block_size * self.bytes_per_block + self.bytes_per_state
+
+    def _facts(self, request: EngineCoreRequest) -> list[Any]:
+        ready, adapter = self.ready, ""
+        if request.lora_name is not None:
+            identity = LoRAIdentity.parse(request.lora_name)
+            adapter = f"{identity.name}@{identity.digest}"  # each engine core counts generations for itself
+        return [
+            request.cache_salt, LAYOUT + self.form, ready.numeric_contract_id, ready.block_size, ready.dtype,
+            ready.kv_cache_dtype, self.bytes_per_block, self.bytes_per_state, adapter,
+        ]  # fmt: skip
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -77,6 +84,11 @@ def difference(exported: bytes, wanted: bytes) -> str | None:
         if first != other:
             return "" if name in _OWNERS else name
     return ""
+
+
+def _packed(values: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
+    return packed
 
 
 def _values(tag: bytes) -> list[Any]:

@@ -16,6 +16,7 @@ from llmstack_engine_core.messages.requests import KV_TRANSFER, MAX_REQUEST_ID_L
 from llmstack_engine_core.messages.rows import row
 from llmstack_types import (
     BlockEviction,
+    DiskCacheStats,
     EngineCoreOutput,
     EngineCoreOutputs,
     FinishReason,
@@ -38,6 +39,7 @@ def _check_stats(stats: SchedulerStats) -> None:
         raise CodecError("waiting_tenants must hold one name for each number")
 
 
+DISK_STATS: Final = row(DiskCacheStats, {"num_misses": kinds.counters(MAX_STATS_COUNTERS)})
 STATS: Final = row(
     SchedulerStats,
     {
@@ -45,6 +47,7 @@ STATS: Final = row(
         "num_waiting_tokens_per_tenant": kinds.counters(MAX_STATS_COUNTERS),
         "waiting_tenants": kinds.texts(MAX_TENANT_LENGTH, MAX_STATS_COUNTERS, make=tuple),
         "encoder": optional(ENCODER_STATS),
+        "disk": optional(DISK_STATS),
     },
     check=_check_stats,
 )
@@ -126,6 +129,7 @@ OUTPUTS: Final = row(
                 "error": sparse(None, kinds.texts(4096)),
                 "pooled": sparse(None, kinds.items(kinds.blob(_FLOAT_SIZE))),
                 "kv_transfer": sparse(None, kinds.items(KV_TRANSFER)),
+                "num_disk_tokens": sparse(0, UINT32S),
             },
         ),
         "timestamp_s": kinds.number(),

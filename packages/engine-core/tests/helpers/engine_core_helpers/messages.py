@@ -20,6 +20,7 @@ from llmstack_engine_core.messages.protocol import (
 from llmstack_types import (
     BlockEviction,
     Control,
+    DiskCacheStats,
     EncoderStats,
     EncoderWork,
     EngineCoreOutput,
@@ -218,6 +219,7 @@ OUTPUTS = st.builds(
     finish_reason=optional(st.sampled_from(FinishReason)),
     stop_reason=optional(TOKEN_ID),
     num_cached_tokens=st.just(-1) | COUNT,
+    num_disk_tokens=COUNT,
     error=optional(TEXT),
     pooled=optional(st.binary(max_size=3).map(lambda chunk: 4 * chunk)),
     kv_transfer=optional(KV_TRANSFERS),
@@ -230,6 +232,7 @@ STATS = st.builds(
         "num_waiting_tokens_per_tenant": st.tuples(COUNT, COUNT),
         "waiting_tenants": st.tuples(TEXT, TEXT),
         "encoder": optional(st.builds(EncoderStats, *[COUNT] * 9)),
+        "disk": optional(st.builds(DiskCacheStats, *[COUNT] * 6, st.tuples(COUNT, COUNT))),
     },
 )
 READY = st.builds(

@@ -121,6 +121,21 @@ class KVCacheOptions(KVSettings, PrefixSettings, OptionGroup):
         example='{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}',
     )
 
+    kv_cache_dir: str | None = option(
+        None,
+        flag="--kv-cache-dir",
+        metavar="DIR",
+        help="private folder in which cached prefixes outlive the server, encrypted, to be read in place of computed",
+    )
+    kv_cache_disk_bytes: int = option(
+        10 << 30,
+        flag="--kv-cache-disk-bytes",
+        at_least=1 << 20,
+        suffixes=True,
+        metavar="BYTES",
+        help="size of the files in --kv-cache-dir, such as 100G; those used least recently go first",
+    )
+
     def conflicts(self) -> Iterator[Problem]:
         """Adds sizes that are given twice."""
         yield from super().conflicts()
@@ -133,6 +148,8 @@ class KVCacheOptions(KVSettings, PrefixSettings, OptionGroup):
             yield Problem("{num_host_blocks} and {swap_space} both set the host's share of the KV cache; give one")
         if self.kv_transfer_config and not self.enable_prefix_caching:
             yield Problem("{kv_transfer_config} needs {enable_prefix_caching}: imported blocks are cached prefixes")
+        if self.kv_cache_dir is not None and not self.enable_prefix_caching:
+            yield Problem("{kv_cache_dir} needs {enable_prefix_caching}: it keeps cached prefixes")
 
 
 @option_group

@@ -17,7 +17,8 @@ _FIXED_RANKS = ForeignFlag("the number of ranks is fixed at the start, by --tens
 _ONE_MACHINE = ForeignFlag("--data-parallel-size-local N runs engine cores on several machines behind one endpoint")
 _EXPERTS = ForeignFlag("--enable-expert-parallel spreads experts evenly and in order; nothing else is offered", _OFF)
 _KV_ELSEWHERE = ForeignFlag(
-    "the KV cache stays in the engine core; --num-host-blocks N swaps preempted requests to host memory", _OFF
+    "--kv-cache-dir DIR keeps cached prefixes on disk; --num-host-blocks N swaps preempted requests to host memory",
+    _OFF,
 )
 _STATE_SPACE = ForeignFlag("state space models are not supported", ("auto", "none", *_OFF))
 _OWN_CLASSES = ForeignFlag(

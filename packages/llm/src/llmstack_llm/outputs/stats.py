@@ -72,6 +72,7 @@ class IterationStats:
         shadow: The report of the shadow scheduler; None where it has nothing new.
         num_external_queries: Prompt tokens of the requests that named an export of another server.
         num_external_tokens: How many of those were imported.
+        num_disk_tokens: Cached tokens that were read from disk.
     """
 
     timestamp_s: float = 0.0
@@ -91,6 +92,7 @@ class IterationStats:
     shadow: ShadowReport | None = None
     num_external_queries: int = 0
     num_external_tokens: int = 0
+    num_disk_tokens: int = 0
 
 
 class StatLogger(Protocol):

@@ -1,0 +1,1 @@
+"""A prefix cache on disk, which outlives the process."""

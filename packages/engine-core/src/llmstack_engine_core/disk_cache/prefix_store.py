@@ -1,0 +1,116 @@
+"""Prefixes on disk: blocks and states, found by tokens in a scope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from llmstack_engine_core.disk_cache.block_files import BlockFiles, BlockMissError
+from llmstack_engine_core.disk_cache.scopes import SEAL_BYTES, Chain, Scope
+from llmstack_engine_core.kv_transfer.tag import TagMaker
+from llmstack_types import EngineCoreRequest
+
+MAX_EXTENT_BYTES: Final = 4 << 20
+MAX_EXTENT_BLOCKS: Final = 8
+
+
+class Extent(NamedTuple):
+    """Blocks `start` to `end` of a text, in one file."""
+
+    start: int
+    end: int
+
+    @property
+    def num_blocks(self) -> int:
+        """How many they are."""
+        return self.end - self.start
+
+
+class PrefixStore:
+    """Blocks of prefixes in files. For any thread.
+
+    A text is divided into extents: 8 blocks each, or as many as have 4 MiB, and what is left at the end. An extent is
+    found only if its tokens and everything before them are those that were written, in the same scope.
+
+    Attributes:
+        files: Where they lie.
+        has_states: Whether a prefix is of use only up to a state.
+        bytes_per_block: Size of a block.
+    """
+
+    def __init__(self, files: BlockFiles, secret: bytes, tags: TagMaker) -> None:
+        self.files = files
+        self.bytes_per_block, self.bytes_per_state = tags.bytes_per_block, tags.bytes_per_state
+        self.has_states = tags.bytes_per_state > 0
+        self._secret, self._tags = secret, tags
+        self._block_size = tags.ready.block_size
+        self._extent_blocks = min(max(MAX_EXTENT_BYTES // max(tags.bytes_per_block, 1), 1), MAX_EXTENT_BLOCKS)
+
+    def chain(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> Chain:
+        """The blocks of a text of a request; O(tokens)."""
+        facts = self._tags.facts(request, f"{self._extent_blocks} blocks in a file")
+        return Chain(Scope.of(self._secret, facts), self._block_size, token_ids)
+
+    def find(self, chain: Chain, max_blocks: int) -> int:
+        """How many of the first blocks are on disk, up to a state if the model has states; nothing is read."""
+        size, files, whole = self._extent_blocks, self.files, 0
+        while whole + size <= max_blocks and chain.name(whole + size) in files:
+            whole += size
+        for end in range(min(whole + size - 1, max_blocks), 0, -1):
+            if chain.name(end) in files and (not self.has_states or chain.state_name(end) in files):
+                return end
+        return 0
+
+    def extents(self, start: int, end: int) -> list[Extent]:
+        """The extents of a text of `end` blocks that contain blocks from number `start` on."""
+        size = self._extent_blocks
+        return [Extent(first, min(first + size, end)) for first in range(start // size * size, end, size)]
+
+    def content(self, chain: Chain, extent: Extent) -> tuple[bytearray, int]:
+        """A text to be sealed, and where in it the blocks of an extent begin, which are to be filled in."""
+        head = chain.head(*extent)
+        return bytearray(head) + bytearray(extent.num_blocks * self.bytes_per_block), len(head)
+
+    def state_content(self, chain: Chain) -> tuple[bytearray, int]:
+        """As `content`, for the state after all blocks of a text."""
+        head = chain.head(chain.num_blocks, chain.num_blocks)
+        return bytearray(head) + bytearray(self.bytes_per_state), len(head)
+
+    def read(self, chain: Chain, extent: Extent) -> bytearray:
+        """The blocks of an extent in the form of the model runner.
+
+        Raises:
+            BlockMissError: They are not there, or differ in any bit from what was written.
+        """
+        return self._read(chain.scope, chain.name(extent.end), chain.head(*extent), self._num_bytes(extent))
+
+    def read_state(self, chain: Chain, end: int) -> bytearray:
+        """The state after the first `end` blocks.
+
+        Raises:
+            BlockMissError: As `read`.
+        """
+        return self._read(chain.scope, chain.state_name(end), chain.head(end, end), self.bytes_per_state)
+
+    def remove(self, chain: Chain, extents: Iterable[Extent]) -> None:
+        """Removes extents of a text, where they are there."""
+        for extent in extents:
+            self.files.remove(chain.name(extent.end))
+
+    def touch(self, chain: Chain, end: int) -> None:
+        """Notes the use of a text of `end` blocks."""
+        names = [chain.name(extent.end) for extent in self.extents(0, end)]
+        self.files.touch([*names, chain.state_name(end)] if self.has_states else names)
+
+    def _num_bytes(self, extent: Extent) -> int:
+        return extent.num_blocks * self.bytes_per_block
+
+    def _read(self, scope: Scope, name: str, head: bytes, num_bytes: int) -> bytearray:
+        try:
+            text = scope.unseal(name, self.files.read(name, len(head) + num_bytes + SEAL_BYTES))
+            if text[: len(head)] != head:
+                raise BlockMissError("foreign")
+        except BlockMissError:
+            self.files.remove(name)
+            raise
+        return bytearray(memoryview(text)[len(head) :])

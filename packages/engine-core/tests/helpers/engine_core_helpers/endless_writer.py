@@ -1,0 +1,49 @@
+"""A process that writes prefixes to disk until it is killed: `python endless_writer.py FOLDER SEED`."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmstack_engine_core.disk_cache.open_store import open_files
+from llmstack_engine_core.disk_cache.prefix_store import Extent, PrefixStore
+from llmstack_engine_core.disk_cache.scopes import Chain
+from llmstack_engine_core.kv_transfer.tag import TagMaker
+from llmstack_types import EngineCoreRequest, EngineReady, SamplingParams
+
+BLOCK_BYTES, NUM_TEXTS, MAX_BYTES = 64 << 10, 12, 4 << 20
+REQUEST = EngineCoreRequest("r", [1], SamplingParams())
+
+
+def open_store(folder: Path) -> PrefixStore:
+    files, secret = open_files("the folder", str(folder), MAX_BYTES)
+    return PrefixStore(files, secret, TagMaker(EngineReady(64, 4, 64, 97, "float32", "cpu"), BLOCK_BYTES))
+
+
+def texts() -> Iterator[list[int]]:
+    for number in range(NUM_TEXTS):
+        yield [number % 3, *range(5 * number)]
+
+
+def blocks_of(chain: Chain, extent: Extent) -> bytes:
+    """What belongs to the tokens, and to no others."""
+    return hashlib.shake_128(chain.head(*extent)).digest(extent.num_blocks * BLOCK_BYTES)
+
+
+def main(folder: Path, seed: int) -> None:
+    store, pick, all_texts = open_store(folder), random.Random(seed), list(texts())
+    print("begun", flush=True)
+    while True:
+        chain = store.chain(REQUEST, pick.choice(all_texts))
+        for extent in store.extents(0, chain.num_blocks):
+            text, start = store.content(chain, extent)
+            text[start:] = blocks_of(chain, extent)
+            store.files.write(chain.name(extent.end), chain.scope.seal(chain.name(extent.end), text))
+        store.touch(chain, chain.num_blocks)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
