@@ -330,15 +330,6 @@ def test_a_warm_spare_is_refused_where_it_cannot_serve(fields: dict[str, Any], s
         EngineArgs("m", warm_spare=True, **({"max_engine_restarts": 1} | fields))
 
 
-def test_a_cache_on_disk_compares_the_content_of_weights(tmp_path: Path):
-    model = str(write_model_folder(tmp_path))
-    _, engine = EngineArgs(model, kv_cache_dir="cache", kv_cache_disk_bytes=3 << 30).create_engine_config()
-    assert (engine.kv_cache_dir, engine.kv_cache_disk_bytes) == (str(Path("cache").resolve()), 3 << 30)
-    assert engine.model.digest_weight_content
-    with pytest.raises(OptionsError, match="kv_cache_dir needs enable_prefix_caching"):
-        EngineArgs(model, kv_cache_dir="cache", enable_prefix_caching=False)
-
-
 def test_packed_weights_are_kept_unless_that_is_switched_off(tmp_path: Path):
     model = str(write_model_folder(tmp_path))
     chosen = [EngineArgs(model, pack_cache=value).create_engine_config()[1].model.pack_cache for value in (True, False)]
