@@ -195,7 +195,7 @@ def engine_configs(config: EngineConfig) -> list[EngineConfig]:
     if num_engines > 1 and config.record_steps is not None:
         configs = [replace(one, record_steps=f"{config.record_steps}.{index}") for index, one in enumerate(configs)]
     if num_engines > 1 and config.kv_cache_dir is not None:
-        num_bytes = max(config.kv_cache_disk_bytes // num_engines, 1)
+        num_bytes = max(config.kv_cache_disk_bytes // num_engines, 1 << 20)
         configs = [
             replace(one, kv_cache_dir=f"{config.kv_cache_dir}.{index}", kv_cache_disk_bytes=num_bytes)
             for index, one in enumerate(configs)

@@ -96,8 +96,6 @@ class EngineConfig(StepLogSettings, PrefixSettings, ProcessSettings, ReportSetti
         kv_events: Where the events of the prefix cache are published; None for nowhere.
         kv_transfer: How KV blocks of requests are exchanged with other engine cores; None for not at all.
         kv_transfer_network: The network to them, if they are on other hosts.
-        kv_cache_dir: Folder in which cached prefixes outlive the process; None keeps none.
-        kv_cache_disk_bytes: The size of its files at most.
         profiler: Where profiles are written; None records none.
         constraint_backend: The class that compiles and follows constraints, as `module:Class`.
         log_level: The log level of the engine core's process.
@@ -136,8 +134,6 @@ class EngineConfig(StepLogSettings, PrefixSettings, ProcessSettings, ReportSetti
     kv_events: KVEventsConfig | None = None
     kv_transfer: KVTransferConfig | None = None
     kv_transfer_network: TransferNetwork | None = None
-    kv_cache_dir: str | None = None
-    kv_cache_disk_bytes: int = 10 << 30
     profiler: ProfilerConfig | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
@@ -146,14 +142,7 @@ class EngineConfig(StepLogSettings, PrefixSettings, ProcessSettings, ReportSetti
         self._check_shared_limits()
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ValueError("num_blocks and kv_cache_bytes both set the size of the KV cache; give one of them")
-        positive = (
-            "kv_cache_disk_bytes",
-            "num_blocks",
-            "kv_cache_bytes",
-            "max_num_queued_requests",
-            "start_timeout_s",
-            "shutdown_grace_s",
-        )
+        positive = ("num_blocks", "kv_cache_bytes", "max_num_queued_requests", "start_timeout_s", "shutdown_grace_s")
         for name in positive:
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -339,6 +339,20 @@ class PrefixSettings:
         metavar="N",
         help="blocks in host memory for preempted requests; 0 recomputes them",
     )
+    kv_cache_dir: str | None = option(
+        None,
+        flag="--kv-cache-dir",
+        metavar="DIR",
+        help="private folder in which cached prefixes outlive the server, encrypted, to be read in place of computed",
+    )
+    kv_cache_disk_bytes: int = option(
+        10 << 30,
+        flag="--kv-cache-disk-bytes",
+        at_least=1 << 20,
+        suffixes=True,
+        metavar="BYTES",
+        help="size of the files in --kv-cache-dir, such as 100G; those used least recently go first",
+    )
 
 
 @option_group

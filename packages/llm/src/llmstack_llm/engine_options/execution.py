@@ -121,21 +121,6 @@ class KVCacheOptions(KVSettings, PrefixSettings, OptionGroup):
         example='{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}',
     )
 
-    kv_cache_dir: str | None = option(
-        None,
-        flag="--kv-cache-dir",
-        metavar="DIR",
-        help="private folder in which cached prefixes outlive the server, encrypted, to be read in place of computed",
-    )
-    kv_cache_disk_bytes: int = option(
-        10 << 30,
-        flag="--kv-cache-disk-bytes",
-        at_least=1 << 20,
-        suffixes=True,
-        metavar="BYTES",
-        help="size of the files in --kv-cache-dir, such as 100G; those used least recently go first",
-    )
-
     def conflicts(self) -> Iterator[Problem]:
         """Adds sizes that are given twice."""
         yield from super().conflicts()
