@@ -1,5 +1,6 @@
 // Roofs of one thread: how fast it reads memory, and how fast it multiplies operands that stay in registers.
 
+#include "linear/native_tiles.h"
 #include "native/simd.h"
 
 namespace llmstack {
@@ -76,6 +77,27 @@ extern "C" int64_t roofline_bfloat16(int64_t steps) {
   using namespace llmstack;
   return repeat<Floats>(steps, kBFloat16Products, [](auto... v) { return multiply_bfloat16(v...); });
 }
+#if defined(__AVX512BF16__)
+// The same of the variant `amx`, by the tiles.
+template <class Tiles>
+static int64_t repeat_tiles(int64_t steps) {
+  llmstack::TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, llmstack::kMostTileRows);
+  shapes.load();
+  for (int64_t step = 0; step < steps; ++step) {
+    Tiles::template add<0, 4, 6>(), Tiles::template add<1, 4, 7>();
+    Tiles::template add<2, 5, 6>(), Tiles::template add<3, 5, 7>();
+  }
+  llmstack::release_tiles();
+  return steps * 4 * llmstack::kMostTileRows * llmstack::kMostTileRows * llmstack::kTileRowBytes;
+}
+extern "C" int64_t roofline_amx_bfloat16(int64_t steps) {
+  return repeat_tiles<llmstack::BFloat16Tiles>(steps) / 2;
+}
+extern "C" int64_t roofline_amx_int8(int64_t steps) {
+  return repeat_tiles<llmstack::IntegerTiles>(steps);
+}
+#endif
 extern "C" int64_t roofline_int8(int64_t steps) {
   using namespace llmstack;
   return repeat<Ints>(steps, kIntegerProducts, [](auto... v) { return multiply_integers(v...); });

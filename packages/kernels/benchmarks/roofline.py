@@ -25,7 +25,7 @@ import torch
 
 from llmstack_kernels.activation import silu_and_mul
 from llmstack_kernels.argmax import argmax
-from llmstack_kernels.build_native import PACKAGE, find_compiler, variants
+from llmstack_kernels.build_native import PACKAGE, find_compiler, flags_of
 from llmstack_kernels.embedding import embedding
 from llmstack_kernels.layer_norm import layer_norm
 from llmstack_kernels.linear import pack_linear
@@ -126,7 +126,9 @@ class Roofs:
         self._pool = ThreadPoolExecutor(num_threads)
         self._num_threads = num_threads
         self._memory = empty_in_huge_pages(num_threads << 24, torch.int32).view(num_threads, -1).fill_(1)
-        self._products: Callable[[int], int] = self._library[f"roofline_{kind}"]
+        own = f"roofline_{variant}_{kind}"
+        name = own if hasattr(self._library, own) else f"roofline_{kind}"
+        self._products: Callable[[int], int] = self._library[name]
         self._read = self._library["roofline_read"]
         self._products.argtypes = [ctypes.c_int64]
         self._products.restype = ctypes.c_int64
@@ -164,7 +166,7 @@ def _compile_probe(variant: str) -> ctypes.CDLL:
     source = Path(__file__).with_suffix(".cpp")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "roofline.so"
-        flags = ["-std=c++20", "-O3", "-fPIC", "-shared", *variants()[variant], "-I", str(PACKAGE)]
+        flags = ["-std=c++20", "-O3", "-fPIC", "-shared", *flags_of(variant), "-I", str(PACKAGE)]
         subprocess.run([compiler, *flags, str(source), "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))
 

@@ -31,7 +31,7 @@ def make(shape: tuple[int, int], dtype: torch.dtype, num_rows: int = 11) -> tupl
     return x, weight, bias
 
 
-@pytest.mark.parametrize("variant", native_variants())
+@pytest.mark.parametrize("variant", native_variants(all_named=True))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_native_layers_have_the_bits_of_the_reference_in_any_batch(dtype: torch.dtype, variant: str) -> None:
     for shape in SHAPES:
@@ -47,7 +47,7 @@ def test_native_layers_have_the_bits_of_the_reference_in_any_batch(dtype: torch.
             assert torch.equal(packed(x[start:end], out_dtype=torch.float32), expected[start:end])
 
 
-@pytest.mark.parametrize("variant", native_variants())
+@pytest.mark.parametrize("variant", native_variants(all_named=True))
 def test_the_largest_sums_are_exact(variant: str) -> None:
     in_features = 1 << 17
     weight = torch.ones(2, in_features)
@@ -63,7 +63,7 @@ def test_more_inputs_than_32_bits_hold_are_refused() -> None:
         pack_linear(torch.ones(1, (1 << 17) + 1), None, INT8_DYNAMIC)
 
 
-@pytest.mark.parametrize("variant", native_variants())
+@pytest.mark.parametrize("variant", native_variants(all_named=True))
 def test_a_row_that_is_no_number_stays_one_and_its_neighbours_are_not_affected(variant: str) -> None:
     x, weight, _ = make((70, 64), torch.float32)
     packed = NativeLinear.pack_dynamic(round_weight(weight), torch.float32, None, NativeLibrary(variant))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from llmstack_kernels import build_native
 from llmstack_kernels.linear import ACTIVATIONS
+from llmstack_kernels.linear.dynamic import round_weight
 from llmstack_kernels.linear.native_layer import NativeLinear
 from llmstack_kernels.native import NativeLibrary, supported_variants
 
@@ -23,6 +25,10 @@ needs_tiles = pytest.mark.skipif(
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None, variant: str = "amx") -> NativeLinear:
     return NativeLinear.pack(weight, bias, NativeLibrary(variant))
+
+
+def pack_rounded(weight: torch.Tensor, bias: torch.Tensor | None = None, variant: str = "amx") -> NativeLinear:
+    return NativeLinear.pack_dynamic(round_weight(weight), torch.bfloat16, bias, NativeLibrary(variant))
 
 
 def make(num_rows: int, in_features: int, out_features: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,17 +46,18 @@ def make(num_rows: int, in_features: int, out_features: int, seed: int = 0) -> t
     out_features=st.integers(1, 200),
     cuts=st.sets(st.integers(1, 99), max_size=5),
     num_threads=st.sampled_from([1, 3]),
+    packing=st.sampled_from([pack, pack_rounded]),
     activation=st.sampled_from(ACTIVATIONS),
     out_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 9),
 )
 def test_rows_have_equal_bits_in_any_split(
-    num_rows: int, in_features: int, out_features: int, cuts: set[int], num_threads: int, activation: str,
-    out_dtype: torch.dtype, seed: int,
+    num_rows: int, in_features: int, out_features: int, cuts: set[int], num_threads: int,
+    packing: Callable[..., NativeLinear], activation: str, out_dtype: torch.dtype, seed: int,
 ) -> None:  # fmt: skip
     x, weight = make(num_rows, in_features, out_features, seed)
     bias, residual = torch.randn(out_features).bfloat16(), torch.randn(num_rows, out_features).to(out_dtype)
-    packed = pack(weight, bias)
+    packed = packing(weight, bias)
     whole = packed(x, activation, residual, out_dtype)
     bounds = [0, *sorted(cut for cut in cuts if cut < num_rows), num_rows]
     before = torch.get_num_threads()
@@ -69,6 +76,14 @@ def test_sums_are_those_of_float64_but_for_roundings_of_float32(in_features: int
     found = pack(weight)(x, out_dtype=torch.float32).double()
     terms = x.double().abs() @ weight.double().abs().T
     assert ((found - x.double() @ weight.double().T).abs() <= terms * in_features * 2**-25 + 2**-126).all()
+
+
+@needs_tiles
+@pytest.mark.parametrize("in_features", [2, 63, 64, 768, 3100])
+def test_rounded_rows_have_the_bits_of_vectors(in_features: int) -> None:
+    x, weight = make(50, in_features, 130)
+    by_vectors = pack_rounded(weight, variant="avx512bf16")
+    assert torch.equal(pack_rounded(weight)(x, out_dtype=torch.float32), by_vectors(x, out_dtype=torch.float32))
 
 
 @needs_tiles

@@ -140,6 +140,11 @@ def library_path(variant: str, folder: Path = LIBRARIES) -> Path:
     return folder / f"libllmstack_kernels_{_library(variant)}.so"
 
 
+def flags_of(variant: str) -> tuple[str, ...]:
+    """The compiler's flags for the processors of `variant`."""
+    return variants()[_library(variant)]
+
+
 def _library(variant: str) -> str:
     return _SHARED_LIBRARIES.get(variant, variant)
 
@@ -161,7 +166,7 @@ def digest(variant: str) -> str:
 
 
 def _digest_of(variant: str, paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256(repr((_COMMON_FLAGS, variants()[_library(variant)])).encode())
+    digest = hashlib.sha256(repr((_COMMON_FLAGS, flags_of(variant))).encode())
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()

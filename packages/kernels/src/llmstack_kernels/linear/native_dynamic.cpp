@@ -7,6 +7,9 @@
 
 #include "../native/repeat.h"
 #include "native_widening.h"
+#if defined(__AVX512BF16__)
+#include "native_tile_panels.h"
+#endif
 
 namespace llmstack {
 namespace {
@@ -98,6 +101,13 @@ struct DynamicWeight {
   const int8_t* packed;        // [panels, steps, 64, kInputs]
   const int32_t* corrections;  // [panels * 64], what an offset of the inputs adds to each sum
   const float* scales;         // [panels * 64]
+
+  // Sums of the columns from `column` on, and a row with a scale, as floats.
+  Floats scaled(Ints sums, float row_scale, int64_t column) const {
+    Ints correction;
+    std::memcpy(&correction, corrections + column, sizeof(correction));
+    return to_floats(sums - correction) * (row_scale * load(scales + column));
+  }
 };
 
 template <int kRows, int kColumnVectors, class T, class Ahead>
@@ -118,16 +128,14 @@ void dynamic_tile(const LinearCall<T>& call, const DynamicWeight& weight, const 
   Floats scaled[kRows][kColumnVectors];
   const int64_t column = first_column + first_vector * kLanes;  // weights are padded to whole panels
   for (int v = 0; v < kColumnVectors; ++v) {
-    Ints correction;
-    std::memcpy(&correction, weight.corrections + column + v * kLanes, sizeof(correction));
-    const Floats scale = load(weight.scales + column + v * kLanes);
-    for (int r = 0; r < kRows; ++r) scaled[r][v] = to_floats(sums[r][v] - correction) * (row_scales[row + r] * scale);
+    for (int r = 0; r < kRows; ++r) scaled[r][v] = weight.scaled(sums[r][v], row_scales[row + r], column + v * kLanes);
   }
   store_sums(call, row, kRows, column, kColumnVectors, &scaled[0][0]);
 }
 
-template <class T>
-void multiply_dynamic(const LinearCall<T>& call, int64_t in_features, const DynamicWeight& weight) {
+// Calls `work(words, scales)` with rows whose integers are there: [num_rows, steps] words, and a scale for each row.
+template <class T, class Work>
+void with_rounded_rows(const LinearCall<T>& call, int64_t in_features, const Work& work) {
   static thread_local std::vector<uint32_t> all_words;
   static thread_local std::vector<float> all_scales;
   const int64_t steps = dynamic_steps(in_features);
@@ -138,14 +146,46 @@ void multiply_dynamic(const LinearCall<T>& call, int64_t in_features, const Dyna
   for_each_row(call.num_rows, in_features, [&](int64_t row) {
     scales[row] = round_row(call.x + row * call.row_stride, in_features, words + row * steps);
   });
-  for_each_panel(call, steps * kPanel * kInputs, [&](int64_t panel, int64_t row, int64_t end) {
-    const auto place = Place<kPanel * kInputs>::of(weight.packed, panel, steps);
-    for_each_pass<kTileRows, PassWidths<kWideVectors, kTileVectors>, kVectors, true>(
-        place, steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
-          dynamic_tile<rows, vectors>(call, weight, words, scales, steps, at, panel * kPanel, vector, ahead);
-        });
+  work(words, scales);
+}
+
+template <class T>
+void multiply_dynamic(const LinearCall<T>& call, int64_t in_features, const DynamicWeight& weight) {
+  const int64_t steps = dynamic_steps(in_features);
+  with_rounded_rows(call, in_features, [&](const uint32_t* words, const float* scales) {
+    for_each_panel(call, steps * kPanel * kInputs, [&](int64_t panel, int64_t row, int64_t end) {
+      const auto place = Place<kPanel * kInputs>::of(weight.packed, panel, steps);
+      for_each_pass<kTileRows, PassWidths<kWideVectors, kTileVectors>, kVectors, true>(
+          place, steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
+            dynamic_tile<rows, vectors>(call, weight, words, scales, steps, at, panel * kPanel, vector, ahead);
+          });
+    });
   });
 }
+
+#if defined(__AVX512BF16__)
+// The same by the tiles of AMX.
+template <class T>
+void multiply_dynamic_by_tiles(const LinearCall<T>& whole, int64_t in_features, const DynamicWeight& weight) {
+  const int64_t steps = dynamic_steps(in_features);
+  for_each_part(whole, rows_of_part(steps * kInputs), [&](const LinearCall<T>& call) {
+    with_rounded_rows(call, in_features, [&](const uint32_t* words, const float* row_scales) {
+      const TileRows rows{reinterpret_cast<const uint8_t*>(words), steps * kInputs};
+      multiply_by_tiles<IntegerTiles>(
+          call, rows, steps, weight.packed, [&](int64_t row, int64_t num_rows, int64_t panel, Floats* sums) {
+            for (int v = 0; v < kVectors; ++v) {
+              const int64_t column = panel * kPanel + v * kLanes;
+              for (int64_t r = 0; r < num_rows; ++r) {
+                Floats& own = sums[r * kVectors + v];
+                own = weight.scaled(bits_as<Ints>(own), row_scales[row + r], column);
+              }
+            }
+            store_sums(call, row, static_cast<int>(num_rows), panel * kPanel, kVectors, sums);
+          });
+    });
+  });
+}
+#endif
 
 }  // namespace
 }  // namespace llmstack
@@ -170,21 +210,28 @@ extern "C" void llmstack_linear_pack_dynamic(const int8_t* weight, int8_t* packe
   });
 }
 
-#define LLMSTACK_DYNAMIC_LINEAR(suffix, T, Out)                                                                   \
-  extern "C" void llmstack_linear_dynamic_##suffix(                                                               \
+#define LLMSTACK_DYNAMIC_LINEAR(name, multiply, T, Out)                                                           \
+  extern "C" void llmstack_##name(                                                                                \
       const llmstack::T* x, int64_t num_rows, int64_t row_stride, const int8_t* packed, const int32_t* corrections, \
       const float* scales, int64_t in_features, int64_t out_features, const llmstack::T* bias,                    \
       const llmstack::Out* residual, llmstack::Out* out, int64_t activation) {                                    \
-    llmstack::multiply_dynamic(                                                                                   \
+    llmstack::multiply(                                                                                           \
         llmstack::LinearCall<llmstack::T>{                                                                        \
             x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual, \
             out, std::is_same_v<llmstack::Out, float>, static_cast<llmstack::Activation>(activation)},            \
         in_features, llmstack::DynamicWeight{packed, corrections, scales});                                       \
   }                                                                                                               \
-  LLMSTACK_REPEATABLE(linear_dynamic_##suffix)
+  LLMSTACK_REPEATABLE(name)
 
-LLMSTACK_DYNAMIC_LINEAR(f32, Float32, Float32)
-LLMSTACK_DYNAMIC_LINEAR(bf16, BFloat16, BFloat16)
-LLMSTACK_DYNAMIC_LINEAR(bf16_f32, BFloat16, Float32)
-LLMSTACK_DYNAMIC_LINEAR(f16, Float16, Float16)
-LLMSTACK_DYNAMIC_LINEAR(f16_f32, Float16, Float32)
+LLMSTACK_DYNAMIC_LINEAR(linear_dynamic_f32, multiply_dynamic, Float32, Float32)
+LLMSTACK_DYNAMIC_LINEAR(linear_dynamic_bf16, multiply_dynamic, BFloat16, BFloat16)
+LLMSTACK_DYNAMIC_LINEAR(linear_dynamic_bf16_f32, multiply_dynamic, BFloat16, Float32)
+LLMSTACK_DYNAMIC_LINEAR(linear_dynamic_f16, multiply_dynamic, Float16, Float16)
+LLMSTACK_DYNAMIC_LINEAR(linear_dynamic_f16_f32, multiply_dynamic, Float16, Float32)
+#if defined(__AVX512BF16__)
+LLMSTACK_DYNAMIC_LINEAR(amx_linear_dynamic_f32, multiply_dynamic_by_tiles, Float32, Float32)
+LLMSTACK_DYNAMIC_LINEAR(amx_linear_dynamic_bf16, multiply_dynamic_by_tiles, BFloat16, BFloat16)
+LLMSTACK_DYNAMIC_LINEAR(amx_linear_dynamic_bf16_f32, multiply_dynamic_by_tiles, BFloat16, Float32)
+LLMSTACK_DYNAMIC_LINEAR(amx_linear_dynamic_f16, multiply_dynamic_by_tiles, Float16, Float16)
+LLMSTACK_DYNAMIC_LINEAR(amx_linear_dynamic_f16_f32, multiply_dynamic_by_tiles, Float16, Float32)
+#endif
