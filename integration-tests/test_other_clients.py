@@ -151,6 +151,21 @@ def test_litellm(install: Install, place: list[object], tmp_path: Path) -> None:
     assert "`nobody` does not exist" in said["mistake"]
 
 
+def test_ollama(install: Install, place: list[object], tmp_path: Path) -> None:
+    python = install(with_pip, "ollama>=0.6,<1") / "bin/python"
+    said = json.loads(output_of([python, CLIENTS / "ollama_calls.py", *place], tmp_path))
+    assert said["models"] == said["running"] == ["llmstack-demo"]
+    assert "completion" in said["capabilities"]
+    assert said["whole"]
+    assert said["streamed"] == said["prompt"] == said["whole"]
+    assert said["num_parts"] > 2
+    assert said["streamed_count"] == said["whole_count"] == 10
+    assert said["raw"]
+    assert said["formatted"].keys() == {"a"}
+    assert said["num_vectors"] == 2
+    assert said["mistake"].startswith("404")
+
+
 QUESTIONS: list[dict[str, Any]] = [
     {"question": "Once upon a", "choices": ["time there", "zqx of"], "answer": 0},
     {"question": "The fox ran into the", "choices": ["xylophone", "wood"], "answer": 1},

@@ -54,6 +54,12 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "Hello", "return_token_strs": True}),
     ("/tokenize", {"messages": CHAT["messages"]}),
     ("/detokenize", {"tokens": [72, 105]}),
+    ("/api/chat", {"messages": CHAT["messages"], "stream": False, "options": {"num_predict": 3}}),
+    ("/api/chat", {"model": "fake"}),
+    ("/api/generate", {"prompt": "Hello", "stream": False, "options": {"num_predict": 3}}),
+    ("/api/embed", {"input": ["a", "b"]}),
+    ("/api/embeddings", {"prompt": "a"}),
+    ("/api/show", {"model": "fake"}),
     ("/v1/embeddings", {"input": ["a", "b"]}),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
     ("/v2/embed", {"texts": ["a"], "input_type": "classification", "embedding_types": ["float", "base64"]}),
@@ -81,7 +87,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 GETS = ["/health", "/ready", "/version", "/load", "/server_info", "/v1/models", "/is_paused", "/is_sleeping",
         "/tokenizer_info", "/steps", "/steps?after=40&engine=0&core=x", "/v1/files?limit=3&order=asc",
-        "/v1/batches"]  # fmt: skip
+        "/v1/batches", "/api/tags", "/api/ps", "/api/version"]  # fmt: skip
 SCORING = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 
 

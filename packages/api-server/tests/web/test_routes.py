@@ -26,6 +26,7 @@ from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_server.web.error_forms import OPENAI_ERRORS
+from llmstack_server.web.openapi import EVENTS, LINES
 from llmstack_server.web.routes import DeclaredRoute, Key, Needs, Router, RouteSpec, RouteTable, direct_app
 
 SPEC_FIELDS = {field.name for field in dataclasses.fields(RouteSpec)}
@@ -39,6 +40,7 @@ HONOURED_BY = {
     "tag": "test_every_operation_is_documented_as_it_is_declared",
     "is_documented": "test_every_operation_is_documented_as_it_is_declared",
     "streams": "test_every_operation_is_documented_as_it_is_declared",
+    "stream_type": "test_every_operation_is_documented_as_it_is_declared",
     "statuses": "test_every_operation_is_documented_as_it_is_declared",
     "id_of_answer": "test_openapi_document.test_answers_that_are_not_json_are_described",
     "needs": "test_a_route_is_refused_while_there_is_less_than_it_needs",
@@ -91,7 +93,7 @@ def message_of(answer: Answer) -> str:
     if answer.status < 400 or not answer.headers["content-type"].startswith("application/json"):
         return ""
     error = answer.json().get("error")
-    return "" if error is None else str(error["message"])
+    return "" if error is None else error if isinstance(error, str) else str(error["message"])
 
 
 def undeclared(routes: Sequence[BaseRoute], known: Sequence[str] = ()) -> list[str]:
@@ -140,9 +142,13 @@ async def test_every_operation_is_documented_as_it_is_declared(folder: Path) -> 
             declared.add((route.path_format, method))
             operation = paths[route.path_format][method.lower()]
             assert operation["tags"] == [spec.tag]
-            stream = operation["responses"]["200"].get("content", {}).get("text/event-stream")
-            assert (stream is not None) == spec.streams
-            assert stream is None or stream["schema"]["required"] == ["data"]  # of each event
+            content = operation["responses"]["200"].get("content", {})
+            streams = [content[kind] for kind in (EVENTS, LINES) if kind in content]
+            assert streams == ([content[spec.stream_type]] if spec.streams else [])
+            whole = content.get("application/json")
+            assert all(
+                one == whole if spec.stream_type == LINES else one["schema"]["required"] == ["data"] for one in streams
+            )  # of each event, or line
             assert {str(status) for status in spec.statuses} <= operation["responses"].keys()
     assert described == declared
 

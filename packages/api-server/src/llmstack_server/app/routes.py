@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from llmstack_server import server_version
 from llmstack_server.apis.anthropic.routes import add_anthropic_routes
 from llmstack_server.apis.audio.routes import add_audio_routes
+from llmstack_server.apis.ollama.routes import add_ollama_routes
 from llmstack_server.apis.openai.routes import add_openai_routes
 from llmstack_server.apis.pooling.routes import add_pooling_routes
 from llmstack_server.apis.realtime.routes import add_realtime_route
@@ -62,6 +63,7 @@ def build_router(state: ServerState) -> Router:
         add_batch_routes(router, state)
     add_responses_routes(router, state)
     add_anthropic_routes(router, state)
+    add_ollama_routes(router, state)
     add_invocations_route(router, state)
     add_steps_routes(router, state)
     add_explanation_route(router, state)

@@ -168,7 +168,7 @@ async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
 def _facts(engine: AsyncLLM) -> dict[str, object]:
     template = "plain fallback (texts joined by newlines)" if engine.chat_template.is_fallback else "jinja"
     is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
-    return {"chat_template": template, "uvloop": is_uvloop}
+    return {"chat_template": template, "uvloop": is_uvloop, "model_type": engine.model_config.model_type}
 
 
 def _add_ticks(state: ServerState, stat_loggers: Sequence[object]) -> None:

@@ -19,20 +19,20 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
-from llmstack_server.web.keep_alive import EventSender, KeptSend, Sender
+from llmstack_server.web.keep_alive import COMMENT, EventSender, KeptSend, Sender
+from llmstack_server.web.openapi import EVENTS
 from llmstack_server.web.sse import DONE, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
 
 MAX_REQUEST_ID_CHARS = 128
 STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
+    "content-type": f"{EVENTS}; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
 PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
 PREDICTED_TTFT_HEADER = "x-llmstack-predicted-ttft-ms"
-_RAW_STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 
 Push = Callable[[Callable[[RequestOutput], bytes], RequestOutput], bool]
@@ -60,9 +60,13 @@ class Answer(WholeAnswer):
 
     Attributes:
         end: The bytes after the last event.
+        stream_type: The content type of a stream.
+        comment: Sent while there is nothing else to send; empty for a form without comments.
     """
 
     end: bytes = DONE
+    stream_type: str = STREAM_HEADERS["content-type"]
+    comment: bytes = COMMENT
 
     @abstractmethod
     def events(self) -> AsyncIterator[bytes]:
@@ -144,8 +148,13 @@ class GenerationResponse(Response):
 
     async def _send_events(self, answer: Answer, send: Send) -> None:
         events = answer.events()
-        headers = [*_RAW_STREAM_HEADERS, *_prediction_headers()]
-        sender: Sender = send.event_sender(headers) if isinstance(send, KeptSend) else EventSender(send, headers)
+        named = STREAM_HEADERS | {"content-type": answer.stream_type}
+        headers = [*((name.encode(), value.encode()) for name, value in named.items()), *_prediction_headers()]
+        sender: Sender
+        if isinstance(send, KeptSend):
+            sender = send.event_sender(headers)
+        else:
+            sender = EventSender(send, headers, comment=answer.comment)
         self._sender = sender
         try:
             pushes = sender.can_push  # otherwise outputs would only come to their consumer later

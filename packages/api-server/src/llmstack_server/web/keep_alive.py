@@ -94,7 +94,8 @@ class EventSender:
         waited_s: How long events have waited until the connection took them, its reader's part.
     """
 
-    def __init__(self, send: Send, headers: RawHeaders) -> None:
+    def __init__(self, send: Send, headers: RawHeaders, *, comment: bytes = COMMENT) -> None:
+        """`comment`: Empty for a stream whose form has none, so that nothing is sent between its events."""
         self.has_started = False
         self.waited_s = 0.0
         self._send = send
@@ -106,7 +107,8 @@ class EventSender:
         self.can_push = self._writer is not None
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
-        self._timer = self._loop.call_later(INTERVAL_S, self._on_timer)
+        self._comment_bytes = comment
+        self._timer = self._loop.call_later(INTERVAL_S, self._on_timer) if comment else None
         self._comment: asyncio.Task[None] | None = None
 
     def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
@@ -161,7 +163,8 @@ class EventSender:
 
     async def stop(self) -> None:
         """Sends no further comment, and gives up one that waits for its reader. Idempotent."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._comment is not None:
             self._comment.cancel()
             await self._finish_comment()
@@ -187,7 +190,7 @@ class EventSender:
         with contextlib.suppress(OSError):  # the client is gone, which the request notices by itself
             if not self.has_started:
                 await self._start()
-            await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            await self._send({"type": "http.response.body", "body": self._comment_bytes, "more_body": True})
             self._last_s = self._loop.time()
 
 

@@ -12,9 +12,16 @@ NUMBER: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 TEXT: Final[Schema] = {"type": "string"}
 ORDER: Final = ({"type": "string", "enum": ["asc", "desc"], "default": "desc"}, "the newest first, or the oldest")
 
-STREAM: Final[Responses] = {
-    200: {"description": "the answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
-}
+EVENTS: Final = "text/event-stream"
+"""A stream of server-sent events."""
+LINES: Final = "application/x-ndjson"
+"""A stream of lines with one object each."""
+
+
+def stream_responses(media_type: str) -> Responses:
+    """The description of an answer that may be a stream of this type."""
+    what = "events" if media_type == EVENTS else "parts, in lines"
+    return {200: {"description": f"the answer, or its {what}", "content": {"application/json": {}, media_type: {}}}}
 
 
 def page_of(default: int, maximum: int, things: str) -> tuple[Schema, str]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi.routing import APIRoute
 
-from llmstack_server.web.openapi import TEXT, Schema, error_responses
+from llmstack_server.web.openapi import EVENTS, TEXT, Schema, error_responses
 from llmstack_server.web.openapi_answers import schema_of
 from llmstack_server.web.routes import Content, RouteSpec, RouteTable
 
@@ -76,8 +76,9 @@ def _complete_answer(answer: Schema, spec: RouteSpec, schemas: dict[str, Schema]
             answer["content"] = dict(_CONTENT[spec.answer])
     elif spec.answer is not None:
         answer["content"]["application/json"]["schema"] = schema_of(spec.answer, schemas)
-    if "text/event-stream" in answer.get("content", {}):
-        answer["content"]["text/event-stream"]["schema"] = dict(_EVENT)
+    if spec.streams:  # each line has the form of the whole
+        whole = answer["content"]["application/json"].get("schema", {})
+        answer["content"][spec.stream_type]["schema"] = dict(_EVENT if spec.stream_type == EVENTS else whole)
 
 
 def _links(operations: Schema, parameter: str, source: str) -> Iterator[tuple[str, Schema]]:

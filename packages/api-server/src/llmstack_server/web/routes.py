@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmstack_server.web.error_forms import OPENAI_ERRORS, ErrorForm
-from llmstack_server.web.openapi import STREAM
+from llmstack_server.web.openapi import EVENTS, stream_responses
 
 Endpoint = Callable[..., Awaitable[Response]]
 Query = Mapping[str, tuple[Mapping[str, Any], str]]
@@ -71,7 +71,8 @@ class RouteSpec:
         query: The parameters of its query that it reads by hand.
         tag: Its chapter of the OpenAPI document.
         is_documented: Whether the OpenAPI document has it.
-        streams: Whether its answer may be a stream of events.
+        streams: Whether its answer may be a stream.
+        stream_type: The media type of the stream: events, or lines.
         statuses: Errors besides those of every route like it.
         id_of_answer: The parameter of other paths that takes an id of its answer, and where the answer has it.
         needs: What it needs of the engine.
@@ -92,6 +93,7 @@ class RouteSpec:
     tag: str = "Server"
     is_documented: bool = True
     streams: bool = False
+    stream_type: str = EVENTS
     statuses: tuple[int, ...] = ()
     id_of_answer: tuple[str, str] | None = None
     needs: Needs = Needs.SERVICE
@@ -124,7 +126,7 @@ class Router(APIRouter):
                     methods=[method],
                     summary=summary,
                     response_class=Response if isinstance(spec.answer, Content) else JSONResponse,
-                    responses=STREAM if spec.streams else None,
+                    responses=stream_responses(spec.stream_type) if spec.streams else None,
                     include_in_schema=spec.is_documented and method != "HEAD",
                     route_class_override=DeclaredRoute,
                 )

@@ -1,0 +1,1 @@
+"""The API of Ollama, for clients that speak nothing else."""

@@ -1,0 +1,139 @@
+"""Answers in Ollama's form: one object, or lines of them."""
+
+from __future__ import annotations
+
+import datetime
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+from llmstack_llm.chat.tool_calls import argument_object
+from llmstack_server.apis.ollama.errors import OLLAMA_ERRORS, json_line
+from llmstack_server.chat.deltas import ChatDelta as Delta
+from llmstack_server.chat.deltas import ToolCall, fold
+from llmstack_server.chat.prepare import SubmittedChat
+from llmstack_server.chat.stream import ChatStream
+from llmstack_server.observability.logs import current_request_id
+from llmstack_server.protocols import Timings
+from llmstack_server.web.answers import Answer, WholeAnswer
+from llmstack_server.web.errors import ErrorAnswer
+
+_NS_PER_S = 1_000_000_000
+
+
+class LineAnswer(ChatStream, Answer):
+    """The answer to one request; a stream is lines of objects, of which the last one counts tokens and times."""
+
+    end = b""
+    stream_type = "application/x-ndjson"
+    comment = b""
+
+    def __init__(self, model: str, chat: SubmittedChat, *, is_stream: bool) -> None:
+        super().__init__(chat.outputs, chat.plan)
+        self._model = model
+        self.is_stream = is_stream
+
+    @abstractmethod
+    def part(self, content: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """New text, reasoning and whole calls in the form of the route."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The object with all text."""
+        [message] = await self.fold()
+        part = self.part(message.content, message.reasoning, list(map(_call_object, message.tool_calls)))
+        return {**self._head(), **part, **self._end(message.finish_reason)}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """A line per new text; calls come whole, before the last line."""
+        with_calls: list[Delta] = []
+        reason: str | None = None
+        async with self.outputs as outputs:
+            async for output in outputs:
+                for delta in self.read(output):
+                    reason = delta.finish_reason
+                    if delta.tool_calls:
+                        with_calls.append(delta)
+                    if delta.content or delta.reasoning:
+                        yield self._line(self.part(delta.content, delta.reasoning))
+        if with_calls:
+            calls = [_call_object(call) for message in fold(with_calls) for call in message.tool_calls]
+            yield self._line(self.part("", calls=calls))
+        yield json_line({**self._head(), **self.part(""), **self._end(reason)})
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """The last line of a stream that failed."""
+        return OLLAMA_ERRORS.last_event(error, current_request_id.get(), 0)
+
+    def _line(self, part: dict[str, Any]) -> bytes:
+        return json_line({**self._head(), **part, "done": False})
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self._model, "created_at": now_text()}
+
+    def _end(self, finish_reason: str | None) -> dict[str, Any]:
+        # A call ends an answer there as any text does.
+        reason = "length" if finish_reason == "length" else "stop"
+        counts = {"prompt_eval_count": self.usage.num_prompt_tokens, "eval_count": self.usage.num_completion_tokens}
+        return {"done": True, "done_reason": reason, **_durations(self.usage.timings), **counts}
+
+
+class ChatAnswer(LineAnswer):
+    """The answer of `/api/chat`."""
+
+    def part(self, content: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """The `message`."""
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
+
+
+class GenerateAnswer(LineAnswer):
+    """The answer of `/api/generate`."""
+
+    def part(self, content: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """The `response`; this route has no tools."""
+        return {"response": content, "thinking": thinking} if thinking else {"response": content}
+
+
+class LoadedAnswer(WholeAnswer):
+    """The answer to a request without a prompt, which loads the model there: here it is loaded."""
+
+    def __init__(self, model: str, part: dict[str, Any]) -> None:
+        self._model = model
+        self._part = part
+
+    async def whole(self) -> dict[str, Any]:
+        """The object without text."""
+        return {
+            "model": self._model, "created_at": now_text(), **self._part, "done": True, "done_reason": "load",
+        }  # fmt: skip
+
+
+def now_text() -> str:
+    """The time in UTC, such as `2026-11-30T12:00:00.123456Z`."""
+    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def _call_object(call: ToolCall) -> dict[str, Any]:
+    """A call, whose arguments are an object; text that is none stands under a key of its own."""
+    return {"id": call.id, "function": {"name": call.name, "arguments": argument_object(call.arguments)}}
+
+
+def _durations(timings: Timings | None) -> dict[str, int]:
+    """Nanoseconds of the whole, of the prompt and of the answer; those that are not known are 0."""
+    if timings is None:
+        return dict.fromkeys(("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"), 0)
+    first_s, last_s = timings.first_token_time_s, timings.last_token_time_s
+    return {
+        "total_duration": _ns(timings.arrival_time_s, last_s),
+        "load_duration": 0,
+        "prompt_eval_duration": _ns(timings.scheduled_time_s, first_s),
+        "eval_duration": _ns(first_s, last_s),
+    }
+
+
+def _ns(start_s: float | None, end_s: float | None) -> int:
+    return 0 if start_s is None or end_s is None else round((end_s - start_s) * _NS_PER_S)

@@ -1,0 +1,83 @@
+"""`POST /api/chat` and `POST /api/generate`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from llmstack_llm import GenerationRequest, request_errors
+from llmstack_server.apis.ollama.answer import ChatAnswer, GenerateAnswer, LoadedAnswer
+from llmstack_server.apis.ollama.messages import conversation_of_chat, conversation_of_prompt
+from llmstack_server.apis.ollama.names import plain_name, without_tag
+from llmstack_server.apis.ollama.protocol import FIELDS, AnswerRequest, ChatRequest, GenerateRequest
+from llmstack_server.apis.ollama.sampling import given_sampling
+from llmstack_server.apis.openai.infilling import with_suffix
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.prepare import SubmittedChat, submit_chat
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import WholeAnswer, new_id
+from llmstack_server.web.checks import adapter_of, check_fields
+from llmstack_server.web.clients import current_client
+from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline
+from llmstack_server.web.fields import parse
+from llmstack_server.web.first_token_check import check_first_token
+
+
+async def prepare_chat(state: ServerState, body: dict[str, Any]) -> WholeAnswer:
+    """Checks a request, renders its conversation and submits it.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+        ServerOverloadedError: Too many requests are waiting.
+    """
+    body = without_tag(state, body)
+    fields = parse(ChatRequest, body)
+    check_fields(state, body, fields, FIELDS)
+    model = plain_name(state, fields.model)
+    if not fields.messages:
+        return LoadedAnswer(model, {"message": {"role": "assistant", "content": ""}})
+    chat = await _submit(state, fields, conversation_of_chat(fields))
+    return ChatAnswer(model, chat, is_stream=fields.stream is not False)
+
+
+async def prepare_generate(state: ServerState, body: dict[str, Any]) -> WholeAnswer:
+    """Does the same for one prompt, as a question of a chat, or `raw` as a text to continue."""
+    body = without_tag(state, body)
+    fields = parse(GenerateRequest, body)
+    check_fields(state, body, fields, FIELDS)
+    model = plain_name(state, fields.model)
+    if not fields.prompt and not fields.images and not fields.suffix:
+        return LoadedAnswer(model, {"response": ""})
+    if fields.raw or fields.suffix:
+        chat = SubmittedChat(await _submit_text(state, fields), None)
+    else:
+        chat = await _submit(state, fields, conversation_of_prompt(fields))
+    return GenerateAnswer(model, chat, is_stream=fields.stream is not False)
+
+
+async def _submit(state: ServerState, fields: AnswerRequest, conversation: Conversation) -> SubmittedChat:
+    sampling = given_sampling(state, fields)
+    return await submit_chat(state, conversation, sampling, request_id=new_id("ollama"), model=fields.model)
+
+
+async def _submit_text(state: ServerState, fields: GenerateRequest) -> Any:
+    """The outputs of a prompt that is continued as it is, up to the suffix where there is one."""
+    for name in ("system", "images", "think"):
+        if getattr(fields, name):
+            reason = "a prompt that is continued as it is, with 'raw' or 'suffix', has no place for it"
+            raise request_errors.invalid_value(name, reason)
+    sampling = given_sampling(state, fields)
+    prompt: str | list[int] = fields.prompt or ""
+    if fields.suffix:
+        [prompt] = await with_suffix(state, [prompt], fields.suffix, add_special_tokens=True)
+    client, request_id = current_client.get(), new_id("ollama")
+    deadline, timeout_s = current_deadline.get(), state.config.http.request_timeout_s
+    outputs = await state.engine.submit(GenerationRequest(
+        request_id, prompt, sampling, cache_salt=client.salt, tenant=client.tenant,
+        adapter=adapter_of(state, fields.model),
+        deadline_s=None if deadline is None else engine_deadline_s(),
+        on_admitted=functools.partial(check_first_token, state, request_id),
+    ))  # fmt: skip
+    if deadline is not None or timeout_s is not None:
+        set_deadline(outputs, timeout_s)
+    return outputs

@@ -1,0 +1,118 @@
+"""What Ollama's clients ask about models, and about the server."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from llmstack_server.apis.ollama.names import without_tag
+from llmstack_server.apis.ollama.protocol import ShowRequest
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import check_model
+from llmstack_server.web.fields import parse
+
+COMPATIBLE_VERSION = "0.12.0"
+"""The version of Ollama whose API this is: clients compare it with what they need."""
+# Models stay loaded; the time is far enough for a client that shows how long is left.
+_NEVER = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).isoformat()
+_WEIGHT_FILES = (".safetensors", ".gguf")
+
+
+def model_tags(state: ServerState) -> dict[str, Any]:
+    """All served names, and those of adapters."""
+    return {"models": [_model_object(state, name) for name in _names(state)]}
+
+
+def running_models(state: ServerState) -> dict[str, Any]:
+    """The models that are loaded: all of them, once the engine is ready."""
+    ready = state.ready
+    if ready is None:
+        return {"models": []}
+    on_card = 0 if ready.device.startswith("cpu") else None
+    models = []
+    for name in _names(state):
+        found = _model_object(state, name)
+        del found["modified_at"]
+        size_vram = found["size"] if on_card is None else on_card
+        models.append({
+            **found, "expires_at": _NEVER, "size_vram": size_vram, "context_length": ready.max_model_len,
+        })  # fmt: skip
+    return {"models": models}
+
+
+async def show_model(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+    """The facts of one model.
+
+    Raises:
+        InvalidRequestError: It is not served.
+    """
+    fields = parse(ShowRequest, without_tag(state, {"model": body.get("name"), **body}))
+    check_model(state, fields.model)
+    found, ready = _model_object(state, fields.model or state.served_model_name), state.ready
+    family = found["details"]["family"]
+    facts: dict[str, Any] = {"general.architecture": family}
+    if ready is not None:
+        facts |= {f"{family}.context_length": ready.max_model_len, f"{family}.vocab_size": ready.vocab_size}
+        if ready.embedding_size:
+            facts[f"{family}.embedding_length"] = ready.embedding_size
+    defaults = state.sampling_defaults()
+    return {
+        "modelfile": "", "template": "", "license": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
+        "details": found["details"], "model_info": facts, "capabilities": _capabilities(state),
+        "modified_at": found["modified_at"],
+    }  # fmt: skip
+
+
+def _names(state: ServerState) -> list[str]:
+    adapters = [] if state.opened_engine is None else [one.name for one in state.opened_engine.adapters.adapters]
+    return [*state.config.served_model_names, *adapters]
+
+
+def _model_object(state: ServerState, name: str) -> dict[str, Any]:
+    ready = state.ready
+    backends = {} if ready is None else ready.backends
+    family = str(state.facts.get("model_type", ""))
+    is_gguf = str(state.config.model or "").lower().endswith(".gguf")
+    # Other names of the same weights have their digest.
+    digest = backends.get("weights") or state.system_fingerprint
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.datetime.fromtimestamp(state.created, datetime.UTC).isoformat(),
+        "size": 0 if ready is None else _num_weight_bytes(ready.model_path),
+        "digest": hashlib.sha256(digest.encode()).hexdigest(),
+        "details": {
+            "parent_model": "", "format": "gguf" if is_gguf else "safetensors", "family": family,
+            "families": [family] if family else [], "parameter_size": "",
+            "quantization_level": backends.get("quantization", "") or ("" if ready is None else ready.dtype),
+        },
+    }  # fmt: skip
+
+
+def _num_weight_bytes(model_path: str) -> int:
+    """Bytes of the files with weights; 0 where the folder has none, or is away."""
+    path = Path(model_path)
+    try:
+        files = [path] if path.is_file() else list(path.iterdir()) if model_path else []
+        return sum(one.stat().st_size for one in files if one.suffix in _WEIGHT_FILES)
+    except OSError:
+        return 0
+
+
+def _capabilities(state: ServerState) -> list[str]:
+    """The names that Ollama has for abilities."""
+    ready, engine = state.ready, state.opened_engine
+    if ready is None or engine is None:
+        return []
+    if not ready.is_generative:
+        return ["embedding"]
+    facts, parsers = engine.chat_facts, state.chat_parsers
+    has_pictures = facts is not None and facts.pictures is not None
+    offered = {
+        "completion": True, "vision": has_pictures, "tools": parsers.tool is not None,
+        "thinking": parsers.reasoning is not None,
+    }  # fmt: skip
+    return [name for name, is_offered in offered.items() if is_offered]

@@ -1,0 +1,111 @@
+"""The routes of Ollama's API."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from llmstack_server.apis.ollama.embed import prepare_embed, prepare_older_embed
+from llmstack_server.apis.ollama.errors import OLLAMA_ERRORS
+from llmstack_server.apis.ollama.generate import prepare_chat, prepare_generate
+from llmstack_server.apis.ollama.models import COMPATIBLE_VERSION, model_tags, running_models, show_model
+from llmstack_server.apis.ollama.protocol import (
+    ChatRequest,
+    EmbedRequest,
+    GenerateRequest,
+    OlderEmbedRequest,
+    ShowRequest,
+)
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import GenerationResponse, Prepare
+from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.ollama_types import (
+    OllamaChat,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaGeneration,
+    OllamaModels,
+    OllamaRunningModels,
+    OllamaShownModel,
+    OllamaVersion,
+)
+from llmstack_server.web.openapi import LINES
+from llmstack_server.web.openapi_bodies import ANY, TEXT_LIST, RequestBody, array
+from llmstack_server.web.routes import Needs, Router, RouteSpec
+
+_TAG = "Ollama"
+
+
+def add_ollama_routes(router: Router, state: ServerState) -> None:
+    """`/api/chat`, `/api/generate`, `/api/embed`, and what clients ask of models."""
+    _add_generation_routes(router, state)
+    _add_embedding_routes(router, state)
+    _add_model_routes(router, state)
+
+
+def _add_generation_routes(router: Router, state: ServerState) -> None:
+    turns = array({"type": "object", "required": ["role"], "properties": {"role": {"type": "string"}}})
+    chat = RequestBody(ChatRequest, required={"messages": turns}, has_ranges=False)
+    generate = RequestBody(GenerateRequest, required={"prompt": {"type": "string"}}, has_ranges=False)
+    for path, answer, body, prepare, summary in (
+        ("/api/chat", OllamaChat, chat, prepare_chat, "Continues a conversation"),
+        ("/api/generate", OllamaGeneration, generate, prepare_generate, "Answers or continues a prompt"),
+    ):
+        spec = RouteSpec(
+            "POST", path, answer, body=body, tag=_TAG, errors=OLLAMA_ERRORS,
+            streams=True, stream_type=LINES, waits=True,
+        )  # fmt: skip
+        router.declare(spec, summary)(_endpoint(state, prepare))
+
+
+def _add_embedding_routes(router: Router, state: ServerState) -> None:
+    texts = RequestBody(EmbedRequest, required={"input": TEXT_LIST}, has_ranges=False)
+    text = RequestBody(OlderEmbedRequest, required={"prompt": {"type": "string"}}, has_ranges=False)
+    for path, answer, body, prepare, summary in (
+        ("/api/embed", OllamaEmbeddings, texts, prepare_embed, "A vector for each of one or several texts"),
+        ("/api/embeddings", OllamaEmbedding, text, prepare_older_embed, "A vector for one text"),
+    ):
+        spec = RouteSpec("POST", path, answer, body=body, tag=_TAG, errors=OLLAMA_ERRORS, waits=True)
+        router.declare(spec, summary)(_endpoint(state, prepare))
+
+
+def _add_model_routes(router: Router, state: ServerState) -> None:
+    @router.declare(RouteSpec(
+        "GET", "/api/tags", OllamaModels, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS
+    ))  # fmt: skip
+    async def tags() -> Response:
+        """The served models."""
+        return JSONResponse(model_tags(state))
+
+    @router.declare(RouteSpec(
+        "GET", "/api/ps", OllamaRunningModels, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS
+    ))  # fmt: skip
+    async def ps() -> Response:
+        """The models that are loaded."""
+        return JSONResponse(running_models(state))
+
+    @router.declare(RouteSpec(
+        "GET", "/api/version", OllamaVersion, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS
+    ))  # fmt: skip
+    async def version() -> Response:
+        """The version of Ollama whose API this is."""
+        return JSONResponse({"version": COMPATIBLE_VERSION})
+
+    @router.declare(RouteSpec(
+        "POST", "/api/show", OllamaShownModel, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS,
+        body=RequestBody(ShowRequest, one_of=({"model": ANY}, {"name": ANY}), has_ranges=False),
+    ))  # fmt: skip
+    async def show(request: Request) -> Response:
+        """The facts of one model."""
+        limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
+        body = await read_json_object(request.headers, request.receive, limits, state.decoding)
+        return JSONResponse(await show_model(state, body))
+
+
+def _endpoint(state: ServerState, prepare: Prepare) -> Callable[[], Awaitable[Response]]:
+    async def answer() -> Response:
+        return GenerationResponse(state, prepare)
+
+    return answer
