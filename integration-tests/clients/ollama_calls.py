@@ -1,4 +1,4 @@
-"""Ollama's client: chat whole and streamed, a prompt, a format, vectors, models and a mistake. Arguments: URL, model."""
+"""Ollama's client: chat, prompt, stream, format, vectors, models and a mistake. Arguments: URL, model."""
 
 import json
 import sys

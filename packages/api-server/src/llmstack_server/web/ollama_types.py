@@ -75,7 +75,7 @@ class OllamaDetails(TypedDict):
 
 
 class _Model(TypedDict):
-    """A served model."""
+    """The fields of a model in every list."""
 
     name: str
     model: str

@@ -52,7 +52,7 @@ def lines_of(answer: Answer) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.body.decode().splitlines()]
 
 
-async def test_a_chat_is_answered_whole(app: Any):
+async def test_a_chat_is_answered_whole(app: Any) -> None:
     answer = (await post(app, CHAT, messages=HELLO, options=SEVEN, stream=False)).json()
     assert answer["message"] == {"role": "assistant", "content": "HelloHe"}
     assert (answer["model"], answer["done"], answer["done_reason"]) == ("fake", True, "length")
@@ -61,7 +61,7 @@ async def test_a_chat_is_answered_whole(app: Any):
     assert answer["total_duration"] >= answer["eval_duration"] >= 0 == answer["load_duration"]
 
 
-async def test_a_stream_is_the_default_and_comes_in_lines(app: Any):
+async def test_a_stream_is_the_default_and_comes_in_lines(app: Any) -> None:
     *parts, last = lines_of(await post(app, CHAT, messages=HELLO, options=SEVEN))
     assert "".join(part["message"]["content"] for part in parts) == "HelloHe"
     assert [part["done"] for part in parts] == [False] * len(parts)
@@ -71,7 +71,7 @@ async def test_a_stream_is_the_default_and_comes_in_lines(app: Any):
 
 
 @given(st.text("ab c", min_size=1, max_size=12), st.integers(1, 20), st.sampled_from([CHAT, GENERATE]))
-async def test_any_answer_says_the_same_streamed_and_whole(shared_app: Any, text: str, length: int, path: str):
+async def test_any_answer_says_the_same_streamed_and_whole(shared_app: Any, text: str, length: int, path: str) -> None:
     asked: dict[str, Any] = {"prompt": text} if path == GENERATE else {"messages": [{"role": "user", "content": text}]}
     whole = (await post(shared_app, path, **asked, options={"num_predict": length}, stream=False)).json()
     *parts, last = lines_of(await post(shared_app, path, **asked, options={"num_predict": length}))
@@ -85,13 +85,13 @@ async def test_any_answer_says_the_same_streamed_and_whole(shared_app: Any, text
     assert [last[name] for name in same] == [whole[name] for name in same]
 
 
-async def test_a_prompt_is_a_question_after_its_instructions(app: Any, engine: FakeEngineClient):
+async def test_a_prompt_is_a_question_after_its_instructions(app: Any, engine: FakeEngineClient) -> None:
     answer = (await post(app, GENERATE, prompt="Hi", system="Be brief.", options=SEVEN, stream=False)).json()
     assert answer["response"] == "Be brie"
     assert engine.admitted[-1].prompt == "Be brief.\nHi"
 
 
-async def test_a_raw_prompt_is_continued_as_it_is(app: Any, engine: FakeEngineClient):
+async def test_a_raw_prompt_is_continued_as_it_is(app: Any, engine: FakeEngineClient) -> None:
     answer = (await post(app, GENERATE, prompt="Hi", raw=True, options=SEVEN, stream=False)).json()
     assert answer["response"] == "HiHiHiH"
     refused = await post(app, GENERATE, prompt="Hi", raw=True, system="Be brief.")
@@ -99,7 +99,7 @@ async def test_a_raw_prompt_is_continued_as_it_is(app: Any, engine: FakeEngineCl
     assert len(engine.admitted) == 1
 
 
-async def test_options_are_sampling_fields(app: Any, engine: FakeEngineClient):
+async def test_options_are_sampling_fields(app: Any, engine: FakeEngineClient) -> None:
     options = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "seed": 4, "stop": ["x"],
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "repeat_penalty": 1.2, "repeat_last_n": -1,
@@ -113,7 +113,7 @@ async def test_options_are_sampling_fields(app: Any, engine: FakeEngineClient):
 
 
 @pytest.mark.parametrize("length", [-1, -2])
-async def test_a_negative_length_is_all_that_fits(app: Any, engine: FakeEngineClient, length: int):
+async def test_a_negative_length_is_all_that_fits(app: Any, engine: FakeEngineClient, length: int) -> None:
     await post(app, CHAT, messages=HELLO, stream=False)
     await post(app, CHAT, messages=HELLO, stream=False, options={"num_predict": length})
     unlimited, negative = (one.sampling_params.max_tokens for one in engine.admitted)
@@ -123,7 +123,7 @@ async def test_a_negative_length_is_all_that_fits(app: Any, engine: FakeEngineCl
 @pytest.mark.parametrize(
     ("format", "kind"), [("json", "json_object"), ({"type": "object", "properties": {"a": {"type": "string"}}}, "json")]
 )
-async def test_a_format_is_a_constraint(app: Any, engine: FakeEngineClient, format: Any, kind: str):
+async def test_a_format_is_a_constraint(app: Any, engine: FakeEngineClient, format: Any, kind: str) -> None:
     assert (await post(app, CHAT, messages=HELLO, options=SEVEN, format=format)).status == 200
     form = engine.admitted[-1].sampling_params.structured_outputs
     assert form is not None
@@ -153,21 +153,21 @@ async def test_a_format_is_a_constraint(app: Any, engine: FakeEngineClient, form
         ("/api/show", {"model": "other"}, "other"),
     ],
 )
-async def test_an_error_is_a_text_that_names_the_field(app: Any, path: str, fields: dict[str, Any], named: str):
+async def test_an_error_is_a_text_that_names_the_field(app: Any, path: str, fields: dict[str, Any], named: str) -> None:
     answer = await post(app, path, **fields)
     assert answer.status == (404 if named == "other" else 400)
     assert list(answer.json()) == ["error"]
     assert named in answer.json()["error"]
 
 
-async def test_an_error_after_the_start_is_the_last_line(app: Any, engine: FakeEngineClient):
+async def test_an_error_after_the_start_is_the_last_line(app: Any, engine: FakeEngineClient) -> None:
     engine.error, engine.num_tokens_before_error = RequestFailedError("the request failed"), 3
     *parts, last = lines_of(await post(app, CHAT, messages=HELLO, options=SEVEN))
     assert parts
     assert list(last) == ["error"]
 
 
-async def test_no_comment_comes_between_lines(monkeypatch: pytest.MonkeyPatch):
+async def test_no_comment_comes_between_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep_alive, "INTERVAL_S", 0.01)
     slow = build_app(ready_state(FakeEngineClient(step_delay_s=0.05)))
     assert len(lines_of(await post(slow, CHAT, messages=HELLO, options={"num_predict": 3}))) == 4
@@ -176,7 +176,7 @@ async def test_no_comment_comes_between_lines(monkeypatch: pytest.MonkeyPatch):
     )
 
 
-async def test_without_a_prompt_the_model_is_loaded(app: Any, engine: FakeEngineClient):
+async def test_without_a_prompt_the_model_is_loaded(app: Any, engine: FakeEngineClient) -> None:
     chat = (await post(app, CHAT, keep_alive="10m")).json()
     prompt = (await post(app, GENERATE, keep_alive=0)).json()
     assert (chat["done_reason"], chat["message"]["content"]) == ("load", "")
@@ -184,13 +184,13 @@ async def test_without_a_prompt_the_model_is_loaded(app: Any, engine: FakeEngine
     assert engine.admitted == []
 
 
-async def test_the_tag_of_the_latest_is_understood(app: Any):
+async def test_the_tag_of_the_latest_is_understood(app: Any) -> None:
     answer = (await post(app, CHAT, model="fake:latest", messages=HELLO, options=SEVEN, stream=False)).json()
     assert answer["model"] == "fake"
     assert (await post(app, "/api/show", model="fake:latest")).status == 200
 
 
-async def test_results_answer_the_calls_of_their_names(app: Any, engine: FakeEngineClient):
+async def test_results_answer_the_calls_of_their_names(app: Any, engine: FakeEngineClient) -> None:
     calls = [{"function": {"name": name, "arguments": {"of": name}}} for name in ("tea", "sun")]
     messages = [
         *HELLO,
@@ -206,7 +206,7 @@ async def test_results_answer_the_calls_of_their_names(app: Any, engine: FakeEng
     assert "tool_name" not in rendered[2]
 
 
-async def test_calls_come_whole_before_the_last_line():
+async def test_calls_come_whole_before_the_last_line() -> None:
     engine = FakeEngineClient()
     app = build_app(ready_state(engine, HTTPConfig(), chat=ChatOptions(tool_call_parser="hermes")))
     said = engine.script = 'Well.<tool_call>{"name": "tea", "arguments": {"hot": true}}</tool_call>'
@@ -226,13 +226,15 @@ async def test_calls_come_whole_before_the_last_line():
     [(True, {"enable_thinking": True, "thinking": True}), (False, {"enable_thinking": False, "thinking": False}),
      ("high", {"reasoning_effort": "high"}), (None, None)],
 )  # fmt: skip
-async def test_thinking_is_an_argument_of_the_template(app: Any, engine: FakeEngineClient, think: Any, expected: Any):
+async def test_thinking_is_an_argument_of_the_template(
+    app: Any, engine: FakeEngineClient, think: Any, expected: Any
+) -> None:
     assert (await post(app, CHAT, messages=HELLO, options=SEVEN, think=think)).status == 200
     kwargs = engine.rendered[-1].template_kwargs
     assert (kwargs and dict(kwargs)) == expected
 
 
-async def test_reasoning_is_apart_from_the_content():
+async def test_reasoning_is_apart_from_the_content() -> None:
     engine = FakeEngineClient()
     app = build_app(ready_state(engine, HTTPConfig(), chat=ChatOptions(reasoning_parser="deepseek_r1")))
     said = "Hm.</think>Yes."
@@ -245,7 +247,7 @@ async def test_reasoning_is_apart_from_the_content():
     assert not any("thinking" in part["message"] and part["message"]["content"] for part in parts)
 
 
-async def test_texts_become_vectors(app: Any):
+async def test_texts_become_vectors(app: Any) -> None:
     both = (await post(app, "/api/embed", input=["a", "bc"])).json()
     one = (await post(app, "/api/embed", input="a")).json()
     older = (await post(app, "/api/embeddings", prompt="a")).json()
@@ -253,7 +255,7 @@ async def test_texts_become_vectors(app: Any):
     assert (len(both["embeddings"]), both["prompt_eval_count"]) == (2, 3)
 
 
-async def test_models_are_described(app: Any):
+async def test_models_are_described(app: Any) -> None:
     [model] = (await call(app, "GET", "/api/tags")).json()["models"]
     [running] = (await call(app, "GET", "/api/ps")).json()["models"]
     shown = (await post(app, "/api/show")).json()

@@ -5,16 +5,15 @@ from __future__ import annotations
 import datetime
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from typing import Any
 
+from llmstack_llm import RequestMetrics
 from llmstack_llm.chat.tool_calls import argument_object
 from llmstack_server.apis.ollama.errors import OLLAMA_ERRORS, json_line
-from llmstack_server.chat.deltas import ChatDelta as Delta
-from llmstack_server.chat.deltas import ToolCall, fold
+from llmstack_server.apis.ollama.names import Fields
+from llmstack_server.chat.deltas import ChatDelta, ToolCall, fold
 from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.observability.logs import current_request_id
-from llmstack_server.protocols import Timings
 from llmstack_server.web.answers import Answer, WholeAnswer
 from llmstack_server.web.errors import ErrorAnswer
 
@@ -34,10 +33,10 @@ class LineAnswer(ChatStream, Answer):
         self.is_stream = is_stream
 
     @abstractmethod
-    def part(self, content: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    def part(self, content: str, thinking: str = "", calls: list[Fields] | None = None) -> Fields:
         """New text, reasoning and whole calls in the form of the route."""
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Fields:
         """The object with all text."""
         [message] = await self.fold()
         part = self.part(message.content, message.reasoning, list(map(_call_object, message.tool_calls)))
@@ -45,7 +44,7 @@ class LineAnswer(ChatStream, Answer):
 
     async def events(self) -> AsyncIterator[bytes]:
         """A line per new text; calls come whole, before the last line."""
-        with_calls: list[Delta] = []
+        with_calls: list[ChatDelta] = []
         reason: str | None = None
         async with self.outputs as outputs:
             async for output in outputs:
@@ -64,13 +63,13 @@ class LineAnswer(ChatStream, Answer):
         """The last line of a stream that failed."""
         return OLLAMA_ERRORS.last_event(error, current_request_id.get(), 0)
 
-    def _line(self, part: dict[str, Any]) -> bytes:
+    def _line(self, part: Fields) -> bytes:
         return json_line({**self._head(), **part, "done": False})
 
-    def _head(self) -> dict[str, Any]:
+    def _head(self) -> Fields:
         return {"model": self._model, "created_at": now_text()}
 
-    def _end(self, finish_reason: str | None) -> dict[str, Any]:
+    def _end(self, finish_reason: str | None) -> Fields:
         # A call ends an answer there as any text does.
         reason = "length" if finish_reason == "length" else "stop"
         counts = {"prompt_eval_count": self.usage.num_prompt_tokens, "eval_count": self.usage.num_completion_tokens}
@@ -80,9 +79,9 @@ class LineAnswer(ChatStream, Answer):
 class ChatAnswer(LineAnswer):
     """The answer of `/api/chat`."""
 
-    def part(self, content: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        """The `message`."""
-        message: dict[str, Any] = {"role": "assistant", "content": content}
+    def part(self, content: str, thinking: str = "", calls: list[Fields] | None = None) -> Fields:
+        """The `message` of the assistant, with what is new in it."""
+        message: Fields = {"role": "assistant", "content": content}
         if thinking:
             message["thinking"] = thinking
         if calls:
@@ -93,7 +92,7 @@ class ChatAnswer(LineAnswer):
 class GenerateAnswer(LineAnswer):
     """The answer of `/api/generate`."""
 
-    def part(self, content: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    def part(self, content: str, thinking: str = "", calls: list[Fields] | None = None) -> Fields:
         """The `response`; this route has no tools."""
         return {"response": content, "thinking": thinking} if thinking else {"response": content}
 
@@ -101,11 +100,11 @@ class GenerateAnswer(LineAnswer):
 class LoadedAnswer(WholeAnswer):
     """The answer to a request without a prompt, which loads the model there: here it is loaded."""
 
-    def __init__(self, model: str, part: dict[str, Any]) -> None:
+    def __init__(self, model: str, part: Fields) -> None:
         self._model = model
         self._part = part
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Fields:
         """The object without text."""
         return {
             "model": self._model, "created_at": now_text(), **self._part, "done": True, "done_reason": "load",
@@ -117,12 +116,12 @@ def now_text() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
-def _call_object(call: ToolCall) -> dict[str, Any]:
+def _call_object(call: ToolCall) -> Fields:
     """A call, whose arguments are an object; text that is none stands under a key of its own."""
     return {"id": call.id, "function": {"name": call.name, "arguments": argument_object(call.arguments)}}
 
 
-def _durations(timings: Timings | None) -> dict[str, int]:
+def _durations(timings: RequestMetrics | None) -> dict[str, int]:
     """Nanoseconds of the whole, of the prompt and of the answer; those that are not known are 0."""
     if timings is None:
         return dict.fromkeys(("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"), 0)

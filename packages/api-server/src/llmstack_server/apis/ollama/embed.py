@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from llmstack_server.apis.ollama.names import plain_name, without_tag
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_server.apis.ollama.names import Fields, plain_name, without_tag
 from llmstack_server.apis.ollama.protocol import FIELDS, EmbedRequest, OlderEmbedRequest
 from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
 from llmstack_server.apis.pooling.inputs import admit_prompts
 from llmstack_server.apis.pooling.scores import parse_texts
-from llmstack_server.protocols import AdmittedInput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import check_fields
@@ -21,7 +20,7 @@ from llmstack_types import PoolingParams, PoolingTask
 _TO_WHAT_FITS = -1
 
 
-async def prepare_embed(state: ServerState, body: dict[str, Any]) -> EmbedAnswer:
+async def prepare_embed(state: ServerState, body: Fields) -> EmbedAnswer:
     """Checks a request and tokenizes its texts; longer ones are cut at their end unless it says otherwise.
 
     Raises:
@@ -44,7 +43,7 @@ async def prepare_embed(state: ServerState, body: dict[str, Any]) -> EmbedAnswer
     return EmbedAnswer(state, fields.model, inputs)
 
 
-async def prepare_older_embed(state: ServerState, body: dict[str, Any]) -> OlderEmbedAnswer:
+async def prepare_older_embed(state: ServerState, body: Fields) -> OlderEmbedAnswer:
     """Does the same for one text."""
     body = without_tag(state, body)
     fields = parse(OlderEmbedRequest, body)
@@ -58,12 +57,12 @@ async def prepare_older_embed(state: ServerState, body: dict[str, Any]) -> Older
 class EmbedAnswer(WholeAnswer):
     """The vectors of one request, in the order of its texts."""
 
-    def __init__(self, state: ServerState, model: str | None, inputs: Sequence[AdmittedInput]) -> None:
+    def __init__(self, state: ServerState, model: str | None, inputs: Sequence[AdmittedPooling]) -> None:
         self._state = state
         self._model = model
         self._inputs = inputs
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Fields:
         """The object with `embeddings`."""
         return {
             "model": plain_name(self._state, self._model),
@@ -71,9 +70,9 @@ class EmbedAnswer(WholeAnswer):
             "prompt_eval_count": count_tokens(self._inputs),
         }
 
-    async def vectors(self) -> list[Any]:
+    async def vectors(self) -> list[object]:
         """Runs all inputs; a list of numbers for each."""
-        vectors: list[Any] = [None] * len(self._inputs)
+        vectors: list[object] = [None] * len(self._inputs)
         fields = parse(PoolingFields, {"model": self._model})
         async for index, output in run_all(self._state, self._inputs, fields, new_id("embd")):
             vectors[index] = output.outputs.tolist()
@@ -83,7 +82,7 @@ class EmbedAnswer(WholeAnswer):
 class OlderEmbedAnswer(EmbedAnswer):
     """The vector of one text."""
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Fields:
         """The object with `embedding`."""
         [vector] = await self.vectors()
         return {"embedding": vector}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any
 
 from llmstack_server.web.error_forms import ErrorForm
 from llmstack_server.web.errors import MAX_MESSAGE_CHARS, ErrorAnswer
@@ -26,7 +25,7 @@ class OllamaErrorAnswer(ErrorAnswer):
 class OllamaErrors(ErrorForm):
     """The form of Ollama's API, where an error is a text."""
 
-    schema: Mapping[str, Any] = MappingProxyType({
+    schema: Mapping[str, object] = MappingProxyType({
         "type": "object", "required": ["error"], "properties": {"error": {"type": "string"}},
     })  # fmt: skip
 
@@ -42,6 +41,6 @@ class OllamaErrors(ErrorForm):
 OLLAMA_ERRORS = OllamaErrors()
 
 
-def json_line(value: Mapping[str, Any]) -> bytes:
+def json_line(value: Mapping[str, object]) -> bytes:
     """A line of a stream: one object."""
     return f"{encode_json(value)}\n".encode("utf-8", "replace")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from llmstack_llm import GenerationRequest, request_errors
 from llmstack_server.apis.ollama.answer import ChatAnswer, GenerateAnswer, LoadedAnswer
 from llmstack_server.apis.ollama.messages import conversation_of_chat, conversation_of_prompt
-from llmstack_server.apis.ollama.names import plain_name, without_tag
+from llmstack_server.apis.ollama.names import Fields, plain_name, without_tag
 from llmstack_server.apis.ollama.protocol import FIELDS, AnswerRequest, ChatRequest, GenerateRequest
 from llmstack_server.apis.ollama.sampling import given_sampling
 from llmstack_server.apis.openai.infilling import with_suffix
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import SubmittedChat, submit_chat
-from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import adapter_of, check_fields
 from llmstack_server.web.clients import current_client
@@ -23,7 +22,7 @@ from llmstack_server.web.fields import parse
 from llmstack_server.web.first_token_check import check_first_token
 
 
-async def prepare_chat(state: ServerState, body: dict[str, Any]) -> WholeAnswer:
+async def prepare_chat(state: ServerState, body: Fields) -> WholeAnswer:
     """Checks a request, renders its conversation and submits it.
 
     Raises:
@@ -40,7 +39,7 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> WholeAnswer:
     return ChatAnswer(model, chat, is_stream=fields.stream is not False)
 
 
-async def prepare_generate(state: ServerState, body: dict[str, Any]) -> WholeAnswer:
+async def prepare_generate(state: ServerState, body: Fields) -> WholeAnswer:
     """Does the same for one prompt, as a question of a chat, or `raw` as a text to continue."""
     body = without_tag(state, body)
     fields = parse(GenerateRequest, body)
@@ -60,7 +59,7 @@ async def _submit(state: ServerState, fields: AnswerRequest, conversation: Conve
     return await submit_chat(state, conversation, sampling, request_id=new_id("ollama"), model=fields.model)
 
 
-async def _submit_text(state: ServerState, fields: GenerateRequest) -> Any:
+async def _submit_text(state: ServerState, fields: GenerateRequest) -> OutputStream:
     """The outputs of a prompt that is continued as it is, up to the suffix where there is one."""
     for name in ("system", "images", "think"):
         if getattr(fields, name):

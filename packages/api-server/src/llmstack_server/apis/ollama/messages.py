@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.media.parts import MediaPart
+from llmstack_server.apis.ollama.names import Fields
 from llmstack_server.apis.ollama.protocol import ChatRequest, GenerateRequest
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.turns import content_of
@@ -45,7 +45,7 @@ def conversation_of_prompt(fields: GenerateRequest) -> Conversation:
     return Conversation([*system, asked], **_thinking(fields.think))
 
 
-def _thinking(think: Any) -> dict[str, Any]:
+def _thinking(think: object) -> Fields:
     """What `think` says to the chat template."""
     if think is None:
         return {}
@@ -56,8 +56,8 @@ def _thinking(think: Any) -> dict[str, Any]:
     return {"reasoning_effort": think}
 
 
-def _read_message(param: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message; the checks of chats look at what is taken over as it is."""
+def _read_message(param: str, message: Mapping[str, object]) -> Fields:
+    """A message; the checks of chats look at what it copies."""
     content = message.get("content")
     read = {"role": message.get("role"), "content": content}
     if read["role"] is None:
@@ -75,7 +75,7 @@ def _read_message(param: str, message: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _content(text: str, images: Any, param: str) -> str | list[dict[str, str] | MediaPart]:
+def _content(text: str, images: object, param: str) -> str | list[dict[str, str] | MediaPart]:
     """A text with pictures after it."""
     if not isinstance(images, list | None):
         raise request_errors.invalid_type(param, "an array of pictures in base64", images)
@@ -90,9 +90,9 @@ def _content(text: str, images: Any, param: str) -> str | list[dict[str, str] | 
     return content_of(parts)
 
 
-def _with_call_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_call_ids(messages: Sequence[Fields]) -> list[Fields]:
     """The messages, whose calls and results have ids: results answer the earliest open call of their name."""
-    open_calls: list[tuple[str, Any]] = []
+    open_calls: list[tuple[str, object]] = []
     num_calls = 0
     numbered = []
     for message in messages:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 from pathlib import Path
-from typing import Any
 
-from llmstack_server.apis.ollama.names import without_tag
+from llmstack_server.apis.ollama.names import Fields, without_tag
 from llmstack_server.apis.ollama.protocol import ShowRequest
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_model
@@ -20,12 +19,12 @@ _NEVER = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).isoformat()
 _WEIGHT_FILES = (".safetensors", ".gguf")
 
 
-def model_tags(state: ServerState) -> dict[str, Any]:
+def model_tags(state: ServerState) -> Fields:
     """All served names, and those of adapters."""
     return {"models": [_model_object(state, name) for name in _names(state)]}
 
 
-def running_models(state: ServerState) -> dict[str, Any]:
+def running_models(state: ServerState) -> Fields:
     """The models that are loaded: all of them, once the engine is ready."""
     ready = state.ready
     if ready is None:
@@ -42,7 +41,7 @@ def running_models(state: ServerState) -> dict[str, Any]:
     return {"models": models}
 
 
-async def show_model(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+async def show_model(state: ServerState, body: Fields) -> Fields:
     """The facts of one model.
 
     Raises:
@@ -52,7 +51,7 @@ async def show_model(state: ServerState, body: dict[str, Any]) -> dict[str, Any]
     check_model(state, fields.model)
     found, ready = _model_object(state, fields.model or state.served_model_name), state.ready
     family = found["details"]["family"]
-    facts: dict[str, Any] = {"general.architecture": family}
+    facts: Fields = {"general.architecture": family}
     if ready is not None:
         facts |= {f"{family}.context_length": ready.max_model_len, f"{family}.vocab_size": ready.vocab_size}
         if ready.embedding_size:
@@ -71,7 +70,7 @@ def _names(state: ServerState) -> list[str]:
     return [*state.config.served_model_names, *adapters]
 
 
-def _model_object(state: ServerState, name: str) -> dict[str, Any]:
+def _model_object(state: ServerState, name: str) -> Fields:
     ready = state.ready
     backends = {} if ready is None else ready.backends
     family = str(state.facts.get("model_type", ""))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from llmstack_server.state.server_state import ServerState
 
-LATEST = ":latest"
+LATEST: Final = ":latest"
+Fields = dict[str, Any]
+"""An object of a request or an answer."""
 
 
-def without_tag(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+def without_tag(state: ServerState, body: Fields) -> Fields:
     """The body with the served name that `model` means: clients add the tag `:latest` to a name without one."""
     model = body.get("model")
     if not isinstance(model, str) or model in state.config.served_model_names or not model.endswith(LATEST):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ConfigDict, Field
 
+from llmstack_server.apis.ollama.names import Fields
 from llmstack_server.web.fields import Decimal, RequestBody
 from llmstack_server.web.unsupported import Predicate, one_of
 
@@ -37,22 +38,22 @@ class _Request(RequestBody):
 
     model: str | None = Field(None, description="a served name, with `:latest` or without")
     options: OptionFields | None = None
-    keep_alive: Any = Field(None, description="without effect: the model stays loaded")
+    keep_alive: object = Field(None, description="without effect: the model stays loaded")
 
 
 class AnswerRequest(_Request):
     """Fields of requests that generate."""
 
     stream: bool | None = Field(None, description="whether the answer comes in lines; true where it is left out")
-    format: Any = Field(None, description="`json`, or a JSON schema that the answer follows")
-    think: Any = Field(None, description="whether a reasoning model thinks first: a boolean, or an effort")
+    format: object = Field(None, description="`json`, or a JSON schema that the answer follows")
+    think: object = Field(None, description="whether a reasoning model thinks first: a boolean, or an effort")
 
 
 class ChatRequest(AnswerRequest):
     """Body of `POST /api/chat`."""
 
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = Field(None, description="functions that the model may call; at most 128")
+    messages: list[Fields] | None = None
+    tools: list[Fields] | None = Field(None, description="functions that the model may call; at most 128")
 
 
 class GenerateRequest(AnswerRequest):
@@ -68,7 +69,7 @@ class GenerateRequest(AnswerRequest):
 class EmbedRequest(_Request):
     """Body of `POST /api/embed`."""
 
-    input: Any = Field(None, description="a text or several")
+    input: object = Field(None, description="a text or several")
     truncate: bool | None = Field(None, description="whether longer texts are cut at their end; true by default")
     dimensions: int | None = None
 

@@ -76,7 +76,7 @@ def _add_model_routes(router: Router, state: ServerState) -> None:
         "GET", "/api/tags", OllamaModels, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS
     ))  # fmt: skip
     async def tags() -> Response:
-        """The served models."""
+        """Lists the served models and adapters."""
         return JSONResponse(model_tags(state))
 
     @router.declare(RouteSpec(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llmstack_llm import GivenSampling, request_errors
+from llmstack_server.apis.ollama.names import Fields
 from llmstack_server.apis.ollama.protocol import IGNORED_OPTIONS, OPTIONS, AnswerRequest, OptionFields
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.unsupported import check_unsupported
@@ -27,7 +26,7 @@ def given_sampling(state: ServerState, fields: AnswerRequest) -> GivenSampling:
         InvalidRequestError: An option is not available, or `format` is neither `json` nor a schema.
     """
     is_stream = fields.stream is not False
-    given: dict[str, Any] = {"output_kind": RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY}
+    given: Fields = {"output_kind": RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY}
     if fields.options is not None:
         given |= _given_options(state, fields.options)
     names = {own: f"options.{option}" for option, own in _NAMES.items()}
@@ -38,7 +37,7 @@ def given_sampling(state: ServerState, fields: AnswerRequest) -> GivenSampling:
     return GivenSampling(given, names)
 
 
-def _given_options(state: ServerState, options: OptionFields) -> dict[str, Any]:
+def _given_options(state: ServerState, options: OptionFields) -> Fields:
     extra = options.model_extra or {}
     try:
         check_unsupported(extra, OPTIONS)
@@ -56,7 +55,7 @@ def _given_options(state: ServerState, options: OptionFields) -> dict[str, Any]:
     return given
 
 
-def _constraint(value: Any) -> StructuredOutputsParams | None:
+def _constraint(value: object) -> StructuredOutputsParams | None:
     """`format` as a constraint; None for free text."""
     if value is None or value == "":
         return None
