@@ -11,6 +11,16 @@ from llmstack_server.apis.ollama.embed import prepare_embed, prepare_older_embed
 from llmstack_server.apis.ollama.errors import OLLAMA_ERRORS
 from llmstack_server.apis.ollama.generate import prepare_chat, prepare_generate
 from llmstack_server.apis.ollama.models import COMPATIBLE_VERSION, model_tags, running_models, show_model
+from llmstack_server.apis.ollama.objects import (
+    OllamaChat,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaGeneration,
+    OllamaModels,
+    OllamaRunningModels,
+    OllamaShownModel,
+    OllamaVersion,
+)
 from llmstack_server.apis.ollama.protocol import (
     ChatRequest,
     EmbedRequest,
@@ -21,16 +31,6 @@ from llmstack_server.apis.ollama.protocol import (
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import GenerationResponse, Prepare
 from llmstack_server.web.body import BodyLimits, read_json_object
-from llmstack_server.web.ollama_types import (
-    OllamaChat,
-    OllamaEmbedding,
-    OllamaEmbeddings,
-    OllamaGeneration,
-    OllamaModels,
-    OllamaRunningModels,
-    OllamaShownModel,
-    OllamaVersion,
-)
 from llmstack_server.web.openapi import LINES
 from llmstack_server.web.openapi_bodies import ANY, TEXT_LIST, RequestBody, array
 from llmstack_server.web.routes import Needs, Router, RouteSpec

@@ -1,15 +1,17 @@
-"""The objects of the answers of Ollama's routes, as types; see `answer_types`."""
+"""The objects of the answers of these routes, as types; see `web.answer_types`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
+
+from llmstack_server.apis.ollama.names import Fields
 
 
 class OllamaCall(TypedDict):
     """A call of a function, whose arguments are an object."""
 
     id: str
-    function: dict[str, Any]
+    function: Fields
 
 
 class OllamaMessage(TypedDict):
@@ -118,7 +120,7 @@ class OllamaShownModel(TypedDict):
     template: str
     license: str
     details: OllamaDetails
-    model_info: dict[str, Any]
+    model_info: Fields
     capabilities: list[str]
     modified_at: str
 
