@@ -13,7 +13,7 @@ from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_structure import JSONLimits, check_structure, without_escapes
 
 Block = dict[str, Any]
-Event = dict[str, Any]
+Event = Block
 
 # Levels around the object in a request that sends the block back: body, messages, message, content and block.
 _OUTER_LEVELS = b"[" * 5
