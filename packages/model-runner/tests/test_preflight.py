@@ -243,7 +243,7 @@ def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "an encoder-decoder model"),
+        ({"architectures": ["T5Model"], "model_type": "t5"}, "an encoder-decoder model"),
         ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"a": 1}}, "a vision model"),
         ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, "a state-space model"),
         ({"architectures": ["ZambaForCausalLM"], "model_type": "zamba"}, "a hybrid of attention and recurrent layers"),

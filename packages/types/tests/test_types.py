@@ -85,7 +85,7 @@ VLLM_DEFAULTS: dict[str, Any] = {
 # vLLM has the first four elsewhere, and the last three not in public.
 OWN_FIELDS = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "typical_p", "bad_words_token_ids",
               "stream_interval", "truncate_prompt_tokens", "truncation_side", "kept_special_tokens",
-              "thinking_tags", "no_repeat_ngram_size", "top_n_sigma")  # fmt: skip
+              "thinking_tags", "no_repeat_ngram_size", "top_n_sigma", "forced_bos_token_id")  # fmt: skip
 
 
 def test_the_defaults_of_sampling_params_are_vllms() -> None:

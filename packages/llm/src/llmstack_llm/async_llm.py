@@ -272,7 +272,7 @@ class AsyncLLM(EngineFrontEnd):
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
         if requests[0].adapter is not None:  # all of them have it
             admitted = [dataclasses.replace(one, adapter=requests[0].adapter) for one in admitted]
-        num_prompt_tokens = sum([len(one.prompt_token_ids) for one in admitted])
+        num_prompt_tokens = sum([one.num_prompt_tokens for one in admitted])
         self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
         on_first = None
         if requests[0].on_admitted is not None:

@@ -27,6 +27,7 @@ from llmstack_llm.admission.structured_outputs import ConstraintAdmission, Struc
 from llmstack_llm.fan_out import fan_out
 from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.placeholders import PlacedMedia
+from llmstack_llm.media.source import FORCED
 from llmstack_llm.media_door import MediaDoor
 from llmstack_llm.model.boundary_ids import eos_token_ids, start_token_id
 from llmstack_llm.model.config import ModelConfig
@@ -53,6 +54,7 @@ from llmstack_types import (
 )
 
 _PLAIN_OUTPUTS = StructuredOutputsConfig()
+_DONE = frozenset({"truncate_prompt_tokens", "truncation_side", FORCED})  # nothing that the engine core reads
 _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
 
 
@@ -187,9 +189,8 @@ class InputProcessor:
     async def admit_async(self, request: GenerationRequest, sampling: CheckedSampling) -> AdmittedRequest:
         """`admit` off the event loop: in a thread where the text is long, constraints in a separate process."""
         arguments = (request.prompt, sampling, request.param, request.default_max_tokens, request.add_special_tokens)
-        words, num_chars = sampling.values.get("bad_words"), 0
-        if not isinstance(request.prompt, RenderedPrompt):  # that is tokenized already
-            num_chars = num_chars_of(request.prompt)
+        words = sampling.values.get("bad_words")  # a rendered prompt is tokenized already
+        num_chars = 0 if isinstance(request.prompt, RenderedPrompt) else num_chars_of(request.prompt)
         if words:
             num_chars += num_chars_of_bad_words(words)
         draft = await self.gate.run(num_chars, self._tokenized, *arguments)
@@ -326,9 +327,10 @@ class InputProcessor:
         if token_ids is None:
             token_ids = self._encode(text or "", param, add_special_tokens)
         # A longer prompt is refused below, whatever the others are.
-        rules.check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
+        rules.check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_prompt_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
+        token_ids, source_media = self.media.of_decoder(token_ids, sampling, param, self.limits)
         has_media = self.media.speech is not None or (isinstance(prompt, RenderedPrompt) and prompt.media)
         placed = self.media.placed(prompt, param, sampling, is_cut=is_cut) if has_media else ()
         if self.limits.placeholders and embeds is None and not placed:
@@ -336,12 +338,9 @@ class InputProcessor:
         max_tokens = resolve_max_tokens(
             sampling, len(token_ids), self.limits, param=param, default_max_tokens=default_max_tokens
         )
-        seed = values.get("seed")
-        media = () if embeds is None else embeds.media
-        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens}, media, placed)
-        draft.values["seed"] = self._draw() if seed is None else seed
-        draft.values.pop("truncate_prompt_tokens", None)  # done, and nothing that the engine core reads
-        draft.values.pop("truncation_side", None)
+        kept = {name: value for name, value in values.items() if name not in _DONE}
+        kept |= {"max_tokens": max_tokens, "seed": self._draw() if values.get("seed") is None else values["seed"]}
+        draft = _Draft(param, text, token_ids, kept, source_media if embeds is None else embeds.media, placed)
         if values.get("bad_words"):
             name = sampling.names.get("bad_words", "bad_words")
             draft.values["bad_words_token_ids"] = self._bad_words.token_ids(values, self.limits.vocab_size, name)
@@ -361,7 +360,8 @@ class InputProcessor:
         values, name = sampling.values, sampling.names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
         max_tokens, side = values["truncate_prompt_tokens"], values.get("truncation_side", "left")
         if max_tokens == -1:
-            max_tokens = max(1, self.limits.max_request_tokens - max(values.get("max_tokens") or 1, 1))
+            room = max(1, self.limits.max_request_tokens - max(values.get("max_tokens") or 1, 1))
+            max_tokens = self.limits.max_source_tokens or room
         if token_ids is not None:
             kept = cut_token_ids(token_ids, max_tokens, side)
         else:

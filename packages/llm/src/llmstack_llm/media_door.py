@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits, limits_with
+from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import CheckedSampling
 from llmstack_llm.chat.media_chat import render_with_media
 from llmstack_llm.chat.renderers import ChatRenderers, rendering_work
@@ -19,12 +20,13 @@ from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.prepared import prepare_all
 from llmstack_llm.media.processor import MediaProcessor
 from llmstack_llm.media.served import KINDS, make_served_media
+from llmstack_llm.media.source import FORCED, KIND, SourcePrompts, make_source
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest, ChatPrompt, RenderedPrompt
 from llmstack_llm.speech.served import Speech, make_speech
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import Tokenizer
-from llmstack_types import EngineReady
+from llmstack_types import EngineReady, MediaItem
 
 logger = logging.getLogger(__name__)
 AdmittedT = TypeVar("AdmittedT", bound=AdmittedRequest | AdmittedPooling)
@@ -36,12 +38,14 @@ class MediaDoor:
     Attributes:
         processor: That of the model; None where the engine core takes text alone.
         speech: Windows and prompts of a model that transcribes; None for every other.
+        source: Of a model whose prompts go to an encoder; None for every other.
     """
 
     def __init__(self, folder: Path, options: MediaOptions | None = None) -> None:
         """`folder`: That of the model."""
         self.processor: MediaProcessor | None = None
         self.speech: Speech | None = None
+        self.source: SourcePrompts | None = None
         self._options = options or MediaOptions()
         self._folder = folder
 
@@ -52,7 +56,7 @@ class MediaDoor:
     def set_model(self, folder: Path) -> None:
         """Another model is served from the next `set_ready` on."""
         if folder != self._folder:
-            self._folder, self.processor, self.speech = folder, None, None
+            self._folder, self.processor, self.speech, self.source = folder, None, None, None
 
     def set_ready(self, ready: EngineReady) -> None:
         """Makes the processor of the model that the engine core runs, unless it is there.
@@ -61,7 +65,9 @@ class MediaDoor:
             EngineStartError: The checkpoint's processor is not supported.
         """
         media = ready.media
-        if media is not None and media.has_cross_attention and self.speech is None:
+        if media is not None and KIND in media.num_layers:
+            self.source = make_source(self._folder, media.max_num_tokens[KIND])
+        elif media is not None and media.has_cross_attention and self.speech is None:
             self.speech = make_speech(self._folder, ready.max_model_len, self._options)
         kinds = () if media is None or media.has_cross_attention else media.num_layers.keys()
         takes_items = any(kind in kinds for kind in KINDS)
@@ -99,10 +105,27 @@ class MediaDoor:
             raise request_errors.audio_required(param)
         return found
 
+    def of_decoder(
+        self, token_ids: list[int], sampling: CheckedSampling, param: str, limits: AdmissionLimits
+    ) -> tuple[list[int], tuple[MediaItem, ...]]:
+        """The tokens that the answer continues, and the item of a prompt that goes to an encoder instead.
+
+        Raises:
+            InvalidRequestError: As `SourcePrompts.take`; or the model has no such encoder, and a field needs one.
+        """
+        if self.source is not None:
+            first, media = self.source.take(token_ids, sampling, param)
+            check_token_ids(FORCED, first, limits.vocab_size)
+            return first, media
+        if sampling.values.get(FORCED) is not None:
+            name = sampling.names.get(FORCED, FORCED)
+            raise request_errors.unsupported_parameter(name, "this model has no encoder that reads the prompt")
+        return token_ids, ()
+
     def check_beams(self, names: Mapping[str, str]) -> None:
-        """Raises InvalidRequestError for a beam search of a model that transcribes. `names`: Of fields elsewhere."""
-        if self.speech is not None:
-            reason = "a beam search ranks what a model finds probable, without the rules of one that transcribes"
+        """Raises InvalidRequestError for a beam search of a model with an encoder. `names`: Of fields elsewhere."""
+        if self.speech is not None or self.source is not None:
+            reason = "a beam search ranks what a decoder finds probable, without what a model with an encoder needs"
             raise request_errors.unsupported_parameter(names.get("use_beam_search", "use_beam_search"), reason)
 
     async def render(self, renderers: ChatRenderers, chat: ChatPrompt, gate: TextGate) -> RenderedPrompt:

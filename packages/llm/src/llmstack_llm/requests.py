@@ -10,6 +10,7 @@ from llmstack_llm import request_errors
 from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.processor import MediaRequest
+from llmstack_llm.media.source import num_source_tokens
 from llmstack_types import KVTransferParams, MediaItem, SamplingParams
 from llmstack_types.vocabulary import MediaKind
 
@@ -120,6 +121,11 @@ class AdmittedRequest:
     media: tuple[MediaItem, ...] = ()
     placed: tuple[PlacedMedia, ...] = ()
     release: Callable[[], None] | None = field(default=None, compare=False)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, those that go to an encoder included."""
+        return len(self.prompt_token_ids) + num_source_tokens(self.media)
 
     def num_media_tokens(self, kind: MediaKind) -> int:
         """Tokens of the prompt that pictures, or items of another kind, replace."""

@@ -11,6 +11,7 @@ _ENCODER_DECODERS = frozenset(
     {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "pegasus_x", "marian", "m2m_100", "blenderbot",
      "blenderbot-small", "led", "fsmt", "prophetnet", "switch_transformers", "nllb-moe", "t5gemma"}
 )  # fmt: skip
+_TRIED = ("EncoderModel", "ForConditionalGeneration", "MTModel")
 _SPEECH = frozenset(
     {"whisper", "speech_to_text", "seamless_m4t", "seamless_m4t_v2", "moonshine", "wav2vec2", "hubert",
      "granite_speech_plus"}
@@ -38,8 +39,8 @@ def unsupported_kind(config: Mapping[str, Any]) -> str | None:
         return "a model of speech"
     if any(config.get(key) for key in _OF_IMAGES):
         return "a vision model, for images beside text"
-    is_half = name.endswith("EncoderModel")  # of such a class transformers has the encoder alone
-    if (config.get("is_encoder_decoder") is True or model_type in _ENCODER_DECODERS) and not is_half:
+    is_tried = name.endswith(_TRIED)  # the code of transformers says whether it serves such a class
+    if (config.get("is_encoder_decoder") is True or model_type in _ENCODER_DECODERS) and not is_tried:
         return "an encoder-decoder model"
     if model_type in _STATE_SPACE:
         return "a state-space model"

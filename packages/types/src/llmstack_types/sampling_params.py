@@ -97,6 +97,7 @@ class SamplingParams:
         stream_interval: Tokens of a completion between two outputs of a stream, after the first.
         truncate_prompt_tokens: Tokens of the prompt that are kept; -1 keeps what leaves room for `max_tokens`.
         truncation_side: The side on which tokens are dropped, `left` or `right`.
+        forced_bos_token_id: The first token behind the decoder's own, of a model whose prompts go to an encoder.
     """
 
     n: int = declared(1, 1, 128)
@@ -148,6 +149,10 @@ class SamplingParams:
         help="tokens of reasoning before it is ended; -1: no limit",
     )  # fmt: skip
     thinking_tags: ThinkingTags | None = declared(None, given_by="none", is_recorded=False)
+    forced_bos_token_id: int | None = declared(
+        None, 0, 2**31 - 1, is_recorded=False, is_sent=False,
+        help="the decoder's first token in a model with an encoder, such as that of a language",
+    )  # fmt: skip
     truncation_side: str = declared(
         "left", is_recorded=False, is_sent=False, help="where tokens are dropped: left (the default) or right"
     )

@@ -22,7 +22,7 @@ class UsageCounter:
 
     def __init__(self, prompts: Sequence[AdmittedRequest]) -> None:
         self.timings: RequestMetrics | None = None
-        self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+        self.num_prompt_tokens = sum(prompt.num_prompt_tokens for prompt in prompts)
         self._prompts = prompts
         self.num_completion_tokens = 0
         self.num_reasoning_tokens: int | None = None

@@ -12,6 +12,7 @@ from llmstack_types.vocabulary import MediaKind
 
 _NAMES: Final[Mapping[MediaKind, str]] = {
     "image": "picture", "video": "video", "audio": "sound", "embeds": "list of vectors",
+    "text": "text",
 }  # fmt: skip
 
 

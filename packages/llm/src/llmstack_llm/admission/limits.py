@@ -47,6 +47,7 @@ class AdmissionLimits:
         max_item_vectors: So many of them are one item of the prompt at most.
         placeholders: Tokens that stand for media, by id. A prompt has them only where its media are.
         dtype: The type in which the model computes, and of such vectors.
+        max_source_tokens: The longest prompt of an encoder beside a decoder; 0 for any other model.
         max_request_tokens: The longest request that can ever run, in tokens; follows from the others.
     """
 
@@ -69,11 +70,17 @@ class AdmissionLimits:
     max_item_vectors: int = 1
     placeholders: Mapping[int, str] = field(default_factory=dict)
     dtype: str = ""
+    max_source_tokens: int = 0
     max_request_tokens: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         longest = self.max_model_len if self.num_kv_tokens is None else min(self.max_model_len, self.num_kv_tokens)
         object.__setattr__(self, "max_request_tokens", longest)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt, whether or not anything can be generated behind it."""
+        return self.max_source_tokens or self.max_request_tokens
 
 
 def limits_of(model_config: ModelConfig) -> AdmissionLimits:
@@ -106,6 +113,7 @@ def limits_with(limits: AdmissionLimits, ready: EngineReady) -> AdmissionLimits:
         prompt_embeds_size=0 if media is None else media.vector_size,
         max_item_vectors=1 if media is None else media.max_num_tokens["embeds"],
         dtype=ready.dtype,
+        max_source_tokens=0 if ready.media is None else ready.media.max_num_tokens.get("text", 0),
     )
 
 
@@ -128,8 +136,8 @@ def max_prompt_chars(limits: AdmissionLimits, max_chars_per_token: int | None, *
     None) or the tokens are cut (`is_cut`), any length could fit, and the bound limits the work.
     """
     if max_chars_per_token is not None and not is_cut:
-        return max_chars_per_token * limits.max_request_tokens
-    return max((max_chars_per_token or ASSUMED_CHARS_PER_TOKEN) * limits.max_request_tokens, MIN_ASSUMED_CHARS)
+        return max_chars_per_token * limits.max_prompt_tokens
+    return max((max_chars_per_token or ASSUMED_CHARS_PER_TOKEN) * limits.max_prompt_tokens, MIN_ASSUMED_CHARS)
 
 
 def check_prompt_chars(
@@ -141,7 +149,7 @@ def check_prompt_chars(
         InvalidRequestError: Code `context_length_exceeded`.
     """
     if num_chars > max_prompt_chars(limits, max_chars_per_token, is_cut=is_cut):
-        raise request_errors.context_length_exceeded(param, limits.max_request_tokens, None)
+        raise request_errors.context_length_exceeded(param, limits.max_prompt_tokens, None)
 
 
 def exceeds_share(num_new: int, num_free: int, num_used: int) -> bool:

@@ -23,6 +23,7 @@ _POSITIONS_BEHIND_PADDING = (
 )  # fmt: skip
 _TWO_TOKEN_TYPES = ("albert", "bert", "electra", "nomic_bert")  # where config.json says nothing
 _DEFAULT_MAX_MODEL_LEN = 2048
+_POSITIONS_OF_PAIRS = 512  # of an encoder with a decoder whose positions have no end, as of T5
 
 
 class ModelConfigError(LLMStackError, ValueError):
@@ -207,7 +208,7 @@ def _num_positions(config: Mapping[str, Any]) -> int | None:
     for key in _POSITION_KEYS:
         if type(config.get(key)) is int and config[key] > 0:
             return extended_positions(config, int(config[key])) - _num_reserved_positions(config)
-    return None
+    return _POSITIONS_OF_PAIRS if config.get("is_encoder_decoder") is True else None
 
 
 def _num_reserved_positions(config: Mapping[str, Any]) -> int:

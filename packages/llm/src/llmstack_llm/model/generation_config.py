@@ -12,7 +12,8 @@ from llmstack_types import LLMStackError
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "generation_config.json"
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens",
+                      "forced_bos_token_id")  # fmt: skip
 """Keys of a model's own file that have an effect, as in vLLM."""
 _NUMBERS = (
     *_SAMPLING_DEFAULTS,

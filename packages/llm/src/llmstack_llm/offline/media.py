@@ -15,6 +15,7 @@ from llmstack_llm.admission.rules import check_text
 from llmstack_llm.chat.media_chat import render_text_with_media
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.media.parts import has_media
+from llmstack_llm.media.source import FORCED
 from llmstack_llm.media_door import AdmittedT, MediaDoor, decode_media, release_media
 from llmstack_llm.offline.multi_modal_data import read_multi_modal_data
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -28,6 +29,7 @@ from llmstack_types import ServerOverloadedError
 ResultT = TypeVar("ResultT")
 Request = AdmittedRequest | AdmittedPooling
 
+_SOURCE_KEY = "encoder_prompt"
 _KEYS: Final = ("prompt", MEDIA_KEY, "mm_processor_kwargs")
 
 
@@ -55,6 +57,8 @@ class OfflineMedia:
         """
         if self._door.speech is not None:
             return self._read_sound(self._door.speech, prompt, tokenizer, param)
+        if self._door.source is not None:
+            prompt = _source_of(prompt, param)
         if not isinstance(prompt, Mapping) or prompt.get(MEDIA_KEY) is None:
             return prompt
         return self._read_pictures(prompt, tokenizer, param)
@@ -156,3 +160,20 @@ def conversation_list(messages: Any) -> list[Sequence[Mapping[str, Any]]]:
     """One conversation becomes a list of one."""
     is_many = bool(messages) and not isinstance(messages[0], Mapping)
     return list(messages) if is_many else [messages]
+
+
+def _source_of(prompt: PromptInput, param: str) -> PromptInput:
+    """The encoder's prompt, of a prompt that may be divided into `encoder_prompt` and `decoder_prompt`, as in vLLM.
+
+    Raises:
+        InvalidRequestError: There is a prompt of the decoder, which begins with tokens of its own.
+    """
+    if not isinstance(prompt, Mapping) or prompt.get(_SOURCE_KEY) is None:
+        return prompt
+    others = [key for key, value in prompt.items() if key != _SOURCE_KEY and value is not None]
+    if others:
+        name = request_errors.echo(others[0])
+        reason = f"the decoder begins with tokens of its own; '{FORCED}' of the sampling parameters is the next one"
+        raise request_errors.unsupported_parameter(f"{param}.{name}", reason)
+    source: PromptInput = prompt[_SOURCE_KEY]
+    return source

@@ -88,9 +88,7 @@ def _media_spec(model: Model, step_units: int, *, takes_vectors: bool) -> MediaS
     encoder = model.media_encoder()
     if encoder is not None and model.cross_kv is not None:
         if takes_vectors:
-            raise ValueError(
-                "--enable-prompt-embeds: this model has cross attention to sound, and takes token ids only"
-            )
+            raise ValueError("--enable-prompt-embeds: this model has cross attention, and takes token ids only")
         return MediaSpec(
             model.cross_kv.vector_size, encoder.num_layers, False, encoder.max_num_tokens,
             slice_units=encoder.slice_units, step_units=step_units, has_cross_attention=True,

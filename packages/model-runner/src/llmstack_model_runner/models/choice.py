@@ -112,10 +112,17 @@ def check_can_be_sharded(model_class: type[Model], own: Sharding, architecture: 
 
 
 def _transformers_model(architecture: str) -> type[Model]:
-    """The class for a name: a decoder, unless transformers has an encoder or a classifier alone of that name."""
+    """The class for a name: a decoder, unless transformers has an encoder or a classifier of that name, or both."""
     from llmstack_model_runner.models.transformers_backend.encoder_classes import is_known_encoder, labels_of
-    from llmstack_model_runner.models.transformers_backend.resolve import is_known_to_transformers
+    from llmstack_model_runner.models.transformers_backend.resolve import (
+        is_known_encoder_decoder,
+        is_known_to_transformers,
+    )
 
+    if is_known_encoder_decoder(architecture):
+        from llmstack_model_runner.models.transformers_backend.encoder_decoder import TransformersEncoderDecoder
+
+        return TransformersEncoderDecoder
     if is_known_to_transformers(architecture) or not is_known_encoder(architecture):
         from llmstack_model_runner.models.transformers_backend.model import TransformersModel
 
@@ -131,6 +138,10 @@ def _transformers_model(architecture: str) -> type[Model]:
 
 def _is_known_to_transformers(architecture: str) -> bool:
     from llmstack_model_runner.models.transformers_backend.encoder_classes import is_known_encoder
-    from llmstack_model_runner.models.transformers_backend.resolve import is_known_to_transformers
+    from llmstack_model_runner.models.transformers_backend.resolve import (
+        is_known_encoder_decoder,
+        is_known_to_transformers,
+    )
 
-    return is_known_to_transformers(architecture) or is_known_encoder(architecture)
+    known = (is_known_to_transformers, is_known_encoder_decoder, is_known_encoder)
+    return any(is_known(architecture) for is_known in known)

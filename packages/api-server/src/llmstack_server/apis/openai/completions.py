@@ -56,7 +56,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     kv_transfer = None
     if fields.kv_transfer_params is not None:
         kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields, len(prompts))
-    check_echo(fields.suffix, fields.echo)
+    check_echo(fields.suffix, fields.echo, has_source=state.engine.limits.max_source_tokens > 0)
     ids = answer_ids("cmpl", fields.request_id)
     if fields.request_id is not None:
         await state.request_ids.claim(current_client.get().tenant, fields.request_id)

@@ -50,8 +50,15 @@ async def with_suffix(
     return whole
 
 
-def check_echo(suffix: str | None, echo: bool | None) -> None:
-    """Raises InvalidRequestError for an echo, which could only show the special tokens."""
+def check_echo(suffix: str | None, echo: bool | None, *, has_source: bool) -> None:
+    """Raises InvalidRequestError for an echo, which could only show the special tokens.
+
+    `has_source`: The prompt goes to an encoder, so no answer continues it.
+    """
+    for name, value in (("suffix", suffix), ("echo", echo)):
+        if has_source and value:
+            reason = "the prompt goes to an encoder, and no answer continues it"
+            raise request_errors.unsupported_parameter(name, reason)
     if suffix and echo:
         raise request_errors.invalid_value("suffix", "it cannot be combined with 'echo'")
 

@@ -16,6 +16,7 @@ from llmstack_model_runner.layers.attention import AttentionPlans, plan_layers
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.models.kv_spec import KVCaches, LayerKVSpec, TokenTensor
+from llmstack_model_runner.models.transformers_backend.distance_bias import attend_with_bias
 
 IMPLEMENTATION = "llmstack_paged"
 """Name in transformers' table of attention functions. It is in no table of masks, so models create none."""
@@ -63,6 +64,7 @@ class AttentionLayer:
         value_dim: Width of a value, which differs from that of a key in some models.
         source: The earlier call with the same keys and values, which are kept once; None where they are its own.
         num_selected: Tokens that the layer selects of a context, if it does: no more than those attend to all.
+        bias: What is added to the scores of a key so many tokens back, [num_heads, num_positions]; None for nothing.
     """
 
     module: nn.Module
@@ -72,6 +74,7 @@ class AttentionLayer:
     sliding_window: int | None
     source: int | None = None
     num_selected: int | None = None
+    bias: torch.Tensor | None = None
 
 
 class PagedAttention:
@@ -133,6 +136,8 @@ class PagedAttention:
         key_scale, value_scale = scales = self._kv_scales[place].of(key_cache)
         if layer.source is None:
             _write(call, key_cache, value_cache, metadata.slot_mapping, scales)
+        if layer.bias is not None:
+            return attend_with_bias(call.query, call.scale, (key_cache, value_cache), scales, metadata, layer.bias)
         sinks = call.options.get("s_aux")
         attended = paged_attention(
             AttentionInputs(

@@ -13,6 +13,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
 )
@@ -67,6 +69,32 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
     if refusal is not None:
         raise UnsupportedByTransformersError(architecture, refusal)
     register_attention()
+    return model_config, model_class
+
+
+def is_known_encoder_decoder(architecture: str) -> bool:
+    """Whether the installed transformers has an encoder with a decoder of this name."""
+    return any(architecture in names_of(value) for value in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def resolve_encoder_decoder(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
+    """Configuration and class for the config.json of an encoder with a decoder, both of text.
+
+    Raises:
+        UnsupportedByTransformersError: The model is unknown, or not of text alone.
+    """
+    architecture = str((config.get("architectures") or ["?"])[0])
+    model_type = str(config.get("model_type", ""))
+    if architecture not in names_of(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())):
+        is_known = is_known_encoder_decoder(architecture)
+        reason = why_unknown(config, model_type, "encoder with a decoder", is_known=is_known)
+        raise UnsupportedByTransformersError(architecture, reason)
+    model_config = parse_config(config, architecture, model_type)
+    model_class: type[PreTrainedModel] = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(model_config)]
+    if not getattr(model_config, "is_encoder_decoder", False) or model_config.get_text_config() is not model_config:
+        raise UnsupportedByTransformersError(architecture, "it is not an encoder of text with a decoder alone")
+    if getattr(model_config, "attention_type", None) == "block_sparse":
+        raise UnsupportedByTransformersError(architecture, "its attention picks tokens at random (block_sparse)")
     return model_config, model_class
 
 
