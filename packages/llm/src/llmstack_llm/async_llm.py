@@ -185,7 +185,7 @@ class AsyncLLM(EngineFrontEnd):
         return self._client.is_exchanging
 
     def check_sampling(
-        self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
+        self, given: Mapping[str, object], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
     ) -> CheckedSampling:
         """Checks the sampling fields of a request, over the model's defaults, without rendering or submitting it.
 

@@ -363,7 +363,7 @@ class EngineArgs(
         return self.num_kv_blocks if self.num_kv_blocks is not None else self.num_gpu_blocks_override
 
 
-def _exposed_events(kv_events: Mapping[str, Any]) -> Iterator[Problem]:
+def _exposed_events(kv_events: Mapping[str, object]) -> Iterator[Problem]:
     from llmstack_engine_core.kv_events import KVEventsConfig
     from llmstack_types.plain_data import from_plain
 

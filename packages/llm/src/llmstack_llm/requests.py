@@ -173,7 +173,7 @@ class GenerationRequest:
     is_split: bool = False
 
 
-def text_and_ids_of(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:
+def text_and_ids_of(prompt: Mapping[str, object], param: str) -> tuple[str | None, list[int] | None]:
     """The text and the token ids of a prompt in vLLM's form, each None where it is not given.
 
     Raises:

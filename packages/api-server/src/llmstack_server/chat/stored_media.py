@@ -48,7 +48,7 @@ async def with_stored_media(state: ServerState, messages: Messages) -> Messages:
     return [_with_paths(message, paths) for message in messages]
 
 
-def _with_paths(message: Mapping[str, Any], paths: Mapping[str, str]) -> Mapping[str, Any]:
+def _with_paths(message: Mapping[str, object], paths: Mapping[str, str]) -> Mapping[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message

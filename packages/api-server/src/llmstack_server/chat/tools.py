@@ -63,7 +63,7 @@ class ToolUse:
         return self.mode in FORCED_MODES
 
 
-def check_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any, *, is_parallel: bool = True) -> ToolUse:
+def check_tools(tools: Sequence[Mapping[str, object]] | None, choice: object, *, is_parallel: bool = True) -> ToolUse:
     """The tools and the choice among them.
 
     Raises:
@@ -87,13 +87,13 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any, *, is_pa
     )
 
 
-def _without_tools(choice: Any) -> ToolUse:
+def _without_tools(choice: object) -> ToolUse:
     if choice not in (None, "none", "auto"):
         raise request_errors.invalid_value("tool_choice", "it is only allowed together with 'tools'")
     return ToolUse()
 
 
-def _function(param: str, tool: Any) -> Mapping[str, Any]:
+def _function(param: str, tool: object) -> Mapping[str, Any]:
     if not isinstance(tool, Mapping):
         raise request_errors.invalid_type(param, "an object", tool)
     kind = tool.get("type")
@@ -110,7 +110,7 @@ def _function(param: str, tool: Any) -> Mapping[str, Any]:
     return function
 
 
-def _check_function(param: str, function: Mapping[str, Any]) -> None:
+def _check_function(param: str, function: Mapping[str, object]) -> None:
     name = function.get("name")
     if name is None:
         raise missing_parameter(f"{param}.name")
@@ -127,11 +127,11 @@ def _check_function(param: str, function: Mapping[str, Any]) -> None:
             raise request_errors.invalid_type(f"{param}.{key}", expected, value)
 
 
-def _schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _schema(parameters: Mapping[str, object] | None) -> Mapping[str, Any]:
     return {"type": "object", **(parameters or {})}
 
 
-def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolMode, str, frozenset[str]]:
+def _choice(choice: object, names: Sequence[str]) -> tuple[ToolMode, str, frozenset[str]]:
     """The mode, the chosen function, and the functions that may be called."""
     everyone = frozenset(names)
     if choice is None:
@@ -150,7 +150,7 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolMode, str, frozenset
     return ToolMode.NAMED, name, everyone
 
 
-def _allowed_tools(allowed: Any, names: frozenset[str]) -> tuple[ToolMode, str, frozenset[str]]:
+def _allowed_tools(allowed: object, names: frozenset[str]) -> tuple[ToolMode, str, frozenset[str]]:
     param = "tool_choice.allowed_tools"
     if not isinstance(allowed, Mapping):
         raise request_errors.invalid_type(param, "an object", allowed)
@@ -163,7 +163,7 @@ def _allowed_tools(allowed: Any, names: frozenset[str]) -> tuple[ToolMode, str, 
     return ToolMode(mode), "", frozenset(chosen)
 
 
-def _chosen_name(param: str, value: Any, names: frozenset[str]) -> str:
+def _chosen_name(param: str, value: object, names: frozenset[str]) -> str:
     function = value.get("function") if isinstance(value, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if name is None:

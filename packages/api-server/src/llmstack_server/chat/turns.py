@@ -117,7 +117,7 @@ def in_words_of_api(
     error: InvalidRequestError,
     input_name: str,
     names: Mapping[str, str],
-    messages: Sequence[Mapping[str, Any]] = (),
+    messages: Sequence[Mapping[str, object]] = (),
 ) -> InvalidRequestError:
     """An error about built messages, renamed to the field of the request.
 
@@ -136,7 +136,7 @@ def in_words_of_api(
     return InvalidRequestError(error.message.replace(f"'{param}'", f"'{name}'"), param=name, code=error.code)
 
 
-def required_text(param: str, entry: Mapping[str, Any], name: str) -> str:
+def required_text(param: str, entry: Mapping[str, object], name: str) -> str:
     """The required text of a part of a request, under `name`.
 
     Raises:

@@ -60,7 +60,7 @@ def reloads_of(receipt: Mapping[str, Any]) -> list[str]:
         raise ReceiptError(f"it is malformed: {type(error).__name__}") from error
 
 
-def verify(receipt: Mapping[str, Any], model: str, adapter: Path | None = None) -> list[str]:
+def verify(receipt: Mapping[str, object], model: str, adapter: Path | None = None) -> list[str]:
     """Computes the tokens again; sentences that name the first difference of each completion, none if all are equal.
 
     `adapter`: The folder of the adapter that the receipt names.
@@ -95,7 +95,7 @@ def _verify(receipt: Mapping[str, Any], model: str, adapter: Path | None) -> lis
         return [*numerics, *(tokens or ["all tokens are equal nevertheless"])] if numerics else tokens
 
 
-def _other_adapter(receipt: Mapping[str, Any], folder: Path | None) -> list[str]:
+def _other_adapter(receipt: Mapping[str, object], folder: Path | None) -> list[str]:
     """How the adapter in a folder differs from that of the receipt.
 
     Raises:

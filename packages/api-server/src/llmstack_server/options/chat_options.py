@@ -12,7 +12,7 @@ from llmstack_types.options import option, option_group
 NO_PARSER = "none"
 
 
-def check_template_arguments(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_template_arguments(kwargs: Mapping[str, object]) -> Mapping[str, Any]:
     """Arguments that any chat template may have."""
     if not kwargs:
         return kwargs

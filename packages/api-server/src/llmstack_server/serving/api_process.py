@@ -16,7 +16,7 @@ from llmstack_server.serving.launcher import StageTimer
 from llmstack_server.state.lifecycle import LifecycleState
 
 if TYPE_CHECKING:
-    from llmstack_llm import AsyncLLM
+    from llmstack_llm import AsyncLLM, StatLogger
     from llmstack_server.observability.metrics import ServerMetrics
     from llmstack_server.state.peers import Peers
     from llmstack_server.state.queue_monitor import QueueMonitor
@@ -78,7 +78,7 @@ class ApiProcess:
         self,
         opening: asyncio.Future[AsyncLLM],
         metrics: ServerMetrics,
-        stat_loggers: Sequence[object],
+        stat_loggers: Sequence[StatLogger],
         queue: QueueMonitor,
     ) -> int:
         with self.timer.stage("import HTTP stack"):
@@ -154,7 +154,7 @@ class ApiProcess:
             has_deadlines=engine.scheduling_policy == "deadline",
         )
 
-    def _stat_loggers(self, metrics: ServerMetrics) -> list[object]:
+    def _stat_loggers(self, metrics: ServerMetrics) -> list[StatLogger]:
         from llmstack_llm.outputs.stats import LoggingStatLogger
 
         return [] if self.config.engine.disable_log_stats else [metrics, LoggingStatLogger()]
@@ -171,7 +171,7 @@ def _facts(engine: AsyncLLM) -> dict[str, object]:
     return {"chat_template": template, "uvloop": is_uvloop, "model_type": engine.model_config.model_type}
 
 
-def _add_ticks(state: ServerState, stat_loggers: Sequence[object]) -> None:
+def _add_ticks(state: ServerState, stat_loggers: Sequence[StatLogger]) -> None:
     """Adds what runs a few times per second: lines of statistics, engine restarts, stuck requests."""
     from llmstack_llm.outputs.stats import LoggingStatLogger
     from llmstack_server.observability.watchdog import StuckWatchdog

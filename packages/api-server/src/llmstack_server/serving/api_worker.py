@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.observability.logs import set_up_logging
@@ -34,7 +34,7 @@ from llmstack_server.state.peers import Peers
 
 if TYPE_CHECKING:
     from llmstack_engine_client.hosts.relay import RelayedMembers
-    from llmstack_llm import AsyncLLM
+    from llmstack_llm import AsyncLLM, StatLogger
     from llmstack_server.serving.reload_follower import ReloadFollower
     from llmstack_server.state.lifecycle import Lifecycle
     from llmstack_server.state.server_state import ServerState
@@ -100,7 +100,9 @@ class Worker:
             )  # fmt: skip
             return await process.run()
 
-    def _open_engine(self, loop: asyncio.AbstractEventLoop, timer: StageTimer, stat_loggers: Sequence[Any]) -> AsyncLLM:
+    def _open_engine(
+        self, loop: asyncio.AbstractEventLoop, timer: StageTimer, stat_loggers: Sequence[StatLogger]
+    ) -> AsyncLLM:
         with timer.stage("wait for engine addresses"):
             order = process_channel.receive(self.channel)
         if order is None:

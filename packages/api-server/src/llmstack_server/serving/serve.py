@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_server.observability.logs import set_up_logging
 from llmstack_server.options.config import ServeConfig
@@ -22,7 +22,7 @@ from llmstack_server.serving.start_checks import check_named_files
 from llmstack_server.serving.state_directory import deployment_secret
 
 if TYPE_CHECKING:
-    from llmstack_llm import AsyncLLM
+    from llmstack_llm import AsyncLLM, StatLogger
     from llmstack_server.state.server_state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def run_server(config: ServeConfig) -> int:
 def _single_process(
     config: ServeConfig, timer: StageTimer, listener: socket.socket, signals: EarlySignals
 ) -> ApiProcess:
-    def open_engine(timer: StageTimer, stat_loggers: Sequence[Any]) -> AsyncLLM:
+    def open_engine(timer: StageTimer, stat_loggers: Sequence[StatLogger]) -> AsyncLLM:
         with timer.stage("resolve model"):
             arguments = resolve_engine_args(config)
         with timer.stage("start engine process"):

@@ -19,7 +19,7 @@ from llmstack_types.field_facts import facts_of
 Decimal = int | float
 
 
-def _fail_fast(schema: Any) -> None:
+def _fail_fast(schema: object) -> None:
     entries = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ()
     for entry in entries:
         _fail_fast(entry)
@@ -31,7 +31,7 @@ class RequestBody(BaseModel):
     """A body whose lists end at their first error: a million errors of one list would take 10 s."""
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of the model, with all lists failing fast."""
         schema = handler(source)
         _fail_fast(schema)
@@ -41,7 +41,7 @@ class RequestBody(BaseModel):
 def at_most(max_entries: int, param: str) -> BeforeValidator:
     """Refuses an object of more entries before it looks at any."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> Any:
         if isinstance(value, dict) and len(value) > max_entries:
             raise request_errors.too_many_properties(param, max_entries, len(value))
         return value
@@ -64,7 +64,7 @@ _TYPES: Mapping[str, Any] = {
 }
 
 
-def _type_of(name: str, hint: Any) -> Any:
+def _type_of(name: str, hint: object) -> Any:
     """The type of a field of `SamplingParams` in a request; `Any` where several are."""
     if name in _TYPES:
         return _TYPES[name]

@@ -20,7 +20,7 @@ _TYPES: Final = {bool: "a boolean", str: "a string", int: "an integer"}
 
 
 def read_kv_transfer(
-    state: ServerState, given: Mapping[str, Any], fields: GenerationFields, num_prompts: int = 1
+    state: ServerState, given: Mapping[str, object], fields: GenerationFields, num_prompts: int = 1
 ) -> KVTransferParams | None:
     """The parameters of a request; None where it asks for no transfer.
 
@@ -43,7 +43,7 @@ def read_kv_transfer(
     return params
 
 
-def _value(name: str, value: Any, default: Any) -> Any:
+def _value(name: str, value: object, default: object) -> Any:
     if value is None:
         return default
     if type(value) is not type(default):

@@ -29,7 +29,7 @@ def page_of(default: int, maximum: int, things: str) -> tuple[Schema, str]:
     return {"type": "integer", "minimum": 1, "maximum": maximum, "default": default}, f"{things} of a page"
 
 
-def error_responses(*statuses: int, schema: Mapping[str, Any]) -> Responses:
+def error_responses(*statuses: int, schema: Mapping[str, object]) -> Responses:
     """Descriptions of errors by their status."""
     content = {"application/json": {"schema": dict(schema)}}
     return {status: {"description": "an error of the API's one shape", "content": content} for status in statuses}

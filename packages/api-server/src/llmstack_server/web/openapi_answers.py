@@ -34,7 +34,7 @@ def schema_of(kind: Any, components: dict[str, Schema]) -> Schema:
     raise TypeError(f"no schema for {kind}")
 
 
-def _object_schema(kind: Any, components: dict[str, Schema]) -> Schema:
+def _object_schema(kind: object, components: dict[str, Schema]) -> Schema:
     # With annotations as text, `__required_keys__` has all keys.
     hints = get_type_hints(kind, include_extras=True)
     required = sorted(name for name, hint in hints.items() if get_origin(hint) is not NotRequired)

@@ -195,7 +195,7 @@ def _inlined_schema(model: type[BaseModel]) -> Schema:
     return schema
 
 
-def _without_null_defaults(schema: Any) -> Any:
+def _without_null_defaults(schema: object) -> Any:
     """The schema without defaults of null: most fields have one."""
     if isinstance(schema, list):
         return [_without_null_defaults(entry) for entry in schema]

@@ -165,7 +165,7 @@ def sampling_object(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return value.value if isinstance(value, Enum) else dict(value) if isinstance(value, Mapping) else str(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from starlette.types import Message
 
@@ -70,7 +69,7 @@ class Recorder(KeptSend):
         self._has_left = self._has_left or (self._is_left is not None and await self._is_left())
         return self._has_left
 
-    def fail(self, fields: Mapping[str, Any]) -> None:
+    def fail(self, fields: Mapping[str, object]) -> None:
         """Ends the answer with an error; one that has begun ends where it is."""
         if not self._has_begun:
             self._table.remove(self._record)

@@ -76,7 +76,7 @@ def check_deadline_ms(deadline_ms: int | None) -> None:
         raise request_errors.above_max("deadline_ms", MAX_DEADLINE_MS, deadline_ms, is_integer=True)
 
 
-def parse_prompts(value: Any, body: dict[str, Any], *, param: str = "prompt") -> tuple[list[str | list[int]], bool]:
+def parse_prompts(value: object, body: dict[str, Any], *, param: str = "prompt") -> tuple[list[str | list[int]], bool]:
     """The prompts in the field `param` of a request, and whether it is a list of prompts.
 
     Checks types only; admission checks whether ids are in the vocabulary.
@@ -103,7 +103,7 @@ def parse_prompts(value: Any, body: dict[str, Any], *, param: str = "prompt") ->
     return [_token_ids(value, param)], False
 
 
-def _token_ids(value: Any, param: str) -> list[int]:
+def _token_ids(value: object, param: str) -> list[int]:
     if not isinstance(value, list):
         raise request_errors.invalid_type(param, "an array of token ids", value)
     if not value:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from llmstack_server.web.errors import ErrorAnswer
 
@@ -20,7 +19,7 @@ def frame(text: str) -> bytes:
     return f"data: {text}\n\n".encode("utf-8", "replace")
 
 
-def frame_named(event: Mapping[str, Any]) -> bytes:
+def frame_named(event: Mapping[str, object]) -> bytes:
     """An event named by its `type`, as in the Responses and Messages APIs."""
     return f"event: {event['type']}\ndata: {encode_json(event)}\n\n".encode("utf-8", "replace")
 

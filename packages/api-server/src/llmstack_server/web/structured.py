@@ -55,7 +55,7 @@ def structured_outputs(fields: GenerationFields) -> StructuredOutputsParams | No
     return found
 
 
-def constraint_options(value: Mapping[str, Any] | None) -> dict[str, Any]:
+def constraint_options(value: Mapping[str, object] | None) -> dict[str, Any]:
     """The options in `structured_outputs`, which hold for a constraint by another field or by tools too."""
     return {name: value[name] for name in _OPTIONS if value.get(name) is not None} if value else {}
 
@@ -95,11 +95,11 @@ def _sources(fields: GenerationFields) -> list[str]:
     return found + [name for name in _OTHER_NAMES if getattr(fields, name) not in (None, _UNSET.get(name))]
 
 
-def _has_options_alone(value: Mapping[str, Any]) -> bool:
+def _has_options_alone(value: Mapping[str, object]) -> bool:
     return bool(value) and value.keys() <= {*_OPTIONS, *_HARMLESS}
 
 
-def _from_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams:
+def _from_response_format(value: Mapping[str, object]) -> StructuredOutputsParams:
     kind = value.get("type")
     if kind is None:
         raise missing_parameter("response_format.type")
@@ -122,7 +122,7 @@ def _from_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams:
 _BARE_SCHEMAS = ("schema", "value")
 
 
-def _schema_path(value: Mapping[str, Any]) -> str:
+def _schema_path(value: Mapping[str, object]) -> str:
     """Where the schema of a format is: in OpenAI's place, or in one of the others."""
     kind = value.get("type")
     if value.get("json_schema") is None and value.get("schema") is not None:
@@ -132,7 +132,7 @@ def _schema_path(value: Mapping[str, Any]) -> str:
     return "value" if kind == "json" or value.get("value") is not None else "json_schema.schema"
 
 
-def _part(value: Mapping[str, Any], name: str, type_: type, expected: str) -> Any:
+def _part(value: Mapping[str, object], name: str, type_: type, expected: str) -> Any:
     """A part of a format that has to be there."""
     if value.get(name) is None:
         raise missing_parameter(f"response_format.{name}")
@@ -141,7 +141,7 @@ def _part(value: Mapping[str, Any], name: str, type_: type, expected: str) -> An
     return value[name]
 
 
-def _named_schema(response_format: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+def _named_schema(response_format: Mapping[str, object], place: str) -> Mapping[str, Any]:
     param, value = f"response_format.{place}", response_format.get(place)
     if value is None:
         raise missing_parameter(param)

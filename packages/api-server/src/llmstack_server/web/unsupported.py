@@ -18,7 +18,7 @@ class OneOf:
 
     values: tuple[Any, ...]
 
-    def __call__(self, value: Any) -> bool:
+    def __call__(self, value: object) -> bool:
         return value is None or any(type(value) is type(entry) and value == entry for entry in self.values)
 
 
@@ -29,7 +29,7 @@ class WordOf:
     param: str
     words: tuple[str, ...]
 
-    def __call__(self, value: Any) -> bool:
+    def __call__(self, value: object) -> bool:
         check_word(self.param, value, self.words)
         return True
 
@@ -44,7 +44,7 @@ def word_of(param: str, *words: str) -> WordOf:
     return WordOf(param, words)
 
 
-def check_word(param: str, value: Any, words: tuple[str, ...]) -> None:
+def check_word(param: str, value: object, words: tuple[str, ...]) -> None:
     """Checks a value that may be null.
 
     Raises:
@@ -108,7 +108,7 @@ IGNORED: Mapping[str, str] = {
 """Known fields without effect, whatever their value, and why; they are not counted as unknown."""
 
 
-def check_unsupported(body: Mapping[str, Any], table: Mapping[str, Predicate]) -> None:
+def check_unsupported(body: Mapping[str, object], table: Mapping[str, Predicate]) -> None:
     """Refuses the first field of `body` whose value is not available.
 
     Raises:

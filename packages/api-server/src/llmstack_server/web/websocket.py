@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
@@ -66,7 +66,7 @@ class WebSocket:
         text, data = message.get("text"), message.get("bytes")
         return Received(text if text is not None else (data or b"").decode("utf-8", "replace"))
 
-    async def send(self, event: Mapping[str, Any], timeout_s: float | None = None) -> None:
+    async def send(self, event: Mapping[str, object], timeout_s: float | None = None) -> None:
         """Sends an object as JSON, once the client has read enough of what was sent before.
 
         Raises:

@@ -9,7 +9,7 @@ import os
 import socket
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from llmstack_engine_core.ipc.keys import KEY_LENGTH
 from llmstack_engine_core.messages.kinds import CodecError, Kind, integer, items, shortened, text
@@ -24,7 +24,7 @@ MAX_NUMBER: Final = 4096
 MAX_TEXT_LENGTH: Final = 4096
 
 
-def _key(value: Any, name: str) -> bytes:
+def _key(value: object, name: str) -> bytes:
     if type(value) is not bytes or len(value) not in (0, KEY_LENGTH):
         raise CodecError(f"{name} must be a public key")
     return value

@@ -30,7 +30,7 @@ from llmstack_types.control import ArgumentTs, Merged, ResultT
 UNAVAILABLE: Final = 2**32
 
 
-def _first(results: Sequence[Any]) -> Any:
+def _first(results: Sequence[object]) -> Any:
     return results[0]
 
 

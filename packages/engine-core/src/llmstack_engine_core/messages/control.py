@@ -73,7 +73,7 @@ _NUMBER_TO_OPERATION: Final = {operation.number: operation for operation in SIGN
 def _row(cls: type[Any], last: str) -> Row:
     """A call or a result, whose last field is of the kind that its operation says."""
 
-    def unpack(value: Any, name: str) -> Any:
+    def unpack(value: object, name: str) -> Any:
         call_id, number, packed = list_of(value, name, 3)
         operation = _NUMBER_TO_OPERATION.get(COUNT.unpack(number, "operation"))
         if operation is None:

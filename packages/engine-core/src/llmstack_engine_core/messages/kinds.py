@@ -41,7 +41,7 @@ class CodecError(LLMStackError, ValueError):
         self.request_id = request_id
 
 
-def as_it_is(value: Any, name: str) -> Any:
+def as_it_is(value: object, name: str) -> Any:
     """The packing of values that msgpack takes."""
     return value
 
@@ -66,7 +66,7 @@ class Kind:
 def text(max_length: int = MAX_TEXT_LENGTH, min_length: int = 0) -> Kind:
     """A string of that many characters."""
 
-    def unpack(value: Any, name: str) -> str:
+    def unpack(value: object, name: str) -> str:
         if type(value) is not str or not min_length <= len(value) <= max_length:
             raise CodecError(f"{name} must be a string of {min_length} to {max_length} characters")
         return value
@@ -87,7 +87,7 @@ def shortened(max_length: int) -> Kind:
 def integer(low: int = 0, high: int = MAX_INT) -> Kind:
     """A whole number in [low, high]; a bool is none."""
 
-    def unpack(value: Any, name: str) -> int:
+    def unpack(value: object, name: str) -> int:
         if type(value) is not int or not low <= value <= high:
             raise CodecError(f"{name} must be an integer in [{low}, {high}]")
         return value
@@ -108,7 +108,7 @@ def number(low: float = -math.inf, high: float = math.inf) -> Kind:
     return Kind(unpack, lambda pick: pick.choice(some))
 
 
-def _boolean(value: Any, name: str) -> bool:
+def _boolean(value: object, name: str) -> bool:
     if type(value) is not bool:
         raise CodecError(f"{name} must be a boolean")
     return value
@@ -126,7 +126,7 @@ def optional(kind: Kind) -> Kind:
 def either(first: Kind, second: Kind) -> Kind:
     """A plain value of one of two kinds."""
 
-    def unpack(value: Any, name: str) -> Any:
+    def unpack(value: object, name: str) -> Any:
         try:
             return first.unpack(value, name)
         except CodecError:
@@ -139,7 +139,7 @@ def member(members: Iterable[Enum]) -> Kind:
     """One of some members of an enumeration of texts or of numbers, as its value."""
     value_to_member = {one.value: one for one in members}
 
-    def unpack(value: Any, name: str) -> Enum:
+    def unpack(value: object, name: str) -> Enum:
         if type(value) not in (str, int) or value not in value_to_member:
             raise CodecError(f"{name} must be one of {', '.join(map(str, value_to_member))}")
         return value_to_member[value]
@@ -150,7 +150,7 @@ def member(members: Iterable[Enum]) -> Kind:
 def word(words: Sequence[str]) -> Kind:
     """One of some words."""
 
-    def unpack(value: Any, name: str) -> str:
+    def unpack(value: object, name: str) -> str:
         if type(value) is not str or value not in words:
             raise CodecError(f"{name} must be one of {', '.join(words)}")
         return value
@@ -161,7 +161,7 @@ def word(words: Sequence[str]) -> Kind:
 def blob(item_size: int = 1, num_items: int | None = None) -> Kind:
     """Bytes, in whole items of that size; any number of them, or just so many."""
 
-    def unpack(value: Any, name: str) -> bytes:
+    def unpack(value: object, name: str) -> bytes:
         if type(value) is not bytes or len(value) % item_size:
             raise CodecError(f"{name} must be bytes, in items of {item_size}")
         if num_items is not None and len(value) != item_size * num_items:
@@ -174,7 +174,7 @@ def blob(item_size: int = 1, num_items: int | None = None) -> Kind:
     return Kind(unpack, draw)
 
 
-def list_of(value: Any, name: str, length: int | None = None) -> list[Any]:
+def list_of(value: object, name: str, length: int | None = None) -> list[Any]:
     """Refuses what is no list, or none of that length."""
     if type(value) is not list or (length is not None and len(value) != length):
         raise CodecError(f"{name} must be a list{'' if length is None else f' of {length} items'}")
@@ -187,7 +187,7 @@ def _lists(
 ) -> Kind:  # fmt: skip
     """A kind of lists; `unpack_list` has the length as its last argument, and refuses a list of another one."""
 
-    def unpack(value: Any, name: str, length: int | None = None) -> Any:
+    def unpack(value: object, name: str, length: int | None = None) -> Any:
         values = unpack_list(value, name, length)
         if length is None and not min_items <= len(values) <= max_items:
             raise CodecError(f"{name} must {'hold' if values else 'not be empty, but'} at most {max_items} items")
@@ -204,10 +204,10 @@ def items(kind: Kind, max_items: int = MAX_ITEMS, make: type = list) -> Kind:
     """Values of a kind, one by one."""
     unpack_item, pack_item = kind.unpack, kind.pack
 
-    def unpack(value: Any, name: str, length: int | None = None) -> list[Any]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[Any]:
         return [unpack_item(item, name) for item in list_of(value, name, length)]
 
-    def pack(values: Sequence[Any], name: str) -> list[Any]:
+    def pack(values: Sequence[object], name: str) -> list[Any]:
         return [pack_item(value, name) for value in values]
 
     return _lists(unpack, kind.draw, as_it_is if pack_item is as_it_is else pack, make, max_items)
@@ -216,7 +216,7 @@ def items(kind: Kind, max_items: int = MAX_ITEMS, make: type = list) -> Kind:
 def texts(max_length: int = MAX_TEXT_LENGTH, max_items: int = MAX_ITEMS, low: int = 0, make: type = list) -> Kind:
     """Strings of `low` to `max_length` characters."""
 
-    def unpack(value: Any, name: str, length: int | None = None) -> list[str]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[str]:
         if type(value) is not list or (length is not None and len(value) != length):
             raise CodecError(f"{name} must be a list of strings")
         if value:
@@ -235,7 +235,7 @@ def texts(max_length: int = MAX_TEXT_LENGTH, max_items: int = MAX_ITEMS, low: in
 def counters(max_items: int = MAX_ITEMS) -> Kind:
     """A tuple of whole numbers from 0 on."""
 
-    def unpack(value: Any, name: str) -> tuple[int, ...]:
+    def unpack(value: object, name: str) -> tuple[int, ...]:
         if type(value) is not list or len(value) > max_items or (value and not are_counters(value)):
             raise CodecError(f"{name} must be a list of at most {max_items} integers in [0, {MAX_INT}]")
         return tuple(value)
@@ -253,7 +253,7 @@ def codes(members: Iterable[Enum]) -> Kind:
     known = tuple(members)
     member_to_code = {one: code for code, one in enumerate(known)}
 
-    def unpack(value: Any, name: str, length: int | None = None) -> list[Enum]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[Enum]:
         if type(value) is not bytes or len(value) != (len(value) if length is None else length):
             raise CodecError(f"{name} must be bytes, {length} where there are as many rows")
         if value and max(value) >= len(known):
@@ -275,7 +275,7 @@ def _numbers(typecode: str, draw: Function, what: str) -> Callable[..., Kind]:
         except (OverflowError, TypeError) as error:
             raise CodecError(f"{name} must hold {what}") from error
 
-    def unpack(value: Any, name: str, length: int | None = None) -> list[Any]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[Any]:
         if type(value) is not bytes or len(value) % size:
             raise CodecError(f"{name} must be packed numbers of {size} bytes")
         if length is not None and len(value) != length * size:  # before there is a list of them
@@ -309,7 +309,7 @@ def lists(kind: Kind, max_items: float = math.inf, make: type = list, outer: typ
         has_lengths = len(flat) != len(values) or not all(values)
         return [UINT32S.pack(map(len, values), name) if has_lengths else None, kind.pack(flat, name)]
 
-    def unpack(value: Any, name: str, length: int | None = None) -> list[Any]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[Any]:
         if type(value) is not list or len(value) != 2:
             raise CodecError(f"{name} must be lengths and items")
         packed_lengths, packed = value
@@ -329,15 +329,15 @@ def lists(kind: Kind, max_items: float = math.inf, make: type = list, outer: typ
     return _lists(unpack, draw, pack, outer, max_items)
 
 
-def sparse(default: Any, column: Kind) -> Kind:
+def sparse(default: object, column: Kind) -> Kind:
     """A column whose values are mostly `default`: None where all are, else the numbers of the others and these."""
 
-    def pack(values: Sequence[Any], name: str) -> Any:
+    def pack(values: Sequence[object], name: str) -> Any:
         indices = [index for index, value in enumerate(values) if value != default]
         others = [values[index] for index in indices]
         return [UINT32S.pack(indices, name), column.pack(others, name)]
 
-    def unpack(value: Any, name: str, length: int) -> Any:
+    def unpack(value: object, name: str, length: int) -> Any:
         packed_indices, packed_values = list_of(value, name, 2)
         indices = UINT32S.unpack(packed_indices, name)
         unpacked = column.unpack(packed_values, name, len(indices))
@@ -365,7 +365,7 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
         (index, name, kind.unpack, kind.default) for index, (name, kind) in enumerate(field_to_column.items())
     ]
 
-    def pack(rows: Sequence[Any], name: str) -> list[Any]:
+    def pack(rows: Sequence[object], name: str) -> list[Any]:
         packed: list[Any] = []
         if not rows:
             return packed
@@ -376,7 +376,7 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
                 packed.append(None if column.count(default) == len(rows) else one(column, field))
         return packed
 
-    def unpack(value: Any, name: str, length: int | None = None) -> Any:
+    def unpack(value: object, name: str, length: int | None = None) -> Any:
         if not value and type(value) is list and not length:
             return make()
         if type(value) is not list or len(value) != len(names):

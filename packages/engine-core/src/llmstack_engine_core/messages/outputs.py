@@ -100,7 +100,7 @@ def _logprobs(has_gaps: bool) -> Kind:
             raise CodecError(f"{name} must hold as many token_ids as logprobs, and some of them")
         return _LOGPROBS.pack([one or _GAP for one in entries], name)
 
-    def unpack(value: Any, name: str, length: int | None = None) -> list[TokenLogprobs | None]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[TokenLogprobs | None]:
         entries = _LOGPROBS.unpack(value, name, length)
         if not all((one.token_ids or has_gaps) and len(one.token_ids) == len(one.logprobs) for one in entries):
             raise CodecError(f"{name} must hold as many token_ids as logprobs, and some for each token")

@@ -32,7 +32,7 @@ def _pack_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> lis
     return [UINT32S.pack([*index_to_values], name), _LISTS.pack([*index_to_values.values()], name)]
 
 
-def _unpack_sparse(value: Any, num_rows: int, name: str) -> dict[int, list[int]]:
+def _unpack_sparse(value: object, num_rows: int, name: str) -> dict[int, list[int]]:
     if value is None:
         return {}
     packed_indexes, packed_lists = list_of(value, name, 2)
@@ -63,7 +63,7 @@ def _pack_steps(steps: Sequence[StepRecord], name: str) -> list[Any]:
     return [list(known), packed]
 
 
-def _unpack_steps(value: Any, name: str) -> list[StepRecord]:
+def _unpack_steps(value: object, name: str) -> list[StepRecord]:
     packed_names, packed_steps = list_of(value, name, 2)
     names = REQUEST_IDS.unpack(packed_names, "request_ids")
     request_ids: Sequence[str] = ()

@@ -36,14 +36,14 @@ _INT32: Final = 2**31 - 1
 _SCALARS: Final = {str, bool, float, type(None)}
 
 
-def _unpack_biases(value: Any, name: str, length: int | None = None) -> list[float]:
+def _unpack_biases(value: object, name: str, length: int | None = None) -> list[float]:
     biases: list[float] = FLOATS.unpack(value, name, length)
     if biases and not (max(biases) <= MAX_BIAS and min(biases) >= -MAX_BIAS):
         raise CodecError(f"{name} must hold values in [-{MAX_BIAS}, {MAX_BIAS}]")
     return biases
 
 
-def _unpack_arguments(value: Any, name: str) -> dict[str, Any]:
+def _unpack_arguments(value: object, name: str) -> dict[str, Any]:
     pairs = [kinds.list_of(pair, name, 2) for pair in kinds.list_of(value, name)]
     num_items = 0
     for key, entry in pairs:
@@ -54,7 +54,7 @@ def _unpack_arguments(value: Any, name: str) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _is_scalar(item: Any) -> bool:
+def _is_scalar(item: object) -> bool:
     """JSON's scalars, with integers of 64 bits; msgpack has larger ones, and numbers that are not finite."""
     if type(item) is int:
         return -MAX_INT - 1 <= item <= MAX_INT
@@ -65,7 +65,7 @@ def _draw_arguments(pick: Random) -> dict[str, Any]:
     return {name: pick.choice((None, True, MAX_INT, 0.5, "a", [1, "b", None])) for name in pick.sample("abc", 2)}
 
 
-def _never(value: Any, name: str) -> str:
+def _never(value: object, name: str) -> str:
     if value != "never":
         raise CodecError(f"{name} must be a boolean or 'never'")
     return "never"

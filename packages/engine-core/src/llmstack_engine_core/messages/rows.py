@@ -75,7 +75,7 @@ def row(
     end = len(order) if is_tuple else 1 + max((index for index, name in enumerate(order) if name in kinds), default=-1)
     between = [(i, defaults[name]) for i, name in enumerate(order[:end]) if name in absent and name in defaults]
 
-    def unpack(value: Any, name: str) -> Any:
+    def unpack(value: object, name: str) -> Any:
         if type(value) is not list or len(value) != length:
             raise CodecError(f"{name} must be a list of {length} items")
         values, left = value, todo
@@ -114,7 +114,7 @@ def _kinds(cls: type, given: Mapping[str, Kind], absent: Collection[str]) -> dic
     return {name: kind for name, kind in kinds.items() if kind}
 
 
-def _kinds_of_ranges(cls: type, hints: Mapping[str, Any]) -> dict[str, Kind]:
+def _kinds_of_ranges(cls: type, hints: Mapping[str, object]) -> dict[str, Kind]:
     """The kinds of the fields that declare a range of numbers."""
     kinds = {}
     for name, facts in facts_of(cls).items():
@@ -168,7 +168,7 @@ def _drawer(cls: type, kinds: Mapping[str, Kind], check: Callable[[Any], None] |
 def tuple_of(*kinds: Kind) -> Kind:
     """A tuple with one value of each kind."""
 
-    def unpack(value: Any, name: str) -> tuple[Any, ...]:
+    def unpack(value: object, name: str) -> tuple[Any, ...]:
         packed = list_of(value, name, len(kinds))
         return tuple(kind.unpack(one, name) for kind, one in zip(kinds, packed, strict=True))
 

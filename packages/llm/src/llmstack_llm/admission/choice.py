@@ -66,7 +66,7 @@ def _check_best_of(values: Mapping[str, Any], best_of: int, name: Callable[[str]
         raise request_errors.invalid_value(name("best_of"), "at temperature 0 all completions are the same")
 
 
-def _check_beam_search(values: Mapping[str, Any], name: Callable[[str], str]) -> None:
+def _check_beam_search(values: Mapping[str, object], name: Callable[[str], str]) -> None:
     if values["output_kind"] is RequestOutputKind.DELTA:
         reason = "its result is known at the end, so it cannot be streamed"
         raise request_errors.invalid_value(name("use_beam_search"), reason)

@@ -16,7 +16,7 @@ _PRIORITY = IntegerRule(-INT32_MAX, INT32_MAX)
 
 
 def check_control_fields(
-    request_id: Any, *, priority: Any = 0, cache_salt: Any = "", tenant: Any = "", **others: Any
+    request_id: object, *, priority: object = 0, cache_salt: object = "", tenant: object = "", **others: Any
 ) -> None:
     """Checks what callers give besides the prompt; `others` are fields that the front end makes itself.
 
@@ -31,7 +31,7 @@ def check_control_fields(
     _check_string("tenant", tenant, MAX_TENANT_CHARS)
 
 
-def _check_string(param: str, value: Any, max_chars: int) -> None:
+def _check_string(param: str, value: object, max_chars: int) -> None:
     if not isinstance(value, str):
         raise request_errors.invalid_type(param, "a string", value)
     if len(value) > max_chars:

@@ -71,7 +71,7 @@ def _seed(param: str, value: Any, limits: AdmissionLimits) -> int | None:
     return None if value == -1 else value
 
 
-def _num_logprobs(param: str, value: Any, limits: AdmissionLimits) -> Any:
+def _num_logprobs(param: str, value: object, limits: AdmissionLimits) -> Any:
     """The number; -1 is the whole vocabulary, where the server allows so many."""
     if value == -1 and type(value) is int and limits.max_logprobs >= limits.vocab_size:
         return limits.vocab_size
@@ -112,7 +112,7 @@ def _thinking_token_budget(param: str, value: Any, limits: AdmissionLimits) -> i
     return None if value == -1 else value
 
 
-def _truncation_side(param: str, value: Any, limits: AdmissionLimits) -> str:
+def _truncation_side(param: str, value: object, limits: AdmissionLimits) -> str:
     check_truncation_side(param, value)
     return str(value)
 
@@ -137,11 +137,11 @@ def _bad_words_token_ids(param: str, value: Any, limits: AdmissionLimits) -> tup
     return tuple(tuple(sequence) for sequence in value)
 
 
-def _logit_bias(param: str, value: Any, limits: AdmissionLimits) -> dict[int, float] | None:
+def _logit_bias(param: str, value: object, limits: AdmissionLimits) -> dict[int, float] | None:
     return normal_logit_bias(param, value, limits.vocab_size)
 
 
-def _repetition_detection(param: str, value: Any, limits: AdmissionLimits) -> RepetitionDetectionParams | None:
+def _repetition_detection(param: str, value: object, limits: AdmissionLimits) -> RepetitionDetectionParams | None:
     """The object of a request, or the parameters themselves; None where no pattern is looked for."""
     if isinstance(value, RepetitionDetectionParams):
         value = dataclasses.asdict(value)

@@ -38,7 +38,7 @@ class IntegerRule:
     above_note: str = ""
     below_note: str = ""
 
-    def check(self, param: str, value: Any, limits: object = None) -> Any:
+    def check(self, param: str, value: object, limits: object = None) -> Any:
         """Returns the value, or raises InvalidRequestError."""
         if value is None and self.is_optional:
             return None
@@ -59,7 +59,7 @@ class DecimalRule:
     maximum: float
     is_minimum_excluded: bool = False
 
-    def check(self, param: str, value: Any, limits: object = None) -> Any:
+    def check(self, param: str, value: object, limits: object = None) -> Any:
         """Returns the value, or raises InvalidRequestError."""
         if type(value) is not float and type(value) is not int:
             raise request_errors.invalid_type(param, "a decimal", value)
@@ -81,7 +81,7 @@ class InstanceRule:
     type_: type
     expected: str
 
-    def check(self, param: str, value: Any, limits: object = None) -> Any:
+    def check(self, param: str, value: object, limits: object = None) -> Any:
         """Returns the value, or raises InvalidRequestError."""
         if type(value) is not self.type_:
             raise request_errors.invalid_type(param, self.expected, value)

@@ -89,12 +89,12 @@ def given_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def check_sampling(
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     limits: AdmissionLimits,
     names: Mapping[str, str] = NO_NAMES,
     *,
     is_echo: bool = False,
-    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    defaults: Mapping[str, object] = NO_DEFAULTS,
 ) -> CheckedSampling:
     """Checks the fields that a request gives: first each alone, then those that exclude each other.
 

@@ -75,7 +75,7 @@ def read_structured_outputs_config(value: Mapping[str, Any] | str | None) -> Str
 
 
 def normal_constraint(
-    constraint: object, values: Mapping[str, Any], names: Mapping[str, str]
+    constraint: object, values: Mapping[str, object], names: Mapping[str, str]
 ) -> StructuredOutputsParams:
     """The constraint in its normal form; compiles nothing.
 

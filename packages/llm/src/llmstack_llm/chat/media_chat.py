@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.chat.renderer import ChatRenderer, LaidOutChat
@@ -59,7 +58,7 @@ async def render_text_with_media(
     text: str,
     parts: Sequence[MediaPart],
     processor: MediaProcessor,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> RenderedPrompt:
     """A prompt that spells the symbol of each of its media, such as `<image>`, with them in place, not decoded.
 

@@ -193,7 +193,7 @@ def _part_text(param: str, part: object) -> str:
     return text
 
 
-def first_unusual_role(messages: Sequence[Mapping[str, Any]]) -> int | None:
+def first_unusual_role(messages: Sequence[Mapping[str, object]]) -> int | None:
     """Index of the first message whose role is none of OpenAI's."""
     known = ("system", "developer", "user", "assistant", "tool", "function")
     return next((index for index, message in enumerate(messages) if message["role"] not in known), None)

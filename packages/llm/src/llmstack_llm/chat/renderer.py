@@ -152,7 +152,7 @@ class _Guard:
         self._special = special
         self._head = f"{_OPEN}{secrets.randbits(64):020d}"
 
-    def hide(self, value: Any) -> Any:
+    def hide(self, value: object) -> Any:
         """The same value with placeholders in all its strings, keys apart."""
         if isinstance(value, str):
             return self._special.sub(self._replace, value)

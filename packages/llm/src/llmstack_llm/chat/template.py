@@ -57,13 +57,13 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt's text; byte for byte what transformers' `apply_chat_template` gives.
 
@@ -84,7 +84,7 @@ class ChatTemplate:
         text = self._generate(names, messages)
         return _cut_at(text, tag, messages) if tag else text
 
-    def _generate(self, names: dict[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+    def _generate(self, names: dict[str, Any], messages: Sequence[Mapping[str, object]]) -> str:
         if self._template is None:
             return ""
         try:
@@ -121,7 +121,7 @@ def _join_within_limit(pieces: Iterable[str]) -> str:
     return "".join(kept)
 
 
-def _tagged(messages: Sequence[Mapping[str, Any]], tag: str) -> list[Mapping[str, Any]]:
+def _tagged(messages: Sequence[Mapping[str, object]], tag: str) -> list[Mapping[str, Any]]:
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, list) and content:
@@ -134,7 +134,7 @@ def _tagged(messages: Sequence[Mapping[str, Any]], tag: str) -> list[Mapping[str
     return [*messages[:-1], {**last, "content": content + tag}]
 
 
-def _cut_at(text: str, tag: str, messages: Sequence[Mapping[str, Any]]) -> str:
+def _cut_at(text: str, tag: str, messages: Sequence[Mapping[str, object]]) -> str:
     """The tag ends with a space: where the template has trimmed that, it would have trimmed the message's own too."""
     bare = tag.rstrip()
     position = text.rfind(bare)
@@ -144,7 +144,7 @@ def _cut_at(text: str, tag: str, messages: Sequence[Mapping[str, Any]]) -> str:
     return text[:position].rstrip() if is_trimmed else text[:position]
 
 
-def _rejected(messages: Sequence[Mapping[str, Any]], refusal: str = "") -> InvalidRequestError:
+def _rejected(messages: Sequence[Mapping[str, object]], refusal: str = "") -> InvalidRequestError:
     """The error of a conversation that the template does not take; `refusal` is the template's own sentence."""
     index = first_unusual_role(messages)
     param = "messages" if index is None else f"messages[{index}].role"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from llmstack_types import LLMStackError
 
@@ -20,7 +20,7 @@ class ChatTemplateError(LLMStackError, ValueError):
 
 
 def find_chat_template(
-    folder: Path | None, tokenizer_config: Mapping[str, Any], *, override: str | None = None, has_tools: bool = False
+    folder: Path | None, tokenizer_config: Mapping[str, object], *, override: str | None = None, has_tools: bool = False
 ) -> str | None:
     """The template's text: `override` (a name, a path or the template), or the model's for conversations of this kind.
 
@@ -40,7 +40,7 @@ def find_chat_template(
     return found
 
 
-def _named_templates(folder: Path | None, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+def _named_templates(folder: Path | None, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
     """Name to text; `chat_template.jinja` replaces what the configuration has."""
     named = _configured(tokenizer_config.get("chat_template"))
     if folder is None:
@@ -56,7 +56,7 @@ def _named_templates(folder: Path | None, tokenizer_config: Mapping[str, Any]) -
     return named
 
 
-def _configured(found: Any) -> dict[str, str]:
+def _configured(found: object) -> dict[str, str]:
     """One template, a list of named ones, or an object of them."""
     if isinstance(found, str):
         return {_DEFAULT: found}

@@ -65,13 +65,13 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         finally:
             _deadline_s.reset(token)
 
-    def timed(self, iterable: Iterable[Any]) -> Iterator[Any]:
+    def timed(self, iterable: Iterable[object]) -> Iterator[Any]:
         """The same items, with a look at the clock before each."""
         for item in iterable:
             self._check_time()
             yield item
 
-    def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: jinja2.runtime.Context, obj: object, /, *args: Any, **kwargs: Any) -> Any:
         """Every call of a template goes through here."""
         self._check_time()
         check_call(obj, args, kwargs)
@@ -79,7 +79,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             args = (self.timed(args[0]), *args[1:])
         return super().call(context, obj, *args, **kwargs)
 
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> Any:
         """Operators whose operands say how large the result would be."""
         self._check_time()
         check_operator(operator, left, right)
@@ -145,7 +145,7 @@ class _GenerationTag(jinja2.ext.Extension):
         return str(caller())
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> Any:
     """A value that a template writes out."""
     if not isinstance(value, str):
         check_text(value)

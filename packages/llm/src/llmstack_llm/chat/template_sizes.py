@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jinja2
 
@@ -29,7 +28,7 @@ _OF_ITEMS = frozenset(
 _FORMATS = frozenset({"format", "format_map"})
 
 
-def check_operator(operator: str, left: Any, right: Any) -> None:
+def check_operator(operator: str, left: object, right: object) -> None:
     """Refuses integers of too many bits, and texts and lists that would be too long.
 
     Raises:
@@ -48,7 +47,7 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
                 _check(len(items) * times)
 
 
-def check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_call(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Refuses a call of a text's own method whose result would be too long; others pass."""
     function = getattr(function, "__wrapped__", function)  # the sandbox wraps `format`
     text, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
@@ -63,7 +62,7 @@ def check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             _check_format(str(text), (*args, *kwargs.values()))
 
 
-def check_filter(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_filter(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Refuses a filter with a large number or a long result; jinja2's own arguments may be the first of `args`."""
     values = [value for value in args if not isinstance(value, _OWN_ARGUMENTS)]
     if not values:
@@ -86,13 +85,13 @@ def check_filter(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         _check(MAX_SIZE + 1)  # it makes an object of each line
 
 
-def check_text(value: Any) -> None:
+def check_text(value: object) -> None:
     """Refuses lists and objects whose text would be too long: a list may contain one list many times."""
     if isinstance(value, list | tuple | Mapping):
         _text_size(value, 0)
 
 
-def _text_size(value: Any, size: int) -> int:
+def _text_size(value: object, size: int) -> int:
     """`size` and about the memory of a value and its text, as soon as that is too large or known."""
     _check(size)
     if isinstance(value, Mapping):
@@ -109,13 +108,13 @@ def _check(size: int, limit: int = MAX_SIZE) -> None:
         raise jinja2.TemplateRuntimeError("the result would be too large")
 
 
-def _check_widths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _check_widths(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, int):
             _check(value, MAX_WIDTH)
 
 
-def _check_format(text: str, values: Sequence[Any]) -> None:
+def _check_format(text: str, values: Sequence[object]) -> None:
     """Widths are in the text, or values that it refers to; each value appears once for each place."""
     if _WIDTH_FROM_VALUE.search(text):
         _check_widths(values, {})
@@ -127,12 +126,12 @@ def _check_format(text: str, values: Sequence[Any]) -> None:
     _check(len(text) + (text.count("{") + text.count("%")) * longest)
 
 
-def _check_joined(separator_size: int, items: Any) -> None:
+def _check_joined(separator_size: int, items: object) -> None:
     if isinstance(items, list | tuple):
         check_text(items)
         _check(len(items) * separator_size)
 
 
-def _check_replaced(text: str | bytes, old: Any, new: Any) -> None:
+def _check_replaced(text: str | bytes, old: object, new: object) -> None:
     if isinstance(old, type(text)) and isinstance(new, type(text)):
         _check(len(text) + text.count(old) * len(new))  # type: ignore[arg-type]  # all are texts, or all are bytes

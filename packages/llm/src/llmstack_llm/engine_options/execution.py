@@ -20,7 +20,7 @@ from llmstack_types.vocabulary import (
 )
 
 
-def check_kv_events_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_kv_events_config(value: Mapping[str, object]) -> Mapping[str, Any]:
     """The fields of a `KVEventsConfig`, defaults included."""
     from llmstack_engine_core.kv_events import KVEventsConfig  # late: `--help` needs none
     from llmstack_types.plain_data import from_plain, to_plain
@@ -32,7 +32,7 @@ def check_kv_events_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return checked
 
 
-def check_kv_transfer_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_kv_transfer_config(value: Mapping[str, object]) -> Mapping[str, Any]:
     """The fields of a `KVTransferConfig`, defaults included."""
     from llmstack_engine_core.kv_transfer.config import KVTransferConfig  # late: `--help` needs none
     from llmstack_types.plain_data import from_plain, to_plain

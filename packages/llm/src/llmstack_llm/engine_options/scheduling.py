@@ -13,7 +13,7 @@ from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import SchedulingPolicyName
 
 
-def check_profiler_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_profiler_config(value: Mapping[str, object]) -> Mapping[str, Any]:
     """The fields of a `ProfilerConfig`, with an absolute folder: the engine core's process may stand in another one."""
     from llmstack_engine_core.config import ProfilerConfig  # late: `--help` needs none
     from llmstack_types.plain_data import from_plain, to_plain
@@ -22,7 +22,7 @@ def check_profiler_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return to_plain(config) | {"torch_profiler_dir": os.path.abspath(config.torch_profiler_dir)}
 
 
-def check_structured_outputs_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_structured_outputs_config(value: Mapping[str, object]) -> Mapping[str, Any]:
     """The fields of a `StructuredOutputsConfig`."""
     from llmstack_llm.admission.structured_outputs import read_structured_outputs_config  # late: `--help` needs none
 

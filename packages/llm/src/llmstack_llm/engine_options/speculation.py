@@ -32,7 +32,7 @@ NGRAM_MODEL = "[ngram]"
 """Older lines of vLLM name the method `ngram` so, in place of a draft model."""
 
 
-def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_speculative_config(value: Mapping[str, object]) -> Mapping[str, Any]:
     """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is.
 
     Of a draft model, `revision` and `max_model_len` are those of `DraftModelOptions`. `is_adaptive` is left open where
@@ -72,7 +72,7 @@ def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**drafts, **{name: entry for name, entry in options.items() if name in own}}
 
 
-def _default_num_drafts(method: str, value: Mapping[str, Any]) -> int:
+def _default_num_drafts(method: str, value: Mapping[str, object]) -> int:
     """Most drafts of a row where the line does not say; counts bound those of the method `suffix`, not a number."""
     depth = value.get("suffix_decoding_max_tree_depth", _DEFAULT_DEPTH)
     return max(1, min(depth, _MAX_NUM_DRAFTS)) if method == "suffix" and type(depth) is int else DEFAULT_NUM_DRAFTS
@@ -117,13 +117,13 @@ _DRAFT_MODEL_KEYS = frozenset(field.name for field in fields(DraftModelOptions))
 _WITHOUT_EFFECT = frozenset({"draft_tensor_parallel_size", "attention_backend", "moe_backend"})
 
 
-def draft_head_of(speculative: Mapping[str, Any] | None) -> str:
+def draft_head_of(speculative: Mapping[str, object] | None) -> str:
     """`draft_head` of a `ModelRunnerConfig`: the method, where it reads hidden states; empty for the others."""
     method = "" if speculative is None else str(speculative["method"])
     return method if method == "mtp" or method in _OWN_HEADS else ""
 
 
-def of_scheduler(speculative: Mapping[str, Any]) -> Mapping[str, Any]:
+def of_scheduler(speculative: Mapping[str, object]) -> Mapping[str, Any]:
     """What of a checked `--speculative-config` the scheduler receives."""
     return {name: entry for name, entry in speculative.items() if name not in _DRAFT_MODEL_KEYS}
 

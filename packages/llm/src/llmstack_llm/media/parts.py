@@ -65,7 +65,7 @@ def has_media(messages: object) -> bool:
     return any(any(map(_type_of, content)) for content in contents if isinstance(content, list | tuple))
 
 
-def take_media(messages: Sequence[Any], kinds: Mapping[MediaKind, int]) -> tuple[Sequence[Any], list[MediaPart]]:
+def take_media(messages: Sequence[object], kinds: Mapping[MediaKind, int]) -> tuple[Sequence[Any], list[MediaPart]]:
     """The messages with a mark in place of each media part, and the parts in order; other faults are left in place.
 
     `kinds`: The kinds that the model takes, and how many of each a prompt may have.
@@ -79,7 +79,7 @@ def take_media(messages: Sequence[Any], kinds: Mapping[MediaKind, int]) -> tuple
     return [_without_media(f"messages[{index}]", one, kinds, taken) for index, one in enumerate(messages)], taken
 
 
-def _without_media(param: str, message: Any, kinds: Mapping[MediaKind, int], taken: list[MediaPart]) -> Any:
+def _without_media(param: str, message: object, kinds: Mapping[MediaKind, int], taken: list[MediaPart]) -> Any:
     if not isinstance(message, Mapping):
         return message
     content = message.get("content")
@@ -169,7 +169,7 @@ def _sound_url(param: str, content: object) -> str:
     return f"data:audio/{name};base64,{data}"
 
 
-def _vectors(param: str, part: Mapping[str, Any]) -> MediaPart:
+def _vectors(param: str, part: Mapping[str, object]) -> MediaPart:
     name, content = f"{param}.image_embeds", part.get("image_embeds")
     if content is None:
         raise request_errors.missing_parameter(name)

@@ -117,13 +117,13 @@ def load_model_config(
     dtype: str = "auto",
     max_model_len: int | None = None,
     generation_config: str = "auto",
-    override_generation_config: Mapping[str, Any] = _NOTHING,
-    hf_overrides: Mapping[str, Any] = _NOTHING,
+    override_generation_config: Mapping[str, object] = _NOTHING,
+    hf_overrides: Mapping[str, object] = _NOTHING,
     max_logprobs: int = 20,
     tokenizer_revision: str | None = None,
     skip_tokenizer_init: bool = False,
     use: ModelUse | None = None,
-    pooler_config: Mapping[str, Any] | None = None,
+    pooler_config: Mapping[str, object] | None = None,
     mmproj: str | None = None,
 ) -> ModelConfig:
     """Resolves the folders and reads their configurations.
@@ -181,21 +181,21 @@ def _tokenizer_folder(tokenizer: str, revision: str | None) -> Path:
     )  # a tokenizer's folder needs no config.json
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(config: Mapping[str, object]) -> str:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelConfigError("config.json: 'architectures' must name the model's class")
     return architectures[0]
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_config(config: Mapping[str, object]) -> Mapping[str, Any]:
     found = config.get("text_config") or config
     if not isinstance(found, Mapping):
         raise ModelConfigError("config.json: 'text_config' must be an object")
     return found
 
 
-def _vocab_size(config: Mapping[str, Any]) -> int:
+def _vocab_size(config: Mapping[str, object]) -> int:
     vocab_size = config.get("vocab_size")
     if type(vocab_size) is not int or vocab_size < 1:
         raise ModelConfigError("config.json: 'vocab_size' must be a positive integer")
@@ -211,7 +211,7 @@ def _num_positions(config: Mapping[str, Any]) -> int | None:
     return _POSITIONS_OF_PAIRS if config.get("is_encoder_decoder") is True else None
 
 
-def _num_reserved_positions(config: Mapping[str, Any]) -> int:
+def _num_reserved_positions(config: Mapping[str, object]) -> int:
     """Positions that no token takes: RoBERTa's begin behind that of the padding."""
     pad_token_id = config.get("pad_token_id")
     if config.get("model_type") not in _POSITIONS_BEHIND_PADDING:

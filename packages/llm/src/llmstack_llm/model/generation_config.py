@@ -38,7 +38,7 @@ def read_generation_config(folder: Path) -> Mapping[str, Any]:
     return read_json(folder, FILE_NAME, required=False) or {}
 
 
-def sampling_defaults(generation: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_defaults(generation: Mapping[str, object], source: str, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Field of `SamplingParams` to its default.
 
     `generation`: The model's own file.
@@ -57,7 +57,7 @@ def sampling_defaults(generation: Mapping[str, Any], source: str, overrides: Map
     return _renamed(found) | _renamed(_checked(overrides))
 
 
-def _origin(generation: Mapping[str, Any], source: str) -> str:
+def _origin(generation: Mapping[str, object], source: str) -> str:
     """Where sampling defaults come from, for a line of the log."""
     if source != "auto":
         return f"the given {FILE_NAME}"
@@ -65,7 +65,7 @@ def _origin(generation: Mapping[str, Any], source: str) -> str:
     return f"the registration of {name}" if isinstance(name, str) else f"the model's {FILE_NAME}"
 
 
-def _chosen(generation: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+def _chosen(generation: Mapping[str, object], source: str) -> Mapping[str, Any]:
     if source == "auto":
         return generation
     if source == "vllm":
@@ -78,11 +78,11 @@ def _chosen(generation: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     return read_generation_config(folder)
 
 
-def _of_file(generation: Mapping[str, Any]) -> dict[str, Any]:
+def _of_file(generation: Mapping[str, object]) -> dict[str, Any]:
     return {key: generation[key] for key in _SAMPLING_DEFAULTS if _is_number(generation.get(key))}
 
 
-def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(overrides: Mapping[str, object]) -> dict[str, Any]:
     for key, value in overrides.items():
         if key not in (*_NUMBERS, *_SWITCHES):
             known = ", ".join((*_NUMBERS, *_SWITCHES))

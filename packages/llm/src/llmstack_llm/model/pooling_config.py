@@ -78,7 +78,7 @@ def _prompts(folder: Path) -> dict[str, str]:
     return {str(name): text for name, text in items if isinstance(text, str)}
 
 
-def override_pooling_config(found: PoolingConfig, asked: Mapping[str, Any]) -> PoolingConfig:
+def override_pooling_config(found: PoolingConfig, asked: Mapping[str, object]) -> PoolingConfig:
     """The configuration of the folder, overridden by a `pooler_config` of vLLM's form.
 
     Raises:
@@ -97,7 +97,7 @@ def override_pooling_config(found: PoolingConfig, asked: Mapping[str, Any]) -> P
     return dataclasses.replace(found, **changes)
 
 
-def _named_type(name: str, value: Any) -> PoolingType:
+def _named_type(name: str, value: object) -> PoolingType:
     try:
         return PoolingType(str(value).lower())
     except ValueError:
@@ -105,7 +105,7 @@ def _named_type(name: str, value: Any) -> PoolingType:
         raise PoolingConfigError(f"pooler_config: {name} {str(value)[:64]!r} is none of {listed}") from None
 
 
-def _pooling_type(config: Mapping[str, Any], name: str) -> PoolingType:
+def _pooling_type(config: Mapping[str, object], name: str) -> PoolingType:
     if config.get("include_prompt") is False:
         raise PoolingConfigError(f"{name}: include_prompt false is not supported, which pools texts without prompts")
     modes = [mode for mode, value in config.items() if mode.startswith("pooling_mode_") and value is True]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ _SUFFIXES = ("Config", "Model", "PreTrainedModel", "ForCausalLM", "ForSequenceCl
 _MAX_NAMED = 4
 
 
-def repository_code_problem(config: Mapping[str, Any]) -> str | None:
+def repository_code_problem(config: Mapping[str, object]) -> str | None:
     """Why a model cannot be served without the code of its repository; None where it can.
 
     `config`: All of `config.json`.
@@ -59,13 +58,13 @@ def repository_code_problem(config: Mapping[str, Any]) -> str | None:
     )
 
 
-def warn_about_code(config: Mapping[str, Any]) -> None:
+def warn_about_code(config: Mapping[str, object]) -> None:
     """Logs that `trust_remote_code` has no effect with this model."""
     what = "llmstack has this model itself" if config.get("auto_map") else "the repository has no code"
     logger.warning("trust_remote_code has no effect: %s", what)
 
 
-def _class_names(auto_map: Any) -> set[str]:
+def _class_names(auto_map: object) -> set[str]:
     """The last part of each name, such as `Phi3Config` of `configuration_phi3.Phi3Config`."""
     values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
     flat = [name for value in values for name in (value if isinstance(value, list) else [value])]

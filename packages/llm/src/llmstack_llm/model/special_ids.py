@@ -13,7 +13,7 @@ _MAX_IDS = 64
 
 
 def special_ids(
-    key: str, generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer_path: Path | None
+    key: str, generation: Mapping[str, object], config: Mapping[str, object], tokenizer_path: Path | None
 ) -> tuple[int, ...]:
     """The ids under `key`, of `generation_config.json` or else of `config.json`: one, a list, or none.
 

@@ -22,7 +22,7 @@ _ALWAYS_ON = ("enable_sleep_mode",)
 _VARIABLES: Mapping[str, str] = {"download_dir": "HF_HUB_CACHE", "hf_token": "HF_TOKEN"}
 
 
-def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def own_options(given: Mapping[str, object]) -> dict[str, Any]:
     """The keywords that are fields of `EngineArgs`; None, which is vLLM's default of most, is left out.
 
     Those of vLLM that only tune what is chosen here anyway are left out with a line in the log.
@@ -59,7 +59,7 @@ def served_name(given: dict[str, Any]) -> str:
     return names if isinstance(names, str) else str(names[0])
 
 
-def _with_first_names(given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_first_names(given: Mapping[str, object]) -> dict[str, Any]:
     """Keywords under the first name of their option, such as `pooler_config` for `override_pooler_config`."""
     options = options_of(EngineArgs)
     firsts = {_keyword(flag): option.key for option in options for flag in option.declared.also}

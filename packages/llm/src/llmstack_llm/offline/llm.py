@@ -315,8 +315,8 @@ class LLM(OfflinePooling):
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RenderedPrompt]:
         """The conversations as prompts; see `RenderOptions`."""
         renderers = ChatRenderers(

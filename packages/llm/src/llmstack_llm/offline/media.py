@@ -63,7 +63,7 @@ class OfflineMedia:
             return prompt
         return self._read_pictures(prompt, tokenizer, param)
 
-    def _read_pictures(self, prompt: Mapping[str, Any], tokenizer: Tokenizer | None, param: str) -> PromptInput:
+    def _read_pictures(self, prompt: Mapping[str, object], tokenizer: Tokenizer | None, param: str) -> PromptInput:
         for key, value in prompt.items():
             if key not in _KEYS and value is not None:
                 name = request_errors.echo(key)

@@ -51,19 +51,19 @@ def read_multi_modal_data(param: str, data: object, max_items: Mapping[MediaKind
     return parts
 
 
-def _part(param: str, kind: MediaKind, item: Any) -> MediaPart:
+def _part(param: str, kind: MediaKind, item: object) -> MediaPart:
     torch = sys.modules.get("torch")  # a tensor of PyTorch comes from who has imported it
     if kind == "image" and torch is not None and isinstance(item, torch.Tensor):
         return MediaPart(kind, "", param=param, vectors=item)
     return MediaPart(kind, _url(param, kind, item), param=param)
 
 
-def _is_video(given: Sequence[Any]) -> bool:
+def _is_video(given: Sequence[object]) -> bool:
     """Whether a list is one video: of frames, each a picture of PIL or an array [height, width, 3]."""
     return bool(given) and all(_is_picture(one) or getattr(one, "ndim", 0) == _FRAME_AXES - 1 for one in given)
 
 
-def _is_sound(given: Any) -> bool:
+def _is_sound(given: object) -> bool:
     """Whether a value is one sound: samples, or (samples, rate)."""
     has_rate = isinstance(given, tuple) and len(given) == 2 and _is_number(given[1])
     return has_rate or (isinstance(given, list) and bool(given) and _is_number(given[0]))
@@ -97,7 +97,7 @@ def _url(param: str, kind: MediaKind, item: Any) -> str:
     return _FILE + _base64(_png(param, item))
 
 
-def _wave_file(param: str, item: Any) -> bytes:
+def _wave_file(param: str, item: object) -> bytes:
     """Samples of one channel, or (samples, rate in Hz), as a file; without a rate they have `DEFAULT_RATE`."""
     from llmstack_media.sound.samples import as_floats  # late, as below
     from llmstack_media.sound.wave_files import as_wave_file

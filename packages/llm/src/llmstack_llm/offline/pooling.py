@@ -42,7 +42,7 @@ class OfflinePooling(ABC):
 
     @abstractmethod
     def _render_all(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
     ) -> list[RenderedPrompt]:
         """A conversation as a prompt, by the model's template."""
 

@@ -44,7 +44,7 @@ class OfflineTokenizer(Tokenizer):
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = False,

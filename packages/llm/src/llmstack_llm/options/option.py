@@ -84,7 +84,7 @@ class Option(NamedTuple):
             return value is self.declared.sets
         return self._checked(self._aliased(value))
 
-    def from_keyword(self, value: Any) -> Any:
+    def from_keyword(self, value: object) -> Any:
         """The value that a keyword of Python stands for.
 
         Raises:
@@ -114,7 +114,7 @@ class Option(NamedTuple):
         has_suffixes = self.declared.suffixes
         return self.type._replace(has_suffixes=True) if has_suffixes else self.type
 
-    def _aliased(self, value: Any) -> Any:
+    def _aliased(self, value: object) -> Any:
         try:
             return self.declared.aliases.get(value, value)
         except TypeError:  # what cannot be a key is no alias

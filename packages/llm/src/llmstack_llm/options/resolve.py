@@ -262,7 +262,7 @@ def _file_values(
     return found
 
 
-def _joined(flag_to_value: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(flag_to_value: Mapping[str, object]) -> dict[str, Any]:
     """Keys with dots put into the objects that they belong into."""
     joined: dict[str, Any] = {}
     for flag, value in flag_to_value.items():
@@ -278,7 +278,7 @@ def _joined(flag_to_value: Mapping[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _words(value: Any, is_list: bool) -> list[str]:
+def _words(value: object, is_list: bool) -> list[str]:
     return [as_text(entry) for entry in value] if is_list and isinstance(value, list) else [as_text(value)]
 
 

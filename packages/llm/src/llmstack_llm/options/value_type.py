@@ -48,7 +48,7 @@ class ValueType(NamedTuple):
             raise ValueError(f"{shown(text)} is not a JSON array{' of strings' if self.base is str else ''}")
         return tuple(self._read_one(as_text(entry)) for entry in entries)
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: object) -> Any:
         """The value of a Python keyword, with lists as tuples and JSON objects parsed.
 
         Raises:
@@ -73,7 +73,7 @@ class ValueType(NamedTuple):
             return self._check_one(_parse_json(text))
         return self._check_one(text)
 
-    def _check_one(self, value: Any) -> Any:
+    def _check_one(self, value: object) -> Any:
         if self.base is dict and isinstance(value, str):
             value = _parse_json(value)
         if self.base is float and type(value) is int:
@@ -90,7 +90,7 @@ _ARTICLES: Mapping[type, str] = {
 }  # fmt: skip
 
 
-def value_type(annotation: Any, *, has_suffixes: bool = False) -> ValueType:
+def value_type(annotation: object, *, has_suffixes: bool = False) -> ValueType:
     """The type that a resolved annotation describes.
 
     Raises:
@@ -115,7 +115,7 @@ def value_type(annotation: Any, *, has_suffixes: bool = False) -> ValueType:
     return ValueType(kind, is_optional=is_optional, has_suffixes=has_suffixes)
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """A value of YAML or JSON as it is written on a command line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -135,7 +135,7 @@ def wrong_choice(value: object, choices: Sequence[str]) -> str:
     return f"invalid value {shown(value)}; {advice}"
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def _members(annotation: object) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 

@@ -53,7 +53,7 @@ ScoreText = str | ScoreContent
 """One of what is compared."""
 
 
-def read_score_text(value: Any, param: str, expected: str = "a string") -> ScoreText:
+def read_score_text(value: object, param: str, expected: str = "a string") -> ScoreText:
     """A string, an object with a `text`, or one with a `content` of parts.
 
     Raises:
@@ -80,7 +80,7 @@ def read_score_text(value: Any, param: str, expected: str = "a string") -> Score
     return ScoreContent(parts, content, param)
 
 
-def _read(param: str, part: Any) -> Mapping[str, Any] | MediaPart:
+def _read(param: str, part: object) -> Mapping[str, Any] | MediaPart:
     if not isinstance(part, Mapping):
         raise request_errors.invalid_type(param, "an object", part)
     if part.get("type") != "text" and (part.get("type") in MEDIA_TYPES or "type" not in part):

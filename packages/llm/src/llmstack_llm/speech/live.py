@@ -256,7 +256,7 @@ class LiveTranscriber(Transcriber):
             delta, self._said = continued(self._said, self.text[len(base) :])
         return delta
 
-    async def _run(self, prompt: RenderedPrompt, sampling: Mapping[str, Any]) -> CompletionOutput:
+    async def _run(self, prompt: RenderedPrompt, sampling: Mapping[str, object]) -> CompletionOutput:
         """As of a file, but begun again where the engine core that had it died."""
         for _ in range(_MAX_LOSSES):
             try:

@@ -35,7 +35,7 @@ def is_sound_prompt(prompt: object) -> bool:
     return isinstance(prompt, Mapping) and any(prompt.get(key) is not None for key in (MEDIA_KEY, *_PAIR_KEYS))
 
 
-def read_sound_prompt(prompt: Mapping[str, Any], tokenizer: Tokenizer | None, param: str) -> SoundPrompt:
+def read_sound_prompt(prompt: Mapping[str, object], tokenizer: Tokenizer | None, param: str) -> SoundPrompt:
     """The parts of `{"prompt": …, "multi_modal_data": {"audio": …}}`.
 
     The same may be divided into an `encoder_prompt` with the sound and a `decoder_prompt`. Sound is an array at the
@@ -60,7 +60,7 @@ def read_sound_prompt(prompt: Mapping[str, Any], tokenizer: Tokenizer | None, pa
     return SoundPrompt(text, tokenizer.encode(text, add_special_tokens=False), samples, rate)
 
 
-def _divided(prompt: Mapping[str, Any], param: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _divided(prompt: Mapping[str, object], param: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What has the sound, and what has the tokens; both the prompt itself where it is not divided."""
     if all(prompt.get(key) is None for key in _PAIR_KEYS):
         return prompt, prompt
@@ -88,7 +88,7 @@ async def open_sound_prompt(prompt: SoundPrompt, speech: Speech, tenant: str, pa
     return RenderedPrompt(prompt.text or "", prompt.token_ids, media=(at_start(window),))
 
 
-def _refuse_others(prompt: Mapping[str, Any], known: tuple[str, ...], param: str) -> None:
+def _refuse_others(prompt: Mapping[str, object], known: tuple[str, ...], param: str) -> None:
     for key, value in prompt.items():
         if key not in known and value is not None:
             name = request_errors.echo(key)

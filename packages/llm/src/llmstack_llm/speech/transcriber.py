@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.media.processor import OpenedMedia
 from llmstack_llm.outputs.request_output import CompletionOutput
+from llmstack_llm.outputs.stream import GenerationStream
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.requests import GenerationRequest, OnAdmitted, RenderedPrompt
 from llmstack_llm.speech.levels import LEVELS_PER_S, Stretch, loud_level, num_voiced, stretches
@@ -20,8 +21,9 @@ from llmstack_llm.speech.segments import Passage, Segment, read_passages, with_w
 from llmstack_llm.speech.served import DEFAULT_TASK, Speech
 from llmstack_llm.speech.sound import Sound
 from llmstack_llm.speech.words import Word
+from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_model_files import SECONDS_PER_TIMESTAMP
-from llmstack_types import RequestOutputKind, ServerOverloadedError
+from llmstack_types import PoolingParams, RequestOutputKind, ServerOverloadedError
 
 ResultT = TypeVar("ResultT")
 LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -41,12 +43,12 @@ _POOLED: Final = ("priority", "cache_salt", "tenant")
 class Engine(Protocol):
     """What runs the windows; `AsyncLLM` is one."""
 
-    async def submit(self, *requests: GenerationRequest) -> Any: ...
-    async def get_tokenizer(self, param: str = ...) -> Any: ...
+    async def submit(self, *requests: GenerationRequest) -> GenerationStream: ...
+    async def get_tokenizer(self, param: str = ...) -> Tokenizer: ...
     def encode(
-        self, prompt: Any, pooling_params: Any, request_id: str, *, priority: int = ..., cache_salt: str = ...,
-        tenant: str = ...,
-    ) -> AsyncIterator[Any]: ...  # fmt: skip
+        self, prompt: RenderedPrompt, pooling_params: PoolingParams, request_id: str, *, priority: int = ...,
+        cache_salt: str = ..., tenant: str = ...,
+    ) -> AsyncIterator[PoolingRequestOutput]: ...  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +305,7 @@ class Transcriber:
         found: list[PoolingRequestOutput] = [output async for output in outputs]
         return found[-1]
 
-    async def _run(self, prompt: RenderedPrompt, sampling: Mapping[str, Any]) -> CompletionOutput:
+    async def _run(self, prompt: RenderedPrompt, sampling: Mapping[str, object]) -> CompletionOutput:
         """The output of one request. Once the file has begun, it waits for room."""
         given = GivenSampling({**sampling, "output_kind": RequestOutputKind.FINAL_ONLY})
         stream = await self._with_room(lambda request_id: self._submitted(prompt, given, request_id))

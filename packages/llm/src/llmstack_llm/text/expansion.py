@@ -34,7 +34,7 @@ def find_expansion_problem(backend: tokenizers.Tokenizer) -> str:
     return _template_problem(backend)
 
 
-def _steps(settings: Any) -> Iterator[Mapping[str, Any]]:
+def _steps(settings: object) -> Iterator[Mapping[str, Any]]:
     """The steps of a part, those in nested sequences too."""
     if not isinstance(settings, Mapping):
         return

@@ -42,7 +42,7 @@ class Tokenizer:
         token_bytes: Token id to bytes; None where the decoder is of a kind that has no such table.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, object] | None = None) -> None:
         self.backend = backend
         self.config: Mapping[str, Any] = config or {}
         backend.no_truncation()
@@ -214,7 +214,7 @@ def _parse(data: bytes) -> tokenizers.Tokenizer:
         ) from error
 
 
-def _byte_level_bpe(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _byte_level_bpe(folder: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
     """GPT-2's own files; other tokenizers that use the same file names split text in other ways and are refused."""
     kind = config.get("tokenizer_class", "GPT2Tokenizer")
     if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast"):
@@ -247,7 +247,7 @@ def _shares(lengths: Sequence[int], maximum: int) -> list[int]:
     return [shorter, maximum - shorter] if first <= second else [maximum - shorter, shorter]
 
 
-def _word_piece(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _word_piece(folder: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
     """BERT's own file; other tokenizers with a file of that name are refused."""
     if not is_word_piece(config):
         kind = str(config.get("tokenizer_class"))[:64]
@@ -263,7 +263,7 @@ def _merge(line: str) -> tuple[str, str]:
     return left, right
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
     contents = {name: content_of(config.get(name)) for name in _NAMED_TOKENS}
     return {name: content for name, content in contents.items() if content is not None}
 

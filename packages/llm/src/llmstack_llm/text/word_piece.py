@@ -17,7 +17,7 @@ _DEFAULTS: Mapping[str, str] = {
 }
 
 
-def is_word_piece(config: Mapping[str, Any]) -> bool:
+def is_word_piece(config: Mapping[str, object]) -> bool:
     """Whether a folder's `tokenizer_config.json` names this kind, or none; others use the same file name otherwise."""
     return config.get("tokenizer_class", _CLASSES[0]) in _CLASSES
 

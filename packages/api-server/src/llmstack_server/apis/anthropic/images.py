@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.media.parts import MediaPart
@@ -14,7 +13,7 @@ from llmstack_server.web.errors import missing_parameter
 _MEDIA_TYPE = re.compile(r"image/[a-zA-Z0-9.+-]{1,64}")
 
 
-def read_image(param: str, block: Mapping[str, Any]) -> MediaPart:
+def read_image(param: str, block: Mapping[str, object]) -> MediaPart:
     """The picture of a block; what it holds is looked at later.
 
     Raises:

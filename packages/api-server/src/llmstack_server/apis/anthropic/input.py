@@ -21,7 +21,7 @@ _MEDIA_BLOCKS = ("image", "container_upload")
 _NO_PLACE = "pictures stand in messages of the user and in results of tools, and there is no other media"
 
 
-def read_messages(system: Any, messages: Sequence[Block] | None) -> list[dict[str, Any]]:
+def read_messages(system: object, messages: Sequence[Block] | None) -> list[dict[str, Any]]:
     """The messages; consecutive texts of one role are one turn.
 
     Raises:
@@ -41,7 +41,7 @@ def read_messages(system: Any, messages: Sequence[Block] | None) -> list[dict[st
     return turns.messages
 
 
-def continues_last_message(messages: Sequence[Mapping[str, Any]]) -> bool:
+def continues_last_message(messages: Sequence[Mapping[str, object]]) -> bool:
     """Whether the last turn is the beginning of the answer, which the model continues."""
     last = messages[-1]
     return last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
@@ -89,7 +89,7 @@ def _say(turns: TurnBuilder, role: str, pieces: list[str | MediaPart]) -> None:
         pieces.clear()
 
 
-def _kind_of(param: str, block: Any) -> str:
+def _kind_of(param: str, block: object) -> str:
     if not isinstance(block, dict):
         raise request_errors.invalid_type(param, "an object", block)
     return required_text(param, block, "type")

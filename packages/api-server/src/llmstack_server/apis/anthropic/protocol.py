@@ -51,11 +51,11 @@ class CountTokensRequest(PromptFields):
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
-def _always(value: Any) -> bool:
+def _always(value: object) -> bool:
     return True
 
 
-def _keeps_everything(value: Any) -> bool:
+def _keeps_everything(value: object) -> bool:
     """True for edits that keep the whole context, which some clients send with every request."""
     edits = value.get("edits", []) if isinstance(value, dict) else value
     return edits is None or (

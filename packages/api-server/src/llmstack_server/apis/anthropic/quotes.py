@@ -39,7 +39,7 @@ def _headings(param: str, block: Block, *names: str) -> list[str]:
     return [text for name in names if block.get(name) is not None and (text := required_text(param, block, name))]
 
 
-def texts_joint(param: str, content: Any, read_block: Callable[[str, Any], str]) -> str:
+def texts_joint(param: str, content: object, read_block: Callable[[str, Any], str]) -> str:
     """A string, or the texts of an array of blocks, which `read_block` reads by their place and themselves."""
     if isinstance(content, str):
         check_text(param, content)
@@ -49,13 +49,13 @@ def texts_joint(param: str, content: Any, read_block: Callable[[str, Any], str])
     return PARTS_JOINT.join(read_block(f"{param}[{index}]", block) for index, block in enumerate(content))
 
 
-def _texts(param: str, content: Any) -> str:
+def _texts(param: str, content: object) -> str:
     if content is None:
         raise missing_parameter(param)
     return texts_joint(param, content, _text)
 
 
-def _text(param: str, part: Any) -> str:
+def _text(param: str, part: object) -> str:
     if not isinstance(part, dict):
         raise request_errors.invalid_type(param, "an object", part)
     if part.get("type") != "text":

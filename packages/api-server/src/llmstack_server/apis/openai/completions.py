@@ -103,7 +103,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
 
 
 async def _thinking_tags(
-    state: ServerState, fields: CompletionRequest, given: Mapping[str, Any], prompts: Sequence[tuple[Prompt, str]]
+    state: ServerState, fields: CompletionRequest, given: Mapping[str, object], prompts: Sequence[tuple[Prompt, str]]
 ) -> Mapping[str, Any]:
     """The field with the tokens around the reasoning of the prompts, where the request has a budget for it."""
     parser = state.chat_parsers.reasoning

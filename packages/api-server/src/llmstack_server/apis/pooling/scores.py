@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from llmstack_llm import ChatPrompt, RenderedPrompt, request_errors
 from llmstack_llm.admission.limits import AdmissionLimits
@@ -27,7 +26,7 @@ MAX_NUM_CHARS = 1 << 24
 """Characters of all prompts together: each pair repeats the query, so prompts can far exceed the request."""
 
 
-def parse_texts(value: Any, param: str) -> list[str]:
+def parse_texts(value: object, param: str) -> list[str]:
     """`parse_contents`, of texts alone."""
     texts: list[str] = []
     for one in parse_contents(value, param):
@@ -37,7 +36,7 @@ def parse_texts(value: Any, param: str) -> list[str]:
     return texts
 
 
-def parse_contents(value: Any, param: str) -> list[ScoreText]:
+def parse_contents(value: object, param: str) -> list[ScoreText]:
     """One text or several, each a string, an object with a `text`, or one with a `content` of texts and pictures.
 
     Raises:

@@ -51,7 +51,7 @@ class Connection(Protocol):
     """What a session talks to; `WebSocket` is one."""
 
     async def receive(self) -> Received: ...
-    async def send(self, event: Mapping[str, Any], timeout_s: float | None = None) -> None: ...
+    async def send(self, event: Mapping[str, object], timeout_s: float | None = None) -> None: ...
     async def close(self, code: int, reason: str = "") -> None: ...
 
 
@@ -156,7 +156,7 @@ class Session:
             shown = given[:_SHOWN_CHARS] if isinstance(given, str) else None
             await self._send(self._events.error(answer_to(error, self._request_id), shown))
 
-    async def _update(self, event: Mapping[str, Any]) -> None:
+    async def _update(self, event: Mapping[str, object]) -> None:
         settings = read_update(event, self._settings, self._model)
         adapter_of(self._state, settings.model)
         self._speech.check(settings.language)
@@ -168,7 +168,7 @@ class Session:
         for one in self._events.updated(settings):
             await self._send(one)
 
-    async def _append(self, event: Mapping[str, Any]) -> None:
+    async def _append(self, event: Mapping[str, object]) -> None:
         settings, audio = self._settings, event.get("audio")
         if settings is None:
             raise needs_update()
@@ -187,7 +187,7 @@ class Session:
         self._sound_s += added_s
         self._speech.counts.session_s += added_s
 
-    async def _commit(self, event: Mapping[str, Any]) -> None:
+    async def _commit(self, event: Mapping[str, object]) -> None:
         if self._settings is None:
             raise needs_update()
         is_vllm = self._settings.form == VLLM
@@ -211,7 +211,7 @@ class Session:
             self._last_id = item.facts.item_id
             await item.live.end()
 
-    async def _clear(self, event: Mapping[str, Any]) -> None:
+    async def _clear(self, event: Mapping[str, object]) -> None:
         if self._settings is not None and self._settings.form == VLLM:
             raise request_errors.invalid_value("type", "this form of a session has no input_audio_buffer.clear")
         item, self._item = self._item, None

@@ -65,7 +65,7 @@ class Settings:
         }
 
 
-def read_update(event: Mapping[str, Any], before: Settings | None, model: str | None) -> Settings:
+def read_update(event: Mapping[str, object], before: Settings | None, model: str | None) -> Settings:
     """The settings after an event: those of `before`, but for what it names.
 
     Args:
@@ -83,11 +83,11 @@ def read_update(event: Mapping[str, Any], before: Settings | None, model: str | 
     return _read_openai(_object(event, "session"), now) if form == OPENAI else _read_vllm(event, now)
 
 
-def _read_vllm(event: Mapping[str, Any], now: Settings) -> Settings:
+def _read_vllm(event: Mapping[str, object], now: Settings) -> Settings:
     return Settings(VLLM, now.rate, _text(event, "model", "model", now.model))
 
 
-def _read_openai(session: Mapping[str, Any], now: Settings) -> Settings:
+def _read_openai(session: Mapping[str, object], now: Settings) -> Settings:
     kind = _text(session, "type", "session.type", "transcription")
     if kind != "transcription":
         raise request_errors.unsupported_value("session.type", "this server has transcription sessions only")
@@ -103,7 +103,7 @@ def _read_openai(session: Mapping[str, Any], now: Settings) -> Settings:
     return Settings(OPENAI, rate, model, language, prompt or None, _has_logprobs(session, default=now.has_logprobs))
 
 
-def _read_format(given: Mapping[str, Any], rate: int) -> int:
+def _read_format(given: Mapping[str, object], rate: int) -> int:
     name = f"{_INPUT}.format"
     form = _object(given, "format", name)
     if _text(form, "type", f"{name}.type", "audio/pcm") != "audio/pcm":
@@ -118,7 +118,7 @@ def _read_format(given: Mapping[str, Any], rate: int) -> int:
     return found
 
 
-def _has_logprobs(session: Mapping[str, Any], *, default: bool) -> bool:
+def _has_logprobs(session: Mapping[str, object], *, default: bool) -> bool:
     include = session.get("include")
     if include is None:
         return default
@@ -127,14 +127,14 @@ def _has_logprobs(session: Mapping[str, Any], *, default: bool) -> bool:
     return bool(include)
 
 
-def _refuse(given: Mapping[str, Any], path: str) -> None:
+def _refuse(given: Mapping[str, object], path: str) -> None:
     for name, is_harmless in _UNSUPPORTED[path].items():
         if not is_harmless(given.get(name)):
             reason = _REASONS.get(name, "it is not available")
             raise request_errors.unsupported_parameter(f"{path}.{name}", reason)
 
 
-def _object(given: Mapping[str, Any], name: str, param: str = "") -> Mapping[str, Any]:
+def _object(given: Mapping[str, object], name: str, param: str = "") -> Mapping[str, Any]:
     """The object of a name; an empty one where there is none."""
     found = given.get(name)
     if found is not None and not isinstance(found, dict):
@@ -142,7 +142,7 @@ def _object(given: Mapping[str, Any], name: str, param: str = "") -> Mapping[str
     return found or {}
 
 
-def _text(given: Mapping[str, Any], name: str, param: str, default: str | None) -> str | None:
+def _text(given: Mapping[str, object], name: str, param: str, default: str | None) -> str | None:
     """The string of a name; the default where it is not named, and None where it is null."""
     if name not in given:
         return default

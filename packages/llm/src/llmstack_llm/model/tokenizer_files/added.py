@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from llmstack_llm.model.tokenizer_files.source import MAX_TOKEN_BYTES, MAX_TOKENS, ConversionError
 from llmstack_model_files import read_json
 
 
-def configured_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[dict[int, str], frozenset[int]]:
+def configured_tokens(folder: Path, config: Mapping[str, object]) -> tuple[dict[int, str], frozenset[int]]:
     """Id to content of the tokens of `added_tokens.json` and `added_tokens_decoder`, and the ids of special ones."""
     found: dict[int, str] = {}
     special: set[int] = set()
@@ -28,7 +27,7 @@ def configured_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[dict[int
     return found, frozenset(special)
 
 
-def named_token(config: Mapping[str, Any], name: str) -> str | None:
+def named_token(config: Mapping[str, object], name: str) -> str | None:
     """A token's text: configurations write it as a string or as an object with `content`."""
     token = config.get(name)
     if isinstance(token, Mapping):

@@ -58,7 +58,7 @@ def bpe(vocab: Mapping[str, int], merges: list[list[str]]) -> dict[str, Any]:
 
 
 def assembled(
-    parts: Mapping[str, Any], added: Mapping[int, str], special: frozenset[int], first: str | None, last: str | None
+    parts: Mapping[str, object], added: Mapping[int, str], special: frozenset[int], first: str | None, last: str | None
 ) -> dict[str, Any]:
     """The whole file; `first` and `last` are the tokens that every text gets."""
     entries = [

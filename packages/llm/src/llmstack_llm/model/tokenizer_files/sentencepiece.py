@@ -27,7 +27,7 @@ _COMPOSED = (("e\u0301", "é"), ("o\u0308", "ö"), ("\u0438\u0306", "\u0439"))
 
 
 def convert_sentencepiece(
-    content: bytes, config: Mapping[str, Any], added: Mapping[int, str], added_special: frozenset[int]
+    content: bytes, config: Mapping[str, object], added: Mapping[int, str], added_special: frozenset[int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`tokenizer.json`, and what the file says of named tokens."""
     model = read_model(content)

@@ -60,7 +60,7 @@ def check_size(name: str, tokenizer: Mapping[str, Any], vocab_size: int | None) 
 
 
 def convert_tiktoken(
-    content: bytes, name: str, config: Mapping[str, Any], added: Mapping[int, str], added_special: frozenset[int]
+    content: bytes, name: str, config: Mapping[str, object], added: Mapping[int, str], added_special: frozenset[int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`tokenizer.json`, and the named tokens. The file has no expression and no special tokens: its name tells them."""
     ranked = _ranked(content, name)
@@ -122,7 +122,7 @@ def convert_tekken(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     return assembled(parts, special, is_control, named.get("bos_token"), None), named
 
 
-def _special_tokens(listed: Any, num_special: int) -> tuple[dict[int, str], frozenset[int]]:
+def _special_tokens(listed: object, num_special: int) -> tuple[dict[int, str], frozenset[int]]:
     """Id to text; those that the file does not list have the names that Mistral gives them."""
     entries: Any = [{"rank": rank, "token_str": text} for rank, text in enumerate(_TEKKEN_TOKENS)]
     entries = entries if listed is None else listed
@@ -145,7 +145,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_TOKEN_BYTES
 
 
-def _entry_bytes(entry: Any, rank: int) -> bytes:
+def _entry_bytes(entry: object, rank: int) -> bytes:
     text = entry.get("token_bytes") if isinstance(entry, dict) and entry.get("rank") == rank else None
     if not isinstance(text, str):
         raise ConversionError(f"the token {rank} of tekken.json is missing or out of order")
