@@ -34,7 +34,7 @@ LARGE = {
     "packages/llm/src/llmstack_llm/engine_args.py:EngineArgs": 300,
     "packages/llm/src/llmstack_llm/engine_front_end.py:EngineFrontEnd": 360,
     "packages/llm/src/llmstack_llm/engine_options/processes.py:EngineProcessOptions": 290,
-    "packages/llm/src/llmstack_llm/input_processor.py:InputProcessor": 320,
+    "packages/llm/src/llmstack_llm/input_processor.py:InputProcessor": 310,
     "packages/llm/src/llmstack_llm/offline/llm.py:LLM": 320,
     "packages/llm/src/llmstack_llm/offline/llm_engine.py:LLMEngine": 270,
     "packages/llm/src/llmstack_llm/output_processor.py:OutputProcessor": 290,

@@ -305,7 +305,7 @@ class EngineFrontEnd:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.input_processor.shutdown()
+        await asyncio.gather(self.input_processor.constraints.shutdown(), self.input_processor.media.shutdown())
         await self._client.shutdown()
 
     async def __aenter__(self) -> Self:

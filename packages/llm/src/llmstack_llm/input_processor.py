@@ -256,11 +256,6 @@ class InputProcessor:
             lambda: self._tokenizer_for(text, param).encode(text, add_special_tokens=add_special_tokens),
         )
 
-    async def shutdown(self) -> None:
-        """Ends the children that check constraints and decode pictures. Idempotent."""
-        await self.constraints.shutdown()
-        await self.media.shutdown()
-
     def check_length(self, num_chars: int, param: str, *, is_cut: bool = False) -> None:
         """Refuses a text that is too long to be tokenized; see `limits.max_prompt_chars`.
 

@@ -54,7 +54,14 @@ class TextGate:
             ServerOverloadedError: Too many texts are waiting.
         """
         if num_chars <= self._max_chars_on_loop:
-            return self._run_on_loop(num_chars, function, *arguments)
+            start_s = time.monotonic()
+            try:
+                return function(*arguments)
+            finally:
+                taken_s = time.monotonic() - start_s
+                if taken_s > MAX_LOOP_S:  # the tokenizer's expressions may need many steps per character
+                    self._max_chars_on_loop = 0
+                    logger.warning("a text of %d characters took %.2f s; all go to threads now", num_chars, taken_s)
         is_small = num_chars <= MAX_SMALL_CHARS
         lane = self._small if is_small else self._large
         await lane.enter(num_chars)
@@ -62,18 +69,6 @@ class TextGate:
         working = asyncio.ensure_future(in_thread(call if is_small else functools.partial(_call_and_trim, call)))
         working.add_done_callback(lambda _: lane.leave(num_chars))
         return await asyncio.shield(working)
-
-    def _run_on_loop(
-        self, num_chars: int, function: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
-    ) -> ResultT:
-        start_s = time.monotonic()
-        try:
-            return function(*arguments)
-        finally:
-            taken_s = time.monotonic() - start_s
-            if taken_s > MAX_LOOP_S:  # the tokenizer's expressions may need many steps per character
-                self._max_chars_on_loop = 0
-                logger.warning("a text of %d characters took %.2f s; all texts go to threads now", num_chars, taken_s)
 
     @property
     def num_waiting(self) -> int:
