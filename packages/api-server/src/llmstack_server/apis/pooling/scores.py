@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,10 +21,13 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import PoolingFields
-from llmstack_types import PoolingParams
+from llmstack_types import PoolingParams, PoolingTask
 
 MAX_NUM_CHARS = 1 << 24
 """Characters of all prompts together: each pair repeats the query, so prompts can far exceed the request."""
+
+MAX_NUM_TOKEN_PAIRS = 1 << 28
+"""Tokens of queries times tokens of documents, of all pairs together, where each token has a vector: about a second."""
 
 
 def parse_texts(value: object, param: str) -> list[str]:
@@ -101,7 +105,22 @@ async def prepare_scores(
     if num_chars > MAX_NUM_CHARS:
         raise request_errors.too_much_text(names[1], MAX_NUM_CHARS, num_chars)
     prompts = await _render(state, plan)
-    return ScoreJob(state, fields, plan, await admit_all(state, prompts, plan.pooling_params, fields.model))
+    inputs = await admit_all(state, prompts, plan.pooling_params, fields.model)
+    if plan.pooling_params.task == PoolingTask.TOKEN_EMBED:
+        check_token_pairs(plan, [len(one.prompt_token_ids) for one in inputs], names[1])
+    return ScoreJob(state, fields, plan, inputs)
+
+
+def check_token_pairs(plan: ScorePlan, lengths: Sequence[int], name: str) -> None:
+    """Refuses pairs whose products take too long; `lengths`: Tokens of each prompt of the plan.
+
+    Raises:
+        InvalidRequestError: Names the documents.
+    """
+    num_pairs = sum(math.prod(lengths[index] for index in pair) for pair in plan.pairs)
+    if num_pairs > MAX_NUM_TOKEN_PAIRS:
+        reason = f"each token is compared with each of the query: {num_pairs} pairs, and {MAX_NUM_TOKEN_PAIRS} at most"
+        raise request_errors.invalid_value(name, reason)
 
 
 async def _render(state: ServerState, plan: ScorePlan) -> list[tuple[str | TextPair | RenderedPrompt, str]]:
