@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from llmstack_llm import request_errors
-from llmstack_llm.requests import Adapter
+from llmstack_llm.requests import Adapter, AdmittedRequest
 from llmstack_model_files import ModelFilesError, adapter_digest
 from llmstack_types import InvalidRequestError, LoRAIdentity
 
@@ -57,8 +58,12 @@ class AdapterRegistry:
     Several front ends of the same engine cores get equal registries by `snapshot` and `merge`, in any order.
     """
 
-    def __init__(self, *, is_enabled: bool = False, max_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, *, is_enabled: bool = False, max_bytes: int = 1 << 30, media_kinds: Collection[str] = ()
+    ) -> None:
+        """`media_kinds`: Kinds of items whose prompts have the adapter of that name, unless they name another one."""
         self.is_enabled = is_enabled
+        self.media_kinds = tuple(media_kinds)
         self._max_bytes = max_bytes
         self._adapters: dict[str, Adapter] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()  # identities, so that no late snapshot adds them again
@@ -72,6 +77,23 @@ class AdapterRegistry:
     def find(self, name: str) -> Adapter | None:
         """The adapter of a name, if there is one."""
         return self._adapters.get(name)
+
+    def adapted(self, prompt: AdmittedRequest, asked: Adapter | None) -> AdmittedRequest:
+        """A prompt with the adapter that is asked for, or else with that of its items.
+
+        Raises:
+            InvalidRequestError: Its items are of several kinds with an adapter each, or the adapter was unloaded.
+        """
+        kinds = {one.kind for one in prompt.placed} | {one.kind for one in prompt.media}
+        names = [kind for kind in self.media_kinds if kind in kinds]
+        if asked is None and names:
+            asked = self.find(names[0])
+            if len(names) > 1:
+                reason = f"items of the kinds {' and '.join(names)} have an adapter each: name one as the model"
+                raise request_errors.invalid_value(prompt.param, reason)
+            if asked is None:
+                raise request_errors.invalid_value(prompt.param, f"the adapter for {names[0]} is not loaded")
+        return prompt if asked is None else dataclasses.replace(prompt, adapter=asked)
 
     def check(self, name: str, path: str) -> None:
         """Checks what a caller asks to load.

@@ -142,7 +142,7 @@ class AsyncLLM(EngineFrontEnd):
             max_num_queued_tokens=args.max_num_queued_tokens,
             observers=trace_observers(args.trace),
             structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
-            adapters=AdapterRegistry(is_enabled=args.enable_lora, max_bytes=args.max_lora_bytes),
+            adapters=args.adapter_registry(),
             media=args.media_options(model_config),
         )
         engine.load_tokenizer_s = load_tokenizer_s
@@ -270,8 +270,9 @@ class AsyncLLM(EngineFrontEnd):
         if len(requests) * num_generated > 1:
             check_fan_out(len(requests), num_generated, self.input_processor.limits)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
-        if requests[0].adapter is not None:  # all of them have it
-            admitted = [dataclasses.replace(one, adapter=requests[0].adapter) for one in admitted]
+        adapter = requests[0].adapter  # all of them have it
+        if adapter is not None or self.adapters.media_kinds:
+            admitted = [self.adapters.adapted(one, adapter) for one in admitted]
         num_prompt_tokens = sum([one.num_prompt_tokens for one in admitted])
         self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
         on_first = None

@@ -129,12 +129,14 @@ class EngineArgs(
 
     def _check_sound(self, model_config: ModelConfig) -> None:
         from llmstack_llm.model.config import ModelConfigError
-        from llmstack_model_files import SPEECH_ARCHITECTURE
+        from llmstack_model_files import SPEECH_ARCHITECTURE, WHOLE_CONFIG
 
         is_without = self.language_model_only or self.max_media_items.get("audio") == 0
         if is_without and model_config.architecture == SPEECH_ARCHITECTURE:
             flag = "--language-model-only" if self.language_model_only else '--limit-mm-per-prompt {"audio": 0}'
             raise ModelConfigError(f"{flag}: {SPEECH_ARCHITECTURE} answers to sound alone, so none is no model")
+        if not is_without:
+            self.check_sound_adapter(model_config.hf_config.get(WHOLE_CONFIG) or {}, model_config.path)
 
     def media_options(self, model_config: ModelConfig) -> MediaOptions:
         """How the front end takes pictures of requests."""

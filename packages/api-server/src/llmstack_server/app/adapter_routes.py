@@ -12,7 +12,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
 from starlette.responses import PlainTextResponse, Response
 
-from llmstack_server.options.adapter_options import read_module
+from llmstack_server.options.adapter_options import start_modules
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable, model_not_found
@@ -47,12 +47,12 @@ async def load_configured_adapters(state: ServerState) -> None:
     Raises:
         InvalidRequestError: One cannot be served; the text names it.
     """
-    for module in map(read_module, state.config.adapters.modules):
+    for flag, module in start_modules(state.config.adapters.modules, state.config.engine.default_mm_loras):
         _check_name(state, module.name)
         try:
             await state.engine.load_adapter(module.name, module.path, module.base_model_name)
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"--lora-modules {module.name}: {error.message}") from error
+            raise InvalidRequestError(f"{flag} {module.name}: {error.message}") from error
 
 
 def add_adapter_routes(router: Router, state: ServerState, root: str) -> None:

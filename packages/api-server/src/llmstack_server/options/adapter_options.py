@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from llmstack_llm.options.option import OptionGroup
@@ -47,6 +48,12 @@ def read_module(text: str) -> AdapterModule:
     if not (values.get("name") and values.get("path")):
         raise ValueError(f"{text[:64]!r} has no name or no path")
     return AdapterModule(values["name"], values["path"], values.get("base_model_name"))
+
+
+def start_modules(texts: tuple[str, ...], media: Mapping[str, str] | None) -> list[tuple[str, AdapterModule]]:
+    """Adapters of the start, each with its flag: those by name, and those for kinds of items."""
+    named = [("--lora-modules", read_module(text)) for text in texts]
+    return named + [("--default-mm-loras", AdapterModule(kind, path)) for kind, path in (media or {}).items()]
 
 
 @option_group

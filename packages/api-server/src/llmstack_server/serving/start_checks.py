@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmstack_server.options.adapter_options import read_module
+from llmstack_server.options.adapter_options import start_modules
 from llmstack_server.options.errors import ServeError
 
 if TYPE_CHECKING:
@@ -45,11 +45,15 @@ def adapter_problems(config: ServeConfig) -> Iterator[str]:
     """Adapters of the start that are no folders of an adapter."""
     from llmstack_model_files import ModelFilesError, check_adapter_folder
 
-    for module in map(read_module, config.adapters.modules):
+    names = set[str]()
+    for flag, module in start_modules(config.adapters.modules, config.engine.default_mm_loras):
         try:
             check_adapter_folder(Path(module.path))
         except ModelFilesError as error:
-            yield f"--lora-modules {module.name}: {error}"
+            yield f"{flag} {module.name}: {error}"
+        if module.name in names:
+            yield f"{flag} {module.name}: another adapter has this name"
+        names.add(module.name)
 
 
 def reload_problems(config: ServeConfig) -> Iterator[str]:

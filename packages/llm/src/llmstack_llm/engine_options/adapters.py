@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
 from llmstack_types.engine_settings import AdapterSettings
 from llmstack_types.options import option, option_group
+
+if TYPE_CHECKING:
+    from llmstack_llm.adapters import AdapterRegistry
+
+_KINDS: Final = ("image", "video", "audio")
+
+
+def check_media_adapters(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Each is the folder of an adapter by a kind of items.
+
+    Raises:
+        ValueError: A kind is unknown, or a folder is no text.
+    """
+    if not set(_KINDS).issuperset(value):
+        raise ValueError(f"has other kinds than {', '.join(_KINDS)}")
+    if not all(isinstance(path, str) and path for path in value.values()):
+        raise ValueError("has a folder that is no text")
+    return value
 
 
 @option_group
@@ -28,8 +49,46 @@ class AdapterOptions(AdapterSettings, OptionGroup):
         "(default: as --max-loras)",
     )
 
+    default_mm_loras: Mapping[str, Any] | None = option(
+        None,
+        flag="--default-mm-loras",
+        check=check_media_adapters,
+        metavar="JSON",
+        help="folders of adapters for prompts with items of a kind, where the request names none; each has its kind as "
+        "its name",
+        example='{"audio": "granite-speech"}',
+    )
+
     def conflicts(self) -> Iterator[Problem]:
-        """Adds a memory that is smaller than a step."""
+        """Adds a memory that is smaller than a step, and adapters where none are served."""
         yield from super().conflicts()
+        if self.default_mm_loras and not self.enable_lora:
+            yield Problem("{default_mm_loras} needs {enable_lora}")
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             yield Problem(f"{{max_cpu_loras}} {self.max_cpu_loras} must be at least {{max_loras}} {self.max_loras}")
+
+    def check_sound_adapter(self, whole: Mapping[str, Any], folder: Path) -> None:
+        """Checks that a model which needs an adapter for sound gets one.
+
+        Args:
+            whole: Its configuration with all parts; empty for one of text alone.
+            folder: Where published models of this kind have their adapter too.
+
+        Raises:
+            ModelConfigError: It needs one, and none is given.
+        """
+        from llmstack_llm.model.config import ModelConfigError
+
+        needs_one = whole.get("model_type") == "granite_speech" and whole.get("has_lora_adapter") is not False
+        if needs_one and "audio" not in (self.default_mm_loras or {}):
+            raise ModelConfigError(
+                "this model has an adapter for prompts with sound: give --enable-lora and "
+                f"--default-mm-loras {json.dumps({'audio': str(folder)})}, or --language-model-only"
+            )
+
+    def adapter_registry(self) -> AdapterRegistry:
+        """The adapters of a front end: none yet."""
+        from llmstack_llm.adapters import AdapterRegistry
+
+        kinds = (self.default_mm_loras or {}).keys()
+        return AdapterRegistry(is_enabled=self.enable_lora, max_bytes=self.max_lora_bytes, media_kinds=kinds)

@@ -367,9 +367,8 @@ class LLM(OfflinePooling):
         admit, tokenizer = engine.input_processor.admit, engine.tokenizer
         all_prompts = [engine.media.read(one, tokenizer, f"prompts[{index}]") for index, one in enumerate(all_prompts)]
         return [
-            dataclasses.replace(
-                admit(prompt, sampling, param=f"prompts[{index}]", default_max_tokens=default_max_tokens),
-                adapter=adapter,
+            engine.adapters.adapted(
+                admit(prompt, sampling, param=f"prompts[{index}]", default_max_tokens=default_max_tokens), adapter
             )
             for index, (prompt, (sampling, default_max_tokens), adapter) in enumerate(
                 zip(all_prompts, (checked[id(one)] for one in params), adapters, strict=True)

@@ -148,7 +148,7 @@ class LLMEngine:
             SyncMPClient(engine_config) if multiprocess else InprocClient(engine_config, event_hooks)
         )
         try:
-            return cls(
+            engine = cls(
                 model_config,
                 client,
                 tokenizer,
@@ -157,9 +157,12 @@ class LLMEngine:
                 stat_loggers=stat_loggers,
                 trace=args.trace,
                 structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
-                adapters=AdapterRegistry(is_enabled=args.enable_lora, max_bytes=args.max_lora_bytes),
+                adapters=args.adapter_registry(),
                 media=args.media_options(model_config),
             )
+            defaults = [LoRARequest(kind, lora_path=path) for kind, path in (args.default_mm_loras or {}).items()]
+            engine.resolve_adapters(defaults, len(defaults))
+            return engine
         except LLMStackError:
             client.shutdown()
             raise

@@ -58,7 +58,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--data-parallel-multi-port-external-lb": _ONE_MACHINE,
     "--data-parallel-rank": _ONE_MACHINE,
     "--data-parallel-supervisor-port": _ONE_MACHINE,
-    "--default-mm-loras": _ADAPTERS,
     "--device-ids": ForeignFlag("set CUDA_VISIBLE_DEVICES, which every program reads"),
     "--diffusion-config": ForeignFlag("diffusion models are not supported"),
     "--disable-sliding-window": ForeignFlag(

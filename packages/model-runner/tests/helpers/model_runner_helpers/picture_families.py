@@ -88,6 +88,12 @@ class PictureFamily:
         assert found is not None
         return found
 
+    def _placeholders(self, vocab_size: int) -> list[int]:
+        """Ids of tokens in place of items."""
+        names = [f"{kind}_token_{end}" for kind in ("audio", "image", "video") for end in ("id", "index")]
+        given = {self.config[name] for name in names if self.config.get(name, vocab_size) < vocab_size}
+        return sorted({PLACEHOLDER, VIDEO_PLACEHOLDER} | given)
+
     def _typed_config(self) -> dict[str, Any]:
         return {"model_type": getattr(transformers, self.name).config_class.model_type, **self.config}
 
@@ -112,7 +118,8 @@ class PictureFamily:
                 if bound.dim() == 0 and name.endswith(("_min", "_max")):
                     bound.fill_(-0.8 if name.endswith("_min") else 0.7)
             # No output is one, which would ask for a vector.
-            made.get_output_embeddings().weight[[PLACEHOLDER, VIDEO_PLACEHOLDER]] = 0
+            head = made.get_output_embeddings().weight
+            head[self._placeholders(len(head))] = 0
         if is_hub:
             state = {self.hub_name(key): value.contiguous().clone() for key, value in made.state_dict().items()}
             save_file(state, folder / "model.safetensors", {"format": "pt"})

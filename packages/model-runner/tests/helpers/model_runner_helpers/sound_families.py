@@ -134,7 +134,7 @@ def sound(seed: int, seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _of_granite(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:
-    return {"input_features": torch.stack(values)}
+    return {"input_features": torch.stack(values)} if values else {}
 
 
 def _one_window(values: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> dict[str, Any]:

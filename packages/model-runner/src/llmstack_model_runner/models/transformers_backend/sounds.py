@@ -125,15 +125,6 @@ class TransformersSounds(PromptEncoder):
 class GraniteSpeechSounds(TransformersSounds):
     """That of Granite Speech. States attend to those of their own block, whose distances count."""
 
-    def __init__(
-        self, whole: Mapping[str, Any], text_size: int, processor: SoundProcessor, dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        super().__init__(whole, text_size, processor, dtype, device)
-        if self._part.config.has_lora_adapter:
-            reason = "its text model needs an adapter for prompts with sound alone (has_lora_adapter)"
-            raise self._part.unsupported(reason)
-
     @property
     def _state_size(self) -> int:
         return int(self._part.config.encoder_config.hidden_dim)
