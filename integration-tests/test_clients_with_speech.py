@@ -1,7 +1,8 @@
-"""Other people's clients transcribe a file, and get the text that the official Python client gets."""
+"""Other people's clients transcribe a file or chat about a sound, and get what plain HTTP and OpenAI's client get."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import wave
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_environments import CLIENTS, Install, said_by, with_new_python, with_npm
+import sound_model
+from client_environments import CLIENTS, Install, output_of, said_by, with_new_python, with_npm, with_pip
 from openai import OpenAI
 from speech_model import save_speech_model, sound
 
@@ -79,3 +81,27 @@ def test_the_bridge_of_home_assistant_transcribes(
     python = install(with_new_python, "wyoming-openai>=0.8,<0.9") / "bin/python"
     said = said_by([python, CLIENTS / "wyoming_speech.py", *place(server, file)], tmp_path)
     assert said == {"text": text, "models": [MODEL]}
+
+
+def test_the_command_of_speaches_lists_the_model(install: Install, server: Any, tmp_path: Path) -> None:
+    command = install(with_new_python, "speaches-cli==0.1.0") / "bin/speaches-cli"
+    environment = f"SPEACHES_BASE_URL={server.url}"
+    listed = json.loads(output_of(["env", environment, command, "model", "ls"], tmp_path))
+    assert [one["id"] for one in listed["data"]] == [MODEL]
+
+
+def test_langchain_chats_about_a_sound(
+    install: Install, serve: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    python = install(with_pip, "langchain-openai>=1,<2") / "bin/python"
+    folder = tmp_path_factory.mktemp("sounds") / "model"
+    sound_model.save_sound_model(folder)
+    data, question = sound_model.base64_of(sound_model.wav(sound_model.sound(2))), sound_model.QUESTION
+    with serve(str(folder), "--dtype", "float32", "--served-model-name", MODEL) as one:
+        content = [sound_model.input_audio(sound_model.wav(sound_model.sound(2))), {"type": "text", "text": question}]
+        answer = one.client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": content}], temperature=0, max_tokens=12
+        )
+        place = [f"{one.url}/v1", MODEL, data, question]
+        said = said_by([python, CLIENTS / "langchain_sound.py", *place], tmp_path)
+    assert said == [answer.choices[0].message.content] * 3
