@@ -20,7 +20,7 @@ from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.secret import Secret
-from llmstack_server.state import stream_rows, stream_table
+from llmstack_server.state import kept_rows, stream_rows, stream_table
 from llmstack_server.state.answer_source import OTHER_TEXT
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
@@ -260,7 +260,8 @@ async def test_a_stream_of_another_key_is_unknown_after_a_restart_too(tmp_path: 
 async def test_a_request_that_ends_each_server_is_given_up(tmp_path: Path):
     killed = await killed_midway(tmp_path)
     with sqlite3.connect(killed.folder / stream_rows.FILE_NAME) as connection:
-        connection.execute("UPDATE streams SET num_resumes = ?", (restarts.MAX_RESUMES,))
+        change = "UPDATE answers SET facts = json_set(facts, '$.request.num_resumes', ?)"
+        connection.execute(change, (restarts.MAX_RESUMES,))
     connection.close()
     async with server(killed.folder) as after:
         rest = await after.rest(killed.stream_id, 1)
@@ -271,12 +272,12 @@ async def test_a_request_that_ends_each_server_is_given_up(tmp_path: Path):
 async def test_streams_that_are_too_old_are_deleted(tmp_path: Path):
     killed = await killed_midway(tmp_path)
     with sqlite3.connect(killed.folder / stream_rows.FILE_NAME) as connection:
-        connection.execute("UPDATE streams SET written_at = written_at - ?", (stream_rows.MAX_DOWNTIME_S,))
+        connection.execute("UPDATE answers SET written_at = written_at - ?", (stream_rows.MAX_DOWNTIME_S,))
     connection.close()
     async with server(killed.folder) as after:
         assert (await after.rest(killed.stream_id, 1)).status == 404
     with sqlite3.connect(killed.folder / stream_rows.FILE_NAME) as connection:
-        assert connection.execute("SELECT count(*) FROM parts").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM pieces").fetchone() == (0,)
     connection.close()
 
 
@@ -284,7 +285,7 @@ async def test_a_full_disk_leaves_streams_in_memory(tmp_path: Path, monkeypatch:
     def fail(*_: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(stream_rows.StreamRows, "write", fail)
+    monkeypatch.setattr(kept_rows.KeptRows, "write", fail)
     async with server(tmp_path / "state") as running:
         answer = await running.post(CHAT)
         assert events_of(answer)[-1][1] == b"[DONE]"

@@ -29,7 +29,7 @@ class Schema:
         application_id: The number in the header of the file that says whose it is.
         version: The version of the tables; a file with a higher one was written by a later release.
         statements: The statements that create the tables in an empty file.
-        upgrades: The statements that make version 2 of version 1, and so on.
+        upgrades: The statements that make each version of the one before; files before the first of them are refused.
     """
 
     application_id: int
@@ -165,12 +165,14 @@ def _set_up(connection: sqlite3.Connection, name: str, schema: Schema, is_shared
         raise ServeError(f"{name} is a database of another program")
     if version > schema.version:
         raise ServeError(f"{name} was written by a later release of llmstack, which this one cannot read")
+    if not is_new and version < schema.version - len(schema.upgrades):
+        raise ServeError(f"{name} was written by an earlier release of llmstack, which this one cannot read")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
     connection.execute("BEGIN EXCLUSIVE")
-    later = schema.upgrades[max(version, 1) - 1 :]
+    later = schema.upgrades[len(schema.upgrades) - (schema.version - version) :]
     for statement in schema.statements if is_new else (one for upgrade in later for one in upgrade):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {schema.application_id}")

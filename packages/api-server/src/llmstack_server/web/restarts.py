@@ -153,7 +153,7 @@ class SavedStreams:
     def _end(self, record: StreamRecord, answer: ErrorAnswer) -> None:
         """Ends an answer with an error, after what its readers may have seen; nothing else is remembered."""
         logger.error("a saved stream cannot go on: %s", answer.message)
-        self._saver.forget(record)
+        self._saver.on_removal(record)
         if not record.num_parts:
             self._state.streams.table.remove(record)
         record.fail(dataclasses.asdict(answer))
@@ -202,13 +202,17 @@ def open_saved_streams(state: ServerState) -> None:
     if folder is None:
         return
     # Late: most servers keep nothing, and do without SQLite.
-    from llmstack_server.state.stream_rows import StreamRows
+    from llmstack_server.state.stream_rows import MAX_DOWNTIME_S, load_streams, open_rows
     from llmstack_server.state.stream_saver import StreamSaver
 
-    rows = StreamRows(Path(folder), state.config.deployment_secret)
+    rows = open_rows(Path(folder), state.config.deployment_secret)
     saver = StreamSaver(rows)
     table = state.streams.table
-    saved = SavedStreams(state, saver, rows.load(table.index, table.count, time.time()))
+    streams, oldest = load_streams(rows, table.index, table.count), time.time() - MAX_DOWNTIME_S
+    for row in streams:
+        if row.written_at <= oldest:
+            saver.delete(row.id)
+    saved = SavedStreams(state, saver, [row for row in streams if row.written_at > oldest])
     table.observer = saver
     state.streams.keep(saver, saved.restore)
     state.at_ready.append(saved.begin)

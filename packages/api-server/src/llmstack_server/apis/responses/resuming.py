@@ -99,15 +99,16 @@ def open_responses(state: ServerState, store: ResponseStore) -> LocalResponses:
     if folder is None or not store.is_enabled:
         return LocalResponses(state, store)
     # Late: most servers keep nothing, and do without SQLite.
-    from llmstack_server.apis.responses.response_table import ResponseTable, database_path
+    from llmstack_server.apis.responses.response_table import database_path, response_decoder
     from llmstack_server.apis.responses.saver import ResponseSaver
+    from llmstack_server.state.kept_rows import KeptRows
 
     index, count = (0, 1) if state.peers is None else (state.peers.index, state.peers.count)
-    table = ResponseTable(database_path(folder, index), state.config.deployment_secret)
+    rows = KeptRows(database_path(folder, index), state.config.deployment_secret)
     for number in _left_over(Path(folder), index, count):
-        table.adopt(database_path(folder, number))
-    saver = ResponseSaver(table)
-    unfinished = _fill(store, saver, table.load(time.time(), time.monotonic()))
+        rows.adopt(database_path(folder, number))
+    saver = ResponseSaver(rows)
+    unfinished = _fill(store, saver, rows.load(response_decoder(time.time(), time.monotonic())))
     local = LocalResponses(state, store, saver)
     going_on = Unfinished(state, local, unfinished)
     state.at_ready.append(going_on.begin)
@@ -120,7 +121,6 @@ def _fill(store: ResponseStore, saver: ResponseSaver, loaded: list[StoredRespons
     for stored in loaded:
         saver.note_loaded(stored)
     store.add_observer(saver)
-    saver.all_stored = store.all
     unfinished = []
     for stored in loaded:
         try:

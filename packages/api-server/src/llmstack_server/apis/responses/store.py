@@ -153,10 +153,6 @@ class ResponseStore:
         stored = self._responses.get(response_id)
         return stored if stored is not None and stored.owner == owner else None
 
-    def all(self) -> list[StoredResponse]:
-        """Every response, of all owners."""
-        return list(self._responses.values())
-
     def put(self, stored: StoredResponse) -> None:
         """Adds a response, running or complete; a complete one that does not fit is not stored.
 
