@@ -57,10 +57,6 @@ inline BFloat16 choose_scale(const Floats* weights, int64_t num_vectors, const S
   return best;
 }
 
-inline void store_bytes(int8_t* out, Floats integers, int n) {
-  for (int i = 0; i < n; ++i) out[i] = static_cast<int8_t>(integers[i]);
-}
-
 // `weights` has room for a group. The lanes behind the last input are 0, which changes neither scale nor error.
 template <class T>
 void quantize_group(const T* weight, int64_t size, const Scheme& scheme, Floats* weights, int8_t* integers,
@@ -69,7 +65,7 @@ void quantize_group(const T* weight, int64_t size, const Scheme& scheme, Floats*
   *scale = choose_scale(weights, (size + kLanes - 1) / kLanes, scheme);
   const float inverse = inverse_of(to_float(*scale));
   for_each_vector(size, [&](int64_t i, int n) {
-    store_bytes(integers + i, integers_of(weights[i / kLanes], inverse, scheme), n);
+    store_integers(integers + i, integers_of(weights[i / kLanes], inverse, scheme), n);
   });
 }
 

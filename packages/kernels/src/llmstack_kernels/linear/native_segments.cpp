@@ -12,16 +12,6 @@ namespace {
 // Segments without a larger input become zeros, since 127 divided by their largest would be infinite.
 constexpr float kSmallestInput = 1e-30f;
 
-inline void store_integers(int8_t* out, Floats integers, int n) {
-#if defined(__AVX512F__)
-  if (n == kLanes) {
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)integers));
-    return std::memcpy(out, &bytes, sizeof(bytes)), void();
-  }
-#endif
-  for (int i = 0; i < n; ++i) out[i] = static_cast<int8_t>(integers[i]);
-}
-
 // Integers, scale and second number of a segment. One with a NaN or an infinite input gets zeros and the scale NaN.
 template <class T>
 void round_segment(const T* x, int64_t size, const SegmentKind& kind, int8_t* integers, float* scale, int32_t* second) {

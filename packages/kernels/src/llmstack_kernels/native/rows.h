@@ -53,4 +53,21 @@ inline Floats rounded_to<float>(Floats x) {
   return x;
 }
 
+// Whole numbers within ±127 as bytes. (GCC converts vectors of such different widths lane by lane.)
+inline void store_integers(int8_t* out, Floats integers, int n) {
+#if defined(__AVX2__)
+  if (n == kLanes) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)integers));
+#else
+    const __m256i whole = _mm256_cvtps_epi32((__m256)integers);
+    const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    const __m128i bytes = _mm_packs_epi16(halves, halves);
+#endif
+    return std::memcpy(out, &bytes, kLanes), void();
+  }
+#endif
+  for (int i = 0; i < n; ++i) out[i] = static_cast<int8_t>(integers[i]);
+}
+
 }  // namespace llmstack
