@@ -32,12 +32,31 @@ DEEPSEEK = {
 OF_QWEN = ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
 BEHIND = "model.layers.3."
 OF_DEEPSEEK = (BEHIND, f"{BEHIND}enorm", f"{BEHIND}hnorm", f"{BEHIND}eh_proj", f"{BEHIND}shared_head.norm")
+GLM = {name: value for name, value in DEEPSEEK.items() if "_lora_" not in name and "head_dim" not in name} | {
+    "num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "attention_bias": True,
+}  # fmt: skip
+MIMO = QWEN | {"num_hidden_layers": 3, "layer_types": None}
+OF_MIMO = tuple(f"model.mtp_layers.0.{name}" for name in
+                ("", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"))  # fmt: skip
+NEMOTRON = state_engine.NEMOTRON | {"initializer_range": 0.3}
+OF_NEMOTRON = tuple(f"mtp.layers.{name}" for name in ("", "0.enorm", "0.hnorm", "0.eh_proj", "1.final_layernorm"))
 ONE_LAYER = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
 ONE_SPARSE = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 KINDS: dict[str, Callable[[], Reference]] = {
     "Qwen3_5Text": lambda: OwnLayer("Qwen3_5", QWEN, ONE_LAYER, OF_QWEN),
     "Qwen3Next": lambda: OwnLayer("Qwen3Next", NEXT, ONE_LAYER, OF_QWEN),
     "DeepseekV3": lambda: OwnLayer("DeepseekV3", DEEPSEEK, ONE_SPARSE, OF_DEEPSEEK),
+    "Glm4Moe": lambda: OwnLayer("Glm4Moe", GLM, ONE_SPARSE, OF_DEEPSEEK),
+    "MiMo": lambda: OwnLayer(
+        "Qwen2",
+        MIMO,
+        ONE_LAYER,
+        OF_MIMO,
+        is_hidden_first=True,
+        architectures=["MiMoForCausalLM"],
+        model_type="mimo",
+    ),
+    "NemotronH": lambda: OwnLayer("NemotronH", NEMOTRON, {"layers_block_type": ["attention", "moe"]}, OF_NEMOTRON),
     "eagle": Eagle,
     "eagle3": Eagle3,
     "speculators": Speculator,

@@ -33,7 +33,7 @@ class Reference(torch.nn.Module):
     def states(self, text: list[int]) -> torch.Tensor:
         """What the head reads of the model at each place."""
         with torch.no_grad():
-            return self.model.model(torch.tensor([text]), use_cache=False).last_hidden_state[0]
+            return self.model.base_model(torch.tensor([text]), use_cache=False).last_hidden_state[0]
 
     def outputs(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """The head's states, from those at all places and the tokens behind them."""
@@ -87,32 +87,43 @@ class Reference(torch.nn.Module):
 class OwnLayer(Reference):
     """A further layer of the model's own kind behind two norms and a joint, which the checkpoint has."""
 
-    def __init__(self, family: str, values: dict[str, Any], changes: dict[str, Any], names: tuple[str, ...]) -> None:
+    def __init__(
+        self, family: str, values: dict[str, Any], changes: dict[str, Any], names: tuple[str, ...], *,
+        is_hidden_first: bool = False, **named: Any,
+    ) -> None:  # fmt: skip
+        """`names`: Of the layer, both norms, the joint and the norm behind; `named`: what config.json says else."""
         make = getattr(transformers, f"{family}ForCausalLM")
         torch.manual_seed(1)
         super().__init__(make(make.config_class(**values)))
         self.head = make(make.config_class(**values | changes)).eval()
-        self.norms = torch.nn.ModuleList(type(self.model.model.norm)(self.size, 1e-6) for _ in range(2))
+        self.norms = torch.nn.ModuleList(type(self._last_norm(self.model))(self.size, 1e-6) for _ in range(2))
         self.join = torch.nn.Linear(2 * self.size, self.size, bias=False)
-        self.names = names
+        self.names, self.is_hidden_first, self.changes = names, is_hidden_first, named
 
     def outputs(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        embedded = self.model.model.embed_tokens(token_ids)
-        joined = self.join(torch.cat([self.norms[0](embedded), self.norms[1](states)], dim=-1))
-        return self.head.model(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0]
+        parts = [self.norms[0](self.model.get_input_embeddings()(token_ids)), self.norms[1](states)]
+        joined = self.join(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
+        return self.head.base_model(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0]
 
     def write(self, folder: Path) -> str:
         layer, token_norm, hidden_norm, join, norm = self.names
         self.model.save_pretrained(folder)
         self.head.save_pretrained(folder / "head")
         tensors, own = load_file(folder / "model.safetensors"), load_file(folder / "head" / "model.safetensors")
-        prefix = "model.layers.0."
-        tensors |= {layer + name.removeprefix(prefix): own[name] for name in own if name.startswith(prefix)}
-        tensors[f"{norm}.weight"] = own["model.norm.weight"]
+        start = ".layers." if layer.endswith("layers.") else ".layers.0."
+        tensors |= {layer + name.partition(start)[2]: own[name] for name in own if start in name}
+        tensors[f"{norm}.weight"] = self._last_norm(self.head).weight.detach().clone()
         for name, part in ((token_norm, self.norms[0]), (hidden_norm, self.norms[1]), (join, self.join)):
             tensors[f"{name}.weight"] = part.weight.detach().clone()
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | self.changes))
         return ""
+
+    @staticmethod
+    def _last_norm(model: torch.nn.Module) -> torch.nn.Module:
+        base = model.base_model
+        return base.norm_f if hasattr(base, "norm_f") else base.norm
 
 
 class Separate(Reference):

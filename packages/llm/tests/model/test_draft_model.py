@@ -85,13 +85,26 @@ def test_a_head_is_no_draft_model(folders: tuple[str, str], tmp_path: Path) -> N
         EngineArgs(folders[0], speculative_config={"model": str(other)}).create_engine_config()
 
 
-@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
+@pytest.mark.parametrize(
+    "method", ["mtp", "deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "nemotron_h_mtp", "qwen3_next_mtp", "qwen3_5_mtp"]
+)
 def test_a_layer_of_the_checkpoint_has_a_name_for_each_family(method: str, folders: tuple[str, str]) -> None:
     args = EngineArgs(folders[0], speculative_config={"method": method}, device="cuda")
     _, config = args.create_engine_config()
     assert config.scheduler.speculative is not None
     assert (config.scheduler.speculative.method, config.scheduler.speculative.num_speculative_tokens) == ("mtp", 1)
     assert (config.model.draft_head, config.model.draft_model_path, config.model.max_num_drafts) == ("mtp", "", 1)
+
+
+def test_a_layer_of_the_checkpoint_may_name_the_served_model_alone(folders: tuple[str, str]) -> None:
+    served, other = folders
+    drafts = {"method": "mtp", "model": served}
+    assert check_speculative_config(check_speculative_config(drafts)) == check_speculative_config(drafts)
+    _, config = EngineArgs(served, speculative_config=drafts).create_engine_config()
+    assert config.scheduler.speculative is not None
+    assert (config.scheduler.speculative.model, config.model.draft_model_path) == ("", "")
+    with pytest.raises(ModelConfigError, match=r"so model must be .*served or left out, and is .*draft"):
+        EngineArgs(served, speculative_config={"method": "mtp", "model": other}).create_engine_config()
 
 
 def test_a_layer_of_the_checkpoint_has_no_options_of_a_model() -> None:

@@ -122,6 +122,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
     "gemma4_text": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
     "gemma4_unified_text": {"vocab_size": 262_144, "max_position_embeddings": 262_144},
+    "glm4_moe": {
+        "vocab_size": 151_552,
+        "hidden_size": 4096,
+        "intermediate_size": 10_944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 131_072,
+    },
     "gpt2": {"vocab_size": 50_257, "n_positions": 1024},
     "gpt_neox": {
         "vocab_size": 50_432,

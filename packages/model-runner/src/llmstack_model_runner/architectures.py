@@ -11,7 +11,8 @@ OLD_GROUP = "llmstack.models_out_of_tree"
 """Name of the group before 0.2. Its entries are read until 0.3, with a deprecation line in the log."""
 
 DRAFT_HEADS = frozenset(
-    {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
+    {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "MiMoForCausalLM",
+     "NemotronHForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
      "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}
 )  # fmt: skip
 """Architectures whose checkpoints may have a layer that guesses a further token, which is built."""
@@ -26,6 +27,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "FalconMambaForCausalLM": "llmstack_model_runner.models.mamba:FalconMamba",
     "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
+    "Glm4MoeForCausalLM": "llmstack_model_runner.models.glm4_moe:Glm4Moe",
     "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",
     "GptOssForCausalLM": "llmstack_model_runner.models.gpt_oss:GptOss",
     "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
@@ -44,6 +46,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MambaForCausalLM": "llmstack_model_runner.models.mamba:Mamba",
     "Mamba2ForCausalLM": "llmstack_model_runner.models.mamba2:Mamba2",
+    "MiMoForCausalLM": "llmstack_model_runner.models.mimo:MiMo",
     "MiniMaxForCausalLM": "llmstack_model_runner.models.minimax:MiniMax",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",

@@ -164,7 +164,7 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
     target = ARCHITECTURES.get(architecture)
     if target is None:
         return ()
-    has_experts = target.partition(":")[0].endswith((".deepseek", ".mixture_of_experts", ".gpt_oss"))
+    has_experts = target.partition(":")[0].endswith((".deepseek", ".glm4_moe", ".mixture_of_experts", ".gpt_oss"))
     return ("attention", "experts" if has_experts else "feed-forward", *_ENDS)
 
 

@@ -31,7 +31,8 @@ GPT2_SIZES = {"vocab_size": VOCAB_SIZE, "n_embd": 256, "n_layer": 3, "n_head": 1
 EXPERTS_IN_GROUPS: dict[str, Any] = {
     "n_routed_experts": 256, "num_experts_per_tok": 2, "n_group": 8, "topk_group": 4, "moe_intermediate_size": 16,
 }  # fmt: skip
-WITHOUT_DEFAULT = {"DeepseekV2ForCausalLM"}  # has none for its experts of a token
+# The first has none for its experts of a token; heads of the second would be rotated in 21 of 42 numbers.
+WITHOUT_DEFAULT = {"DeepseekV2ForCausalLM", "Glm4MoeForCausalLM"}
 WITH_LAYER_TYPES = {"GraniteMoeHybridForCausalLM"}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": GPT2_SIZES,
@@ -42,6 +43,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": SIZES | {"num_local_experts": 9, "num_experts_per_tok": 3},
     "DeepseekV2ForCausalLM": SIZES | EXPERTS_IN_GROUPS | {"topk_method": "group_limited_greedy"},
     "DeepseekV3ForCausalLM": SIZES | EXPERTS_IN_GROUPS,
+    "Glm4MoeForCausalLM": SIZES | EXPERTS_IN_GROUPS,
     "Qwen3_5ForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Qwen3_5MoeForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
     "Qwen3NextForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},

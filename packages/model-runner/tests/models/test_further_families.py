@@ -39,7 +39,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Ernie4_5_MoeForCausalLM": SMALL | EXPERTS | ERNIE,
     "FlexOlmoForCausalLM": SMALL | EXPERTS,
     "GlmForCausalLM": SMALL | HEAD_DIM,
-    "Glm4MoeForCausalLM": SMALL | EXPERTS | HEAD_DIM,
     "GraniteMoeForCausalLM": SMALL | EXPERTS,
     "HunYuanDenseV1ForCausalLM": SMALL | HEAD_DIM,
     "HunYuanMoEV1ForCausalLM": SMALL | EXPERTS | HEAD_DIM | {"moe_topk": [2, 2]},

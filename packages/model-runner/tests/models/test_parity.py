@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_runner_helpers.gemma_cases import GEMMA_CASES
+from model_runner_helpers.glm_cases import GLM_CASES
 from model_runner_helpers.mamba_cases import MAMBA_CASES
 from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.state_cases import STATE_CASES
@@ -30,13 +31,8 @@ LLAMA: dict[str, Any] = {
     "initializer_range": 0.3,
 }  # fmt: skip
 GPT2: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "initializer_range": 0.3,
-}
+    "vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3,
+}  # fmt: skip
 OPT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
@@ -106,6 +102,7 @@ QWEN3_NEXT = QWEN3_5 | {
 CASES: dict[str, tuple[str, dict[str, Any]]] = (
     MAMBA_CASES
     | GEMMA_CASES
+    | GLM_CASES
     | STATE_CASES
     | {
         "gpt2": ("GPT2", GPT2),

@@ -46,6 +46,9 @@ OWN_SIZES = {
     }
     for name in ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 }  # fmt: skip
+OWN_SIZES["Glm4MoeForCausalLM"] = {key: value for key, value in SIZES.items() if key != "num_local_experts"} | {
+    "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2,
+}  # fmt: skip
 OWN_SIZES |= {
     name: SIZES | {
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -89,7 +92,13 @@ OWN_SIZES["GraniteMoeHybridForCausalLM"] = SIZES | MAMBA | {
 DECODERS = [
     name for name in ARCHITECTURES if hasattr(transformers, name) and name != "WhisperForConditionalGeneration"
 ]  # Whisper's decoder reads sound, and rotates nothing
-PARTLY_ROTATED = ("GPTNeoXForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
+PARTLY_ROTATED = (
+    "Glm4MoeForCausalLM",
+    "GPTNeoXForCausalLM",
+    "PhiForCausalLM",
+    "Phi3ForCausalLM",
+    "StableLmForCausalLM",
+)
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
 HALF = {"partial_rotary_factor": 0.5}
 
@@ -127,9 +136,10 @@ def test_logits_with_a_partial_rotary_factor_equal_transformers(architecture: st
 
 @pytest.mark.parametrize("architecture", PARTLY_ROTATED)
 def test_families_that_rotate_a_part_of_each_head_still_do(architecture: str) -> None:
-    config = SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    sizes = OWN_SIZES.get(architecture, SIZES)
+    config = sizes | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
     settings = load_model_class(architecture).read_settings(config)  # type: ignore[attr-defined]  # every decoder has it
-    rope = settings.layers[0].rope if architecture == "Phi3ForCausalLM" else settings.rope
+    rope = settings.rope if hasattr(settings, "rope") else settings.layers[0].rope
     assert rope.rotary_dim == 8
 
 

@@ -11,7 +11,9 @@ from typing import Any
 _OTHER_METHODS = frozenset({"custom_class", "dflash", "dspark", "extract_hidden_states", "mlp_speculator"})
 _OWN_HEADS = frozenset({"eagle", "eagle3", "medusa"})
 """Methods by heads with a checkpoint of their own, which read the served model's hidden states."""
-_HEAD_METHODS = frozenset({"mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp"})
+_HEAD_METHODS = frozenset(
+    {"mtp", "deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "nemotron_h_mtp", "qwen3_next_mtp", "qwen3_5_mtp"}
+)
 """Names of the method `mtp`, by which a layer of the served checkpoint guesses; vLLM has one for each family."""
 DEFAULT_NUM_DRAFTS = 5
 """Most drafts of one row by a draft model, where the line does not say."""
@@ -63,13 +65,14 @@ def check_speculative_config(value: Mapping[str, object]) -> Mapping[str, Any]:
     if method in ("mtp", "suffix") and (not_its := own.keys() - _WITHOUT_EFFECT):
         raise ValueError(f"{min(not_its)} is that of a draft model; the method '{method}' has none")
     options = to_plain(from_plain(DraftModelOptions, own))
-    others = {name: entry for name, entry in value.items() if name not in _DRAFT_MODEL_KEYS}
+    served = {"model": value["model"]} if method == "mtp" and value.get("model") else {}  # some lines repeat it
+    others = {name: entry for name, entry in value.items() if name not in _DRAFT_MODEL_KEYS and name not in served}
     drafts = to_plain(
         from_plain(SpeculativeConfig, {"num_speculative_tokens": _default_num_drafts(method, value), **others})
     )
     if "is_adaptive" not in value:
         del drafts["is_adaptive"]
-    return {**drafts, **{name: entry for name, entry in options.items() if name in own}}
+    return {**drafts, **{name: entry for name, entry in options.items() if name in own}, **served}
 
 
 def _default_num_drafts(method: str, value: Mapping[str, object]) -> int:
@@ -125,7 +128,8 @@ def draft_head_of(speculative: Mapping[str, object] | None) -> str:
 
 def of_scheduler(speculative: Mapping[str, object]) -> Mapping[str, Any]:
     """What of a checked `--speculative-config` the scheduler receives."""
-    return {name: entry for name, entry in speculative.items() if name not in _DRAFT_MODEL_KEYS}
+    without = {*_DRAFT_MODEL_KEYS, *(["model"] if speculative["method"] == "mtp" else [])}
+    return {name: entry for name, entry in speculative.items() if name not in without}
 
 
 def _has_nvidia_device() -> bool:

@@ -20,6 +20,13 @@ def draft_model_fields(speculative: Mapping[str, Any] | None, served: ModelConfi
     if speculative is None or not speculative.get("model"):
         return {}
     name = speculative["model"]
+    if speculative["method"] == "mtp":
+        if name != served.model:
+            raise ModelConfigError(
+                f"speculative_config: the method 'mtp' asks the served model, so model must be {served.model} "
+                f"or left out, and is {name}"
+            )
+        return {}
     limit = speculative.get("max_model_len") or served.max_model_len
     if is_head:
         from llmstack_model_files import resolve_model

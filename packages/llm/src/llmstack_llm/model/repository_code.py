@@ -19,6 +19,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = {
     "GemmaForCausalLM": ("gemma", "Gemma"),
     "Gemma2ForCausalLM": ("gemma2", "Gemma2"),
     "LlamaForCausalLM": ("llama", "Llama"),
+    "MiMoForCausalLM": ("mimo", "MiMo"),
     "MistralForCausalLM": ("mistral", "Mistral"),
     "MixtralForCausalLM": ("mixtral", "Mixtral"),
     "Phi3ForCausalLM": ("phi3", "Phi3"),

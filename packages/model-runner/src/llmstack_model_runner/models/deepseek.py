@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,12 +17,10 @@ from llmstack_model_runner.layers.latent_attention import LatentAttention, Laten
 from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
-from llmstack_model_runner.models.draft_head import HeadNames
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, one_latent
-from llmstack_model_runner.models.llama import Llama, Settings
+from llmstack_model_runner.models.layers_behind import LayersBehind
+from llmstack_model_runner.models.llama import Settings
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
-
-_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,7 @@ class DeepseekLayerSettings(LlamaLayerSettings):
         return LatentAttention(f"{prefix}self_attn.", self.hidden_size, self.latent, rotary, dtype, device)
 
 
-class DeepseekV2(Llama):
+class DeepseekV2(LayersBehind):
     """`DeepseekV2ForCausalLM`: experts by the softmax of their scores."""
 
     @classmethod
@@ -61,20 +58,6 @@ class DeepseekV2(Llama):
             scaling=read_float(config, "routed_scaling_factor", 1.0),
         )
         return read_deepseek(config, routing)
-
-    @classmethod
-    def draft_head_names(cls, num_layers: int) -> HeadNames:
-        layer = f"model.layers.{num_layers}."
-        return HeadNames(
-            layer=layer, embedding_norm=f"{layer}enorm", hidden_norm=f"{layer}hnorm", join=f"{layer}eh_proj",
-            norm=f"{layer}shared_head.norm",
-        )  # fmt: skip
-
-    def is_ignored(self, name: str) -> bool:
-        """Layers behind the last one predict several tokens at once; they have copies of the embedding and the head."""
-        layer = _LAYER.match(name)
-        num_layers = len(self._layers)
-        return (layer is not None and int(layer[1]) >= num_layers) or super().is_ignored(name)
 
 
 class DeepseekV3(DeepseekV2):
@@ -104,7 +87,7 @@ def read_deepseek(config: Mapping[str, Any], routing: GroupedRouting) -> Setting
     latent, rope = _read_latent(config, num_heads, max_model_len)
     num_layers = read_int(config, "num_hidden_layers")
     num_dense = config.get("first_k_dense_replace") or 0
-    experts = _read_experts(config, routing)
+    experts = read_routed_experts(config, routing)
     fields: dict[str, Any] = {
         "hidden_size": hidden_size,
         "intermediate_size": read_int(config, "intermediate_size"),
@@ -152,7 +135,7 @@ def _read_latent(
     return latent, rope
 
 
-def _read_experts(config: Mapping[str, Any], routing: GroupedRouting) -> ExpertSettings | None:
+def read_routed_experts(config: Mapping[str, Any], routing: GroupedRouting) -> ExpertSettings | None:
     """The routed experts; None where all layers are dense."""
     if config.get("n_routed_experts", 0) is None:
         return None

@@ -16,7 +16,7 @@ from llmstack_model_runner.layers import Linear, RotaryEmbedding, WeightSlot, co
 from llmstack_model_runner.layers.adaptation import adapted
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.models.kv_spec import KVCaches, LayerKVSpec, ModelKVSpec
-from llmstack_model_runner.models.llama_layer import LlamaLayer, LlamaLayerSettings
+from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class HeadNames:
         hidden_norm: Of hidden states.
         join: The layer that joins both, embeddings first.
         norm: Of what the decoder layer gives.
+        is_hidden_first: It joins hidden states first.
     """
 
     layer: str
@@ -36,6 +37,7 @@ class HeadNames:
     hidden_norm: str
     join: str
     norm: str
+    is_hidden_first: bool = False
 
 
 class DraftHead:
@@ -60,8 +62,9 @@ class DraftHead:
             self._embedding_norm = settings.norm(names.embedding_norm, size, dtype, device)
             self._hidden_norm = settings.norm(names.hidden_norm, size, dtype, device)
             self._join = Linear(2 * size, {names.join: size}, has_bias=False, dtype=dtype, device=device)
-            self._layer = LlamaLayer(names.layer, settings, rotary, dtype, device)
+            self._layer = settings.make_draft_layer(names.layer, rotary, dtype, device)
         self.share = 0.0
+        self._is_hidden_first = names.is_hidden_first
         self._norm = settings.norm(names.norm, size, dtype, device)
         self._window = settings.sliding_window
         spec = settings.kv_spec(dtype)
@@ -87,6 +90,7 @@ class DraftHead:
         kv_caches: KVCaches,  # of one layer
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
         """Hidden states after its norm, at each place from that of the model and the token that follows."""
-        joined = self._join(torch.cat([self._embedding_norm(embedded), self._hidden_norm(hidden)], dim=-1))
+        parts = [self._embedding_norm(embedded), self._hidden_norm(hidden)]
+        joined = self._join(torch.cat(parts[::-1] if self._is_hidden_first else parts, dim=-1))
         ((own, plans),) = plan_layers(metadata, kv_caches, [self._window])
         return self._norm.add(*self._layer(joined, None, positions, kv_caches[0], own, plans))[0]

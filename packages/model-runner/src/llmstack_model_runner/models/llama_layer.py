@@ -130,6 +130,12 @@ class LlamaLayerSettings:
         """The layer of this number, without weights."""
         return LlamaLayer(f"model.layers.{number}.", self, rotary, dtype, device)
 
+    def make_draft_layer(
+        self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
+    ) -> DecoderLayer:
+        """Such a layer outside of the model, which guesses a further token; `prefix` is that of its tensors."""
+        return LlamaLayer(prefix, self, rotary, dtype, device)
+
 
 FeedForward = GatedFeedForward | Experts | SharedExperts | GatedSharedExpert
 

@@ -13,6 +13,7 @@ import torch
 
 from llmstack_model_runner.layers import AttentionPlans, Linear, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.draft_heads import needs_draft_head
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import PlainFeedForward
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
@@ -20,6 +21,7 @@ from llmstack_model_runner.layers.mixer import Mixer, MixerSettings
 from llmstack_model_runner.layers.state_space import StateSpaceSettings
 from llmstack_model_runner.models.bamba import check_state_space, read_step_limits
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
+from llmstack_model_runner.models.draft_head import HeadNames
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, keys_and_values
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.llama_layer import DecoderLayer, LlamaLayerSettings, SelfAttention
@@ -28,6 +30,7 @@ from llmstack_model_runner.models.state_layer import HybridModel, mix_layer
 
 _KINDS_OF_PATTERN: Mapping[str, str] = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER_KINDS: Mapping[str, str] = {"mamba": "linear_attention", "attention": "full_attention"}
+_DRAFT_LAYERS = "mtp.layers."
 _NAMES: Mapping[str, str] = {
     "embedding.weight": "embed_tokens.weight",
     "embeddings.weight": "embed_tokens.weight",
@@ -83,7 +86,14 @@ class NemotronLayerSettings(LlamaLayerSettings):
         self, number: int, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
     ) -> DecoderLayer:
         """The blocks without weights."""
-        return NemotronLayer(self, dtype, device)
+        return NemotronLayer("model.layers.", self, dtype, device)
+
+    def make_draft_layer(
+        self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
+    ) -> DecoderLayer:
+        """A block of attention, and one of experts that replace its feed-forward."""
+        own = replace(self, first_block=0, state=None, have_experts=(True,))
+        return NemotronLayer(prefix, own, dtype, device)
 
 
 class NemotronExperts:
@@ -127,8 +137,9 @@ class NemotronExperts:
 class NemotronLayer:
     """Blocks of which the first has a state or attention; each is a norm and one part, added to the residual."""
 
-    def __init__(self, settings: NemotronLayerSettings, dtype: torch.dtype, device: torch.device) -> None:
-        prefixes = [f"model.layers.{settings.first_block + n}." for n in range(1 + len(settings.have_experts))]
+    def __init__(self, prefix: str, settings: NemotronLayerSettings, dtype: torch.dtype, device: torch.device) -> None:
+        """`prefix`: What the numbers of blocks follow."""
+        prefixes = [f"{prefix}{settings.first_block + n}." for n in range(1 + len(settings.have_experts))]
         size, eps = settings.hidden_size, settings.eps
         self._norms = [RMSNorm(f"{prefix}norm", size, eps, dtype=dtype, device=device) for prefix in prefixes]
         self._mixer = settings.make_mixer(prefixes[0], None, dtype, device)
@@ -173,6 +184,9 @@ class NemotronH(StackedExpertWeights, HybridModel):
     """`NemotronHForCausalLM`: Nemotron-H, Nemotron Nano 2, and Nemotron 3 with experts."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        if needs_draft_head():
+            refuse(config, "mtp_hybrid_override_pattern", "*E")
+            refuse(config, "mtp_layers_block_type", ["attention", "moe"], ["full_attention", "moe"])
         super().__init__(config, dtype, device)
         self._latent_size = _read_latent_size(config)
 
@@ -202,8 +216,15 @@ class NemotronH(StackedExpertWeights, HybridModel):
     def _expert_input_size(self) -> int:
         return self._latent_size or self._hidden_size
 
+    @classmethod
+    def draft_head_names(cls, num_layers: int) -> HeadNames:
+        return HeadNames(
+            layer=_DRAFT_LAYERS, embedding_norm=f"{_DRAFT_LAYERS}0.enorm", hidden_norm=f"{_DRAFT_LAYERS}0.hnorm",
+            join=f"{_DRAFT_LAYERS}0.eh_proj", norm=f"{_DRAFT_LAYERS}1.final_layernorm",
+        )  # fmt: skip
+
     def is_ignored(self, name: str) -> bool:
-        """Layers that predict several tokens at once are not used."""
+        """Layers that predict several tokens at once are read for drafts alone."""
         return name.startswith("mtp.") or super().is_ignored(name)
 
     def rename(self, name: str) -> str:
