@@ -325,7 +325,9 @@ class InputProcessor:
         rules.check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_prompt_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
-        token_ids, source_media = self.media.of_decoder(token_ids, sampling, param, self.limits)
+        source_media: tuple[MediaItem, ...] = ()
+        if self.media.source is not None or sampling.values.get(FORCED) is not None:
+            token_ids, source_media = self.media.of_decoder(token_ids, sampling, param, self.limits)
         has_media = self.media.speech is not None or (isinstance(prompt, RenderedPrompt) and prompt.media)
         placed = self.media.placed(prompt, param, sampling, is_cut=is_cut) if has_media else ()
         if self.limits.placeholders and embeds is None and not placed:

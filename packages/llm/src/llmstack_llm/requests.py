@@ -125,7 +125,8 @@ class AdmittedRequest:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt, those that go to an encoder included."""
-        return len(self.prompt_token_ids) + num_source_tokens(self.media)
+        num_tokens = len(self.prompt_token_ids)
+        return num_tokens + num_source_tokens(self.media) if self.media else num_tokens
 
     def num_media_tokens(self, kind: MediaKind) -> int:
         """Tokens of the prompt that pictures, or items of another kind, replace."""

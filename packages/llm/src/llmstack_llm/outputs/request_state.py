@@ -132,17 +132,39 @@ class RequestState:
 
     def deliver(self, completion: CompletionOutput) -> bool:
         """Puts an output of one completion into the stream; False where `FINAL_ONLY` waits for the others."""
-        if self.output_kind is not RequestOutputKind.FINAL_ONLY:
-            self._put([completion])
-            return True
-        if not completion.finished():
-            return False
-        self.finished_completions[completion.index] = completion
-        if self.num_unfinished:
-            return False
-        completions = [self.finished_completions[index] for index in sorted(self.finished_completions)]
-        best = _best(completions, self.sampling_params.n)
-        self._put(best, _num_tokens(completions) - _num_tokens(best))
+        completions, num_dropped_tokens = [completion], 0
+        if self.output_kind is RequestOutputKind.FINAL_ONLY:
+            if not completion.finished():
+                return False
+            self.finished_completions[completion.index] = completion
+            if self.num_unfinished:
+                return False
+            every = [self.finished_completions[index] for index in sorted(self.finished_completions)]
+            completions = _best(every, self.sampling_params.n)
+            num_dropped_tokens = _num_tokens(every) - _num_tokens(completions)
+        is_delta = self.output_kind is RequestOutputKind.DELTA
+        if self.num_unfinished == 0:
+            self.metrics.scheduler_time_s = self._step_times.scheduler_s - self._scheduler_base_s
+            self.metrics.model_time_s = self._step_times.model_s - self._model_base_s
+        prompt_logprobs = self.prompt_logprobs if not is_delta or self.has_new_prompt_logprobs else None
+        self.has_new_prompt_logprobs = False
+        self.collector.put(
+            RequestOutput(
+                request_id=self.request_id,
+                prompt=self.prompt,
+                prompt_token_ids=self.prompt_token_ids,
+                prompt_logprobs=prompt_logprobs,
+                outputs=completions,
+                finished=self.num_unfinished == 0,
+                metrics=self.metrics,
+                num_cached_tokens=self.num_cached_tokens,
+                num_dropped_tokens=num_dropped_tokens,
+                prompt_index=self._prompt_index,
+                lora_request=self.lora_request,
+                kv_transfer_params=None if self.kv_transfer is None else self.kv_transfer._asdict(),
+                engines=self.engines,
+            )
+        )
         return True
 
     @property
@@ -170,31 +192,6 @@ class RequestState:
         else:
             stats.num_external_queries += len(self.prompt_token_ids)
             stats.num_external_tokens += params.num_tokens
-
-    def _put(self, completions: list[CompletionOutput], num_dropped_tokens: int = 0) -> None:
-        is_delta = self.output_kind is RequestOutputKind.DELTA
-        if self.num_unfinished == 0:
-            self.metrics.scheduler_time_s = self._step_times.scheduler_s - self._scheduler_base_s
-            self.metrics.model_time_s = self._step_times.model_s - self._model_base_s
-        prompt_logprobs = self.prompt_logprobs if not is_delta or self.has_new_prompt_logprobs else None
-        self.has_new_prompt_logprobs = False
-        self.collector.put(
-            RequestOutput(
-                request_id=self.request_id,
-                prompt=self.prompt,
-                prompt_token_ids=self.prompt_token_ids,
-                prompt_logprobs=prompt_logprobs,
-                outputs=completions,
-                finished=self.num_unfinished == 0,
-                metrics=self.metrics,
-                num_cached_tokens=self.num_cached_tokens,
-                num_dropped_tokens=num_dropped_tokens,
-                prompt_index=self._prompt_index,
-                lora_request=self.lora_request,
-                kv_transfer_params=None if self.kv_transfer is None else self.kv_transfer._asdict(),
-                engines=self.engines,
-            )
-        )
 
 
 def _num_tokens(completions: Sequence[CompletionOutput]) -> int:
