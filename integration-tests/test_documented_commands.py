@@ -15,7 +15,8 @@ from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, KEY_FLAGS
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
 # Pages on other servers and on scripts have flags of those.
-OF_OTHERS = ("bench.md", "benchmark-history.md", "benchmarks.md", "kernels.md")
+OF_OTHERS = ("bench.md", "benchmark-history.md", "kernels.md")
+OF_OTHERS += tuple(page.name for page in PAGES if page.name.startswith("benchmarks"))
 # Flags of scripts of this repository, of pip and of torchrun, and what stands for any flag.
 OTHERS = {"--find-links", "--flag", "--no", "--no-flag", "--nproc-per-node", "--sample", "--start", "--work"}
 

@@ -13,7 +13,7 @@ from report.rows import Row, number, table
 BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
-DOCUMENT = BENCHMARKS.parent / "docs" / "benchmarks.md"
+DOCUMENT = BENCHMARKS.parent / "docs" / "benchmarks-gpu.md"
 
 
 @pytest.mark.parametrize(
