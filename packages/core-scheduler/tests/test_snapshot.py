@@ -32,8 +32,8 @@ LEFT_OUT = {
     "_max_num_preemptions", "_has_host_blocks", "_manager", "has_source", "_max_num_step_tokens", "_smoothing",
     "_max_num_row_tokens", "quantum", "_variant", "_key_to_costs",
     "_token_cost", "_draft_cost", "_follows_output",
-    "_depth", "_factor", "_least_chance", "_longest", "_max_num_answers", "_max_num_kept_tokens",
-    "num_kept_tokens", "_owner_to_answers",  # these follow from the answers
+    "_depth", "_factor", "_least_chance", "_longest", "_max_num_answers", "_max_num_tokens",
+    "_owner_to_index", "_tenant_to_num_tokens", "_num_answers",  # these follow from the answers
     "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager", "_block_size",
     "num_prompt_tokens", "min_num_tokens", "eos_token_ids", "stop_token_ids", "ending_token_ids", "is_constrained",
     "prefix_salt", "wants_logprobs", "pools_whole_prompt", "is_finished",

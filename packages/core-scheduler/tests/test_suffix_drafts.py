@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
+from llmstack_core_scheduler.kept_answers import KeptAnswers
 from llmstack_core_scheduler.suffix_drafts import SuffixDrafts
 from llmstack_core_scheduler.suffix_index import MAX_NUM_OCCURRENCES, SuffixIndex
 from llmstack_core_scheduler.testing import FakeKVCacheManager
@@ -111,7 +112,7 @@ def test_counts_decide_which_token_follows_and_how_many():
     drafts.learn(OWNER, [1, 2, 3, 9, 9, 9])
     assert drafts.propose("r", [1, 2, 3], 9, OWNER) == [4, 5, 6]
     sure = make_drafts(chance=0.8)
-    sure._answers, sure._owner_to_answers = drafts._answers, drafts._owner_to_answers
+    sure.answers = drafts.answers
     assert sure.propose("r", [1, 2, 3], 9, OWNER) == []
     assert sure.propose("s", [7, 1, 2], 9, OWNER) == [3]
 
@@ -124,11 +125,29 @@ def test_the_oldest_answers_make_room_and_none_are_kept_where_there_is_none():
     small = make_drafts(max_num_kept_tokens=8)
     for number in range(20):
         small.learn((str(number), ""), list(range(number, number + 30)))
-        assert small.num_kept_tokens <= 8
-    assert len(small._owner_to_answers) == 1
+        assert small.answers.num_tokens <= 8
+    assert [owner for owner, _ in small.answers] == [("19", "")]
     none = make_drafts(num_answers=0)
     none.learn(OWNER, [1, 2, 3, 4])
     assert none.propose("r", [1, 2], 3, OWNER) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(("", "s")), st.integers(3, 9)), max_size=60))
+def test_a_busy_tenant_pushes_out_no_answer_of_one_with_less(asked):
+    kept = KeptAnswers(8, 40)
+    for number, (tenant, salt, length) in enumerate(asked):
+        before = Counter({name: sum(len(ids) + 1 for (one, _), ids in kept if one == name) for name in "abc"})
+        kept.add((tenant, salt), [number] * length)
+        after = Counter({name: sum(len(ids) + 1 for (one, _), ids in kept if one == name) for name in "abc"})
+        before[tenant] += length + 1
+        lost = [name for name in "abc" if after[name] < before[name]]
+        assert all(before[name] >= max(after.values()) for name in lost)
+        assert kept.num_tokens == sum(after.values()) <= 40
+        assert len(list(kept)) <= 8
+    again = KeptAnswers(8, 40)
+    for owner, token_ids in kept:
+        again.add(owner, token_ids)
+    assert list(again) == list(kept)
 
 
 def test_a_request_without_room_for_its_index_has_drafts_by_answers():

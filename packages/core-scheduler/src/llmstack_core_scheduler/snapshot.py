@@ -205,7 +205,7 @@ def _drafting_state(drafting: Drafting) -> list[Any]:
         indexed = [(name, index.num_tokens) for name, index in source._indices.items()]
     elif isinstance(source, SuffixDrafts):
         indexed = [(name, index.end) for name, index in source._indices.items()]
-    answers = list(source._answers) if isinstance(source, SuffixDrafts) else []
+    answers = list(source.answers) if isinstance(source, SuffixDrafts) else []
     rates = [
         (name, rate.num_tried, rate.num_right, rate._num_steps_without)
         for name, rate in (lengths._rates.items() if lengths is not None else ())
@@ -240,7 +240,7 @@ def _restore_parts(scheduler: Scheduler, state: State) -> None:
         for name, num_tokens in indexed:
             source._own_index(name, scheduler._requests[name].token_ids[:num_tokens])
         for (tenant, salt), token_ids in answers:
-            source.learn((tenant, salt), token_ids)
+            source.answers.add((tenant, salt), token_ids)
     if lengths is not None:
         for name, num_tried, num_right, num_without in rates:
             rate = lengths._rates[name] = AcceptanceRate(lengths._prior)

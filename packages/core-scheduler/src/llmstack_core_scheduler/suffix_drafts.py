@@ -5,10 +5,10 @@ The method is that of SuffixDecoding (Oliaro et al., 2024).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from llmstack_core_scheduler.kept_answers import END, KeptAnswers
 from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 from llmstack_core_scheduler.suffix_index import SHORTEST_MATCH, SuffixIndex
@@ -18,9 +18,6 @@ MAX_NUM_INDEXED_TOKENS: Final = 1 << 20
 
 MAX_NUM_KEPT_TOKENS: Final = 1 << 18
 """Tokens of answers that are kept, over all owners: about 40 MB."""
-
-END: Final = -1
-"""Follows each answer that is kept."""
 
 
 class _Draft(NamedTuple):
@@ -43,7 +40,7 @@ class SuffixDrafts:
 
     Attributes:
         num_indexed_tokens: Tokens of running requests that it has an index of.
-        num_kept_tokens: Tokens of answers that are kept, with an end of each.
+        answers: Finished answers that are kept.
     """
 
     def __init__(
@@ -54,37 +51,28 @@ class SuffixDrafts:
     ) -> None:
         self._depth, self._factor = config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_spec_factor
         self._least_chance = config.suffix_decoding_min_token_prob
-        self._max_num_answers = config.suffix_decoding_max_cached_requests
-        self._max_num_indexed_tokens, self._max_num_kept_tokens = max_num_indexed_tokens, max_num_kept_tokens
+        self._max_num_indexed_tokens = max_num_indexed_tokens
         # The match and its drafts are not longer together than the depth.
         self._longest = max(SHORTEST_MATCH, int(self._depth / (1.0 + self._factor)))
-        self.num_indexed_tokens = self.num_kept_tokens = 0
+        self.num_indexed_tokens = 0
+        self.answers = KeptAnswers(config.suffix_decoding_max_cached_requests, max_num_kept_tokens)
         self._indices: dict[str, SuffixIndex] = {}
-        self._answers: deque[tuple[DraftOwner, tuple[int, ...]]] = deque()
-        self._owner_to_answers: dict[DraftOwner, SuffixIndex] = {}
 
     def propose(
         self, request_id: str, token_ids: Sequence[int], max_num_tokens: int, owner: DraftOwner
     ) -> Sequence[int]:
         """As many guesses as the counts allow; none where the last tokens are new."""
         best = _NOTHING
-        for index in (self._own_index(request_id, token_ids), self._owner_to_answers.get(owner)):
+        for index in (self._own_index(request_id, token_ids), self.answers.of(owner)):
             if index is not None:
                 found = self._best_draft(index, token_ids, max_num_tokens)
                 best = found if found.score > best.score else best
         return best.token_ids
 
     def learn(self, owner: DraftOwner, token_ids: Sequence[int]) -> None:
-        """Keeps an answer for later requests of the same owner; the oldest ones make room."""
-        if not self._max_num_answers or len(token_ids) <= SHORTEST_MATCH:
-            return
-        kept = tuple(token_ids[1 - self._max_num_kept_tokens :])
-        index = self._owner_to_answers.setdefault(owner, SuffixIndex())
-        index.extend((*kept, END))
-        self._answers.append((owner, kept))
-        self.num_kept_tokens += len(kept) + 1
-        while len(self._answers) > self._max_num_answers or self.num_kept_tokens > self._max_num_kept_tokens:
-            self._drop_oldest()
+        """Keeps an answer for later requests of the same owner, unless it is too short to match."""
+        if len(token_ids) > SHORTEST_MATCH:
+            self.answers.add(owner, token_ids)
 
     def forget(self, request_id: str) -> None:
         """Drops the index of the request's own tokens."""
@@ -104,14 +92,6 @@ class SuffixDrafts:
         index.extend(token_ids[num_known:])
         self.num_indexed_tokens += num_new
         return index
-
-    def _drop_oldest(self) -> None:
-        owner, token_ids = self._answers.popleft()
-        index = self._owner_to_answers[owner]
-        index.drop(len(token_ids) + 1)
-        self.num_kept_tokens -= len(token_ids) + 1
-        if index.start == index.end:
-            del self._owner_to_answers[owner]
 
     def _best_draft(self, index: SuffixIndex, token_ids: Sequence[int], max_num_tokens: int) -> _Draft:
         found = index.find(token_ids, self._longest)
