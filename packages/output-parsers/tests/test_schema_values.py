@@ -139,3 +139,11 @@ def test_schemas_of_any_size_are_read_up_to_a_bound():
     for _ in range(100):
         deep = {"anyOf": [deep]}
     assert schemas.types_of(deep) == {"integer"}
+
+
+@pytest.mark.parametrize("form", ["glm45", "hy_v3", "seed_oss", "qwen3_coder"])
+@pytest.mark.parametrize("value", [" ", "    return x", "x  ", "\tx"])
+def test_white_space_around_a_text_is_kept(form: str, value: str):
+    tools = {"f": {"properties": {"value": {"type": "string"}}}}
+    message = check_output_parser(lambda: TOOL_PARSERS[form](tools), FORMS[form].replace("{}", value))
+    assert json.loads(message.calls[0][1]) == {"value": value}

@@ -352,18 +352,27 @@ class GlmToolParser(TaggedToolParser):
         """Takes the tag before the value as well; models omit one of the two tags, or write one twice."""
         key_end = yield from self._take_each_of((_ARG_KEY_END,))
         value_start = yield from self._take_each_of((_ARG_VALUE,))
+        if not value_start:
+            yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
         return _ARG_KEY_END if key_end or value_start else ""
 
     def _take_each_of(self, texts: Sequence[str]) -> Steps[str]:
-        """Takes these texts, a few in any order, and white space before them; returns the last."""
+        """Takes these texts, a few in any order, and white space before each; returns the last.
+
+        White space behind the last one may belong to a value.
+        """
         last = ""
         for _ in range(_MAX_SLIPS):
-            yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
-            found = yield from super()._take_one(texts)
-            if not found:
+            if not (yield from self.reader.look_ahead(self._is_next(texts))):
                 break
-            last = found
+            yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
+            last = yield from super()._take_one(texts)
         return last
+
+    def _is_next(self, texts: Sequence[str]) -> Steps[bool]:
+        """Whether one of the texts follows, after white space."""
+        yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)
+        return bool((yield from super()._take_one(texts)))
 
     def _begins_parameter(self) -> Steps[bool]:
         """Whether a name and both tags follow."""
