@@ -129,7 +129,10 @@ def test_a_preempted_request_keeps_its_rank_after_its_deadline():
 
 
 def test_the_scheduler_takes_the_time_of_its_step():
-    scheduler = Scheduler(SchedulerConfig(1, 16, 64, policy="deadline"), FakeKVCacheManager(16, 4))
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=64, policy="deadline"),
+        FakeKVCacheManager(16, 4),
+    )
     runner, first_ids = FakeModelRunner(16, 4), []
     params = SamplingParams(max_tokens=1, seed=0)
     for name, deadline_s in (("plain", None), ("late", 9.0), ("missed", 4.0), ("early", 6.0)):

@@ -280,7 +280,10 @@ def test_with_a_single_tenant_400_runs_are_those_of_fcfs(first_seed):
 def run_scheduler(arrivals: list[EngineCoreRequest]) -> tuple[str, list[str]]:
     """The decisions, and the order in which requests begin."""
     cache = FakeKVCacheManager(64, 4)
-    scheduler = Scheduler(SchedulerConfig(2, 16, 64, policy="fair", fair_quantum=8), cache)
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, policy="fair", fair_quantum=8),
+        cache,
+    )
     runner, decisions, begun, coming = FakeModelRunner(64, 4), DecisionHash(), [], deque(arrivals)
     while coming or scheduler.has_unfinished_requests():
         for _ in range(min(4, len(coming))):

@@ -51,7 +51,9 @@ class Server:
         self.under_way = []
 
     def make_scheduler(self) -> Scheduler:
-        config = SchedulerConfig(self.num_places, self.num_tokens, 2048, policy=self.policy)
+        config = SchedulerConfig(
+            max_num_seqs=self.num_places, max_num_batched_tokens=self.num_tokens, max_model_len=2048, policy=self.policy
+        )
         if self.windows == (None,):
             manager = kv_cache.KVCacheManager(self.num_blocks, BLOCK_SIZE)
         else:

@@ -8,7 +8,12 @@ from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 
 def test_a_step_reports_its_rows_and_the_prompt_tokens_that_are_left():
-    scheduler, runner = Scheduler(SchedulerConfig(2, 10, 64), FakeKVCacheManager(32, 4)), FakeModelRunner(32, 4)
+    scheduler, runner = (
+        Scheduler(
+            SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=10, max_model_len=64), FakeKVCacheManager(32, 4)
+        ),
+        FakeModelRunner(32, 4),
+    )
     for number, num_tokens in enumerate((4, 25, 7)):
         prompt = list(range(100 * number, 100 * number + num_tokens))
         scheduler.add_request(EngineCoreRequest(f"r{number}", prompt, SamplingParams(max_tokens=3, seed=0)))
@@ -33,7 +38,12 @@ def test_a_step_reports_its_rows_and_the_prompt_tokens_that_are_left():
 
 
 def test_a_preempted_request_is_to_be_computed_again():
-    scheduler, runner = Scheduler(SchedulerConfig(2, 16, 64), FakeKVCacheManager(6, 4)), FakeModelRunner(6, 4)
+    scheduler, runner = (
+        Scheduler(
+            SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64), FakeKVCacheManager(6, 4)
+        ),
+        FakeModelRunner(6, 4),
+    )
     for number in range(2):
         prompt = list(range(100 * number, 100 * number + 8))
         scheduler.add_request(EngineCoreRequest(f"r{number}", prompt, SamplingParams(max_tokens=16, seed=0)))
@@ -46,7 +56,10 @@ def test_a_preempted_request_is_to_be_computed_again():
 
 def test_forks_and_rows_with_drafts_are_counted():
     speculative = SpeculativeConfig("ngram", 2, prompt_lookup_min=1)
-    scheduler = Scheduler(SchedulerConfig(4, 32, 64, speculative=speculative), FakeKVCacheManager(32, 4))
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, speculative=speculative),
+        FakeKVCacheManager(32, 4),
+    )
     params = SamplingParams(max_tokens=6, seed=0)
     scheduler.add_request(EngineCoreRequest("a", [7] * 8, params))
     scheduler.add_request(EngineCoreRequest("b", [7] * 8, params, fork_of="a"))

@@ -33,9 +33,12 @@ def common_end(left, right, longest):
     return length
 
 
-def find(texts, token_ids, longest):
-    """The plain definition: places behind a common end of two tokens at least, the latest first, by its length."""
-    places = [(text, place) for text in reversed(texts) for place in range(len(text) - 1, 1, -1)]
+def find(texts, token_ids, longest, has_ends):
+    """The plain definition: places behind a common end of two tokens at least, the latest first, by its length.
+
+    `has_ends`: Whether the texts are complete, so that their ends are what followed there.
+    """
+    places = [(text, place) for text in reversed(texts) for place in range(len(text) - 1 + has_ends, 1, -1)]
     lengths = [common_end(text[:place], token_ids, longest) for text, place in places]
     found = [(length, *place) for length, place in zip(lengths, places, strict=True) if length > 1]
     return sorted(found[:MAX_NUM_OCCURRENCES], key=lambda one: -one[0])
@@ -60,8 +63,8 @@ def follow(places, own, limit, chance):
 
 def expected_drafts(own, answers, limit, factor=1.0, chance=0.1, depth=24):
     best = (0.0, [])
-    for texts in ([own], answers):
-        found = find(texts, own, int(depth / (1 + factor)))
+    for texts, has_ends in (([own], False), (answers, True)):
+        found = find(texts, own, int(depth / (1 + factor)), has_ends)
         for length in sorted({one[0] for one in found}, reverse=True):
             places = [(text, place) for matched, text, place in found if matched >= length]
             draft = follow(places, own, min(limit, int(length * factor)), chance)

@@ -38,7 +38,9 @@ class Server:
     num_sent: int = 0
 
     def __post_init__(self) -> None:
-        config = SchedulerConfig(SEATS, 256, 128, policy=self.policy, fair_quantum=64)
+        config = SchedulerConfig(
+            max_num_seqs=SEATS, max_num_batched_tokens=256, max_model_len=128, policy=self.policy, fair_quantum=64
+        )
         self.scheduler = Scheduler(config, FakeKVCacheManager(NUM_BLOCKS, BLOCK_SIZE))
         self.runner = FakeModelRunner(NUM_BLOCKS, BLOCK_SIZE)
         self.monitor = QueueMonitor(SEATS, 64 if self.policy == "fair" else 0, lambda: self.now_s)

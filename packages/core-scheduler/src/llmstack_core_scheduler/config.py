@@ -14,7 +14,7 @@ NUM_STEPS_OF_WORK = 16
 """Steps that the remaining tokens are cut into. With two stages, 16 equal steps take the time of 17: 6 % are lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(SchedulerSettings, StepSettings, StageSettings):
     """Limits of one scheduler; constructing it checks them.
 

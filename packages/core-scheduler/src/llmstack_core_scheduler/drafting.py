@@ -6,7 +6,7 @@ from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.draft_lengths import DraftLengths
 from llmstack_core_scheduler.model_drafts import ModelDrafts
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
-from llmstack_core_scheduler.protocols import DraftOwner, DraftSource, KVCacheManager
+from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 from llmstack_core_scheduler.step_plan import StepPlan
@@ -74,7 +74,8 @@ class Drafting:
     def end(self, request: Request, status: RequestStatus) -> None:
         """Forgets a request that ends with this status; the source may learn from an answer that is complete."""
         if self._source is not None and status in _COMPLETE:
-            self._source.learn(_owner_of(request), request.token_ids[request.num_prompt_tokens :])
+            owner = (request.arrival.tenant, request.prefix_salt)
+            self._source.learn(owner, request.token_ids[request.num_prompt_tokens :])
         self.forget(request)
 
     def forget(self, request: Request) -> None:
@@ -100,7 +101,8 @@ class Drafting:
             )
         if limit < 1:
             return []
-        return list(source.propose(request.request_id, request.token_ids, limit, _owner_of(request)))[:limit]
+        owner = (request.arrival.tenant, request.prefix_salt)
+        return list(source.propose(request.request_id, request.token_ids, limit, owner))[:limit]
 
     def _make_room(self, request: Request, num_draft_tokens: int) -> list[int] | None:
         num_tokens = request.num_computed_tokens + num_draft_tokens
@@ -116,7 +118,3 @@ def _make_source(config: SpeculativeConfig) -> DraftSource:
     if config.is_by_model:
         return ModelDrafts()
     return SuffixDrafts(config) if config.method == "suffix" else NgramDrafts(config)
-
-
-def _owner_of(request: Request) -> DraftOwner:
-    return request.arrival.tenant, request.prefix_salt
