@@ -32,8 +32,8 @@ _NUM_WORK_COUNTS: Final = 3
 """The number of an item, the first layer, and how many."""
 _NUM_ROW_COUNTS: Final = 3
 """The id of a row and its two counts; what follows them is empty in most rows."""
-# Log-probabilities and vectors pass through the scheduler and decide nothing.
-_PASSED_THROUGH: Final = ("logprobs", "prompt_logprobs", "pooled", "kv_transfer")
+# Log-probabilities, vectors and what a disk had pass by the scheduler and decide nothing.
+_PASSED_THROUGH: Final = ("logprobs", "prompt_logprobs", "pooled", "kv_transfer", "num_disk_tokens")
 _NUM_DENSE_COLUMNS: Final = 2
 """Request ids and new tokens, of which every output has its own; the other columns hold few values."""
 _OUTPUT_DEFAULTS: Final = tuple(
