@@ -77,6 +77,8 @@ def least_parameters(model_config: Mapping[str, Any]) -> int:
     inner_size = first_int(text, "intermediate_size", "ffn_dim", "n_inner", "decoder_ffn_dim")
     inner_size = min(inner_size, first_int(text, "moe_intermediate_size") or inner_size)
     num_layers = first_int(text, "num_hidden_layers", "n_layer", "decoder_layers")
+    # Layers may share a few blocks with attention.
+    num_layers = min(num_layers, first_int(text, "num_mem_blocks") or num_layers)
     # Queries and output of the attention; two matrices of the feed-forward block.
     per_layer = 2 * hidden_size * (num_heads * head_dim + inner_size)
     if first_int(text, "kv_lora_rank"):  # queries may be made of a smaller latent

@@ -70,7 +70,7 @@ def merged_outputs(base: Path, adapter: Path | None) -> list[list[int]]:
 
 
 def make_runner(base: Path) -> ModelRunner:
-    settings: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    settings: dict[str, Any] = {"model_impl": "transformers", "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     runner = ModelRunner(ModelRunnerConfig(str(base), dtype="float32", max_model_len=64, block_size=4, **settings))
     runner.load_model()
     runner.initialize_kv_cache(NUM_BLOCKS)
