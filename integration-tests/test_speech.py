@@ -268,7 +268,7 @@ def test_a_beam_search_is_refused_by_name(llm: LLM) -> None:
         lambda: llm.beam_search(asked, BeamSearchParams(beam_width=2, max_tokens=4)),
     ]
     for call in calls:
-        with pytest.raises(InvalidRequestError, match="rules") as caught:
+        with pytest.raises(InvalidRequestError, match="encoder") as caught:
             call()
         assert (caught.value.param, caught.value.code) == ("use_beam_search", "unsupported_parameter")
 

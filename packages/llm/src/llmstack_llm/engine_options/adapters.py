@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
 from llmstack_types.engine_settings import AdapterSettings
 from llmstack_types.options import option, option_group
+from llmstack_types.vocabulary import FileKind, words_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmstack_llm.adapters import AdapterRegistry
 
-_KINDS: Final = ("image", "video", "audio")
+_KINDS: Final = words_of(FileKind)
 
 
 def check_media_adapters(value: Mapping[str, Any]) -> Mapping[str, Any]:
