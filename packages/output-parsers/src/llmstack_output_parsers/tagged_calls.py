@@ -357,10 +357,7 @@ class GlmToolParser(TaggedToolParser):
         return _ARG_KEY_END if key_end or value_start else ""
 
     def _take_each_of(self, texts: Sequence[str]) -> Steps[str]:
-        """Takes these texts, a few in any order, and white space before each; returns the last.
-
-        White space behind the last one may belong to a value.
-        """
+        """Takes these texts, a few in any order, with the white space before each; returns the last."""
         last = ""
         for _ in range(_MAX_SLIPS):
             if not (yield from self.reader.look_ahead(self._is_next(texts))):
