@@ -20,6 +20,7 @@ FORMS = [
     (["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], "<|fim_prefix|>ab<|fim_suffix|>yz<|fim_middle|>"),
     (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], "<fim_prefix>ab<fim_suffix>yz<fim_middle>"),
     (["[SUFFIX]", "[PREFIX]"], "[SUFFIX]yz[PREFIX]ab"),
+    (["\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"], "\u2581<PRE>ab\u2581<SUF>yz\u2581<MID>"),
 ]  # fmt: skip
 BODY = {"prompt": "ab", "suffix": "yz", "max_tokens": 2}
 

@@ -22,6 +22,7 @@ _FORMS: Final[Sequence[Sequence[str]]] = (
     ("<\uff5cfim\u2581begin\uff5c>", PREFIX, "<\uff5cfim\u2581hole\uff5c>", SUFFIX,
      "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek coder
     ("[SUFFIX]", SUFFIX, "[PREFIX]", PREFIX),  # Codestral
+    ("\u2581<PRE>", PREFIX, "\u2581<SUF>", SUFFIX, "\u2581<MID>"),  # Code Llama
 )  # fmt: skip
 
 
