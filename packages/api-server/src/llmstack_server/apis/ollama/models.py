@@ -74,7 +74,7 @@ def _model_object(state: ServerState, name: str) -> Fields:
     ready = state.ready
     backends = {} if ready is None else ready.backends
     family = str(state.facts.get("model_type", ""))
-    is_gguf = str(state.config.model or "").lower().endswith(".gguf")
+    scheme = backends.get("quantization", "").partition(" ")[0]  # such as `gguf` of `gguf of the checkpoint`
     # Other names of the same weights have their digest.
     digest = backends.get("weights") or state.system_fingerprint
     return {
@@ -84,9 +84,9 @@ def _model_object(state: ServerState, name: str) -> Fields:
         "size": 0 if ready is None else _num_weight_bytes(ready.model_path),
         "digest": hashlib.sha256(digest.encode()).hexdigest(),
         "details": {
-            "parent_model": "", "format": "gguf" if is_gguf else "safetensors", "family": family,
+            "parent_model": "", "format": "gguf" if scheme == "gguf" else "safetensors", "family": family,
             "families": [family] if family else [], "parameter_size": "",
-            "quantization_level": backends.get("quantization", "") or ("" if ready is None else ready.dtype),
+            "quantization_level": scheme or ("" if ready is None else ready.dtype),
         },
     }  # fmt: skip
 
