@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ sys.dont_write_bytecode = False
 # to others: where they spin, as they do by default, a test of attention took 20 s of processor time in place of 8.
 # It is read when PyTorch is first imported; servers that tests start inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would every process that a test starts and ends.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline is an assertion about time, and a shared machine breaks those: examples are limited by number instead.
 settings.register_profile("llmstack", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
