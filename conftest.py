@@ -36,7 +36,8 @@ settings.register_profile("same-examples", settings.get_profile("llmstack"), der
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only the full run searches for new examples."""
-    settings.load_profile("same-examples" if config.option.markexpr == "not full" else "llmstack")
+    is_default = config.option.markexpr.startswith("not full")  # ... and not other marks
+    settings.load_profile("same-examples" if is_default else "llmstack")
     if config.getoption("benchmark_only", default=False):
         _refuse_slow_kernels()
     gc.disable()  # until all tests are collected
