@@ -147,8 +147,7 @@ def load_model_config(
     config = read_model_config(path, hf_overrides)
     architecture = _architecture(config)
     text_config = _text_config(config)
-    generation = read_generation_config(path)
-    vocab_size = _vocab_size(text_config)
+    generation, vocab_size = read_generation_config(path), _vocab_size(text_config)
     num_positions = _num_positions(text_config)
     pooling = override_pooling_config(load_pooling_config(path), pooler_config or {})
     return ModelConfig(
