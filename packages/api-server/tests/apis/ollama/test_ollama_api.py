@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
+from llmstack_server.testing.adapters import write_adapter
 from llmstack_server.web import keep_alive
 from llmstack_types import RequestFailedError
 
@@ -253,6 +255,16 @@ async def test_texts_become_vectors(app: Any) -> None:
     older = (await post(app, "/api/embeddings", prompt="a")).json()
     assert both["embeddings"][0] == one["embeddings"][0] == older["embedding"]
     assert (len(both["embeddings"]), both["prompt_eval_count"]) == (2, 3)
+
+
+@pytest.mark.parametrize(("path", "fields"), [("/api/embed", {"input": ["a"]}), ("/api/embeddings", {"prompt": "a"})])
+async def test_vectors_are_those_of_the_named_adapter(
+    app: Any, engine: FakeEngineClient, path: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    await engine.load_adapter("own", str(write_adapter(tmp_path / "own")))
+    assert (await post(app, path, model="own", **fields)).status == 200
+    assert engine.pooling_adapter is not None
+    assert engine.pooling_adapter.name == "own"
 
 
 async def test_models_are_described(app: Any) -> None:

@@ -15,6 +15,7 @@ from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import PoolingFields, parse
+from llmstack_server.web.sse import encode_json
 from llmstack_types import PoolingParams, PoolingTask
 
 _TO_WHAT_FITS = -1
@@ -51,7 +52,8 @@ async def prepare_older_embed(state: ServerState, body: Fields) -> OlderEmbedAns
     if fields.prompt is None:
         raise missing_parameter("prompt")
     params = PoolingParams(task=PoolingTask.EMBED, truncate_prompt_tokens=_TO_WHAT_FITS)
-    return OlderEmbedAnswer(state, fields.model, await admit_prompts(state, [(fields.prompt, "prompt")], params, None))
+    inputs = await admit_prompts(state, [(fields.prompt, "prompt")], params, fields.model)
+    return OlderEmbedAnswer(state, fields.model, inputs)
 
 
 class EmbedAnswer(WholeAnswer):
@@ -62,27 +64,25 @@ class EmbedAnswer(WholeAnswer):
         self._model = model
         self._inputs = inputs
 
-    async def whole(self) -> Fields:
-        """The object with `embeddings`."""
-        return {
-            "model": plain_name(self._state, self._model),
-            "embeddings": await self.vectors(),
-            "prompt_eval_count": count_tokens(self._inputs),
-        }
+    async def whole(self) -> bytes:
+        """The object with `embeddings` as JSON."""
+        model = encode_json(plain_name(self._state, self._model))
+        vectors, num_tokens = ",".join(await self.vectors()), count_tokens(self._inputs)
+        return f'{{"model":{model},"embeddings":[{vectors}],"prompt_eval_count":{num_tokens}}}'.encode()
 
-    async def vectors(self) -> list[object]:
-        """Runs all inputs; a list of numbers for each."""
-        vectors: list[object] = [None] * len(self._inputs)
+    async def vectors(self) -> list[str]:
+        """Runs all inputs. Each vector becomes JSON as it comes: encoding all at once would hold others for seconds."""
+        vectors = [""] * len(self._inputs)
         fields = parse(PoolingFields, {"model": self._model})
         async for index, output in run_all(self._state, self._inputs, fields, new_id("embd")):
-            vectors[index] = output.outputs.tolist()
+            vectors[index] = encode_json(output.outputs.tolist())
         return vectors
 
 
 class OlderEmbedAnswer(EmbedAnswer):
     """The vector of one text."""
 
-    async def whole(self) -> Fields:
-        """The object with `embedding`."""
+    async def whole(self) -> bytes:
+        """The object with `embedding` as JSON."""
         [vector] = await self.vectors()
-        return {"embedding": vector}
+        return f'{{"embedding":{vector}}}'.encode()

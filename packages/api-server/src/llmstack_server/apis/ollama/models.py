@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 from pathlib import Path
 
@@ -91,6 +92,7 @@ def _model_object(state: ServerState, name: str) -> Fields:
     }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=4)  # of each name, in every list
 def _num_weight_bytes(model_path: str) -> int:
     """Bytes of the files with weights; 0 where the folder has none, or is away."""
     path = Path(model_path)
