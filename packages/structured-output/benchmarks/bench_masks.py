@@ -50,7 +50,7 @@ class Steps:
         self._is_random = kind == "random"
         self._rng = random.Random(0)
         vocabulary = load_vocabulary(FOLDER, VOCAB_SIZE, EOS)
-        self._token_ids = vocabulary.tokenize_str(TEXT)
+        self._token_ids = vocabulary.tokenizer.tokenize_str(TEXT)
         self._names = itertools.count()
         self.rows = [(self._begin(), ()) for _ in range(num_requests)]
         self._places = [0] * num_requests

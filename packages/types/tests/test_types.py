@@ -25,6 +25,7 @@ from llmstack_types import (
     LLMStackError,
     LoRAIdentity,
     Operation,
+    PrefixMedia,
     RepetitionDetectionParams,
     RequestEvent,
     RequestNote,
@@ -33,6 +34,7 @@ from llmstack_types import (
     ScheduledRequest,
     SchedulerOutput,
     SchedulerStats,
+    SessionReturn,
     ShadowFigures,
     ShadowReport,
     StepPhases,
@@ -47,8 +49,8 @@ PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
     BlockEviction, DiskCacheStats, EncoderStats, EncoderWork, EngineCoreOutput, EngineCoreOutputs, KVTransferParams,
-    LoRAIdentity, RequestEvent, RequestNote, RequestProgress, ScheduledRequest, SchedulerStats, ShadowFigures,
-    ShadowReport, StepPhases, StepRecord, StepRecording, TokenLogprobs,
+    LoRAIdentity, PrefixMedia, RequestEvent, RequestNote, RequestProgress, ScheduledRequest, SchedulerStats,
+    SessionReturn, ShadowFigures, ShadowReport, StepPhases, StepRecord, StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.
@@ -85,7 +87,8 @@ VLLM_DEFAULTS: dict[str, Any] = {
 # vLLM has the first four elsewhere, and the last three not in public.
 OWN_FIELDS = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "typical_p", "bad_words_token_ids",
               "stream_interval", "truncate_prompt_tokens", "truncation_side", "kept_special_tokens",
-              "thinking_tags", "no_repeat_ngram_size", "top_n_sigma", "forced_bos_token_id")  # fmt: skip
+              "thinking_tags", "no_repeat_ngram_size", "top_n_sigma", "forced_bos_token_id",
+              "forced_eos_token_id", "infill")  # fmt: skip
 
 
 def test_the_defaults_of_sampling_params_are_vllms() -> None:

@@ -1,4 +1,4 @@
-"""How large a constraint may be, and how much work it may cost."""
+"""Limits on the size of constraints and on the work for them."""
 
 from __future__ import annotations
 

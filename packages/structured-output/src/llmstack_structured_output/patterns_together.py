@@ -1,13 +1,12 @@
-"""How many patterns of a JSON schema one string has to match at once."""
+"""Numbers of patterns of a JSON schema that one string has to match at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from llmstack_structured_output.walk import target_of
+from llmstack_structured_output.walk import Schema, target_of
 
-Schema = dict[str, Any]
 _CHOICES = ("anyOf", "oneOf")
 _MAPS = ("properties", "patternProperties")
 _LISTS = ("prefixItems", "items")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from llmstack_structured_output.walk import target_of
+from llmstack_structured_output.walk import Schema, target_of
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "items")
@@ -16,7 +16,6 @@ _OF_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedPropertie
 _COPY = "llmstack open copy "
 _MAX_ADDED = 20_000
 
-Schema = dict[str, Any]
 Names = dict[str, None]
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
+Schema = dict[str, Any]
+
 _DATA = ("const", "enum", "default", "examples")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 
-def changed(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+def changed(node: Any, change: Callable[[Schema], Schema]) -> Any:
     """The schema with each schema in it changed, the inner ones first; values in it that are no schemas are kept."""
     if isinstance(node, list):
         return [changed(entry, change) for entry in node]
@@ -25,7 +27,7 @@ def changed(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> An
     return change(parts)
 
 
-def target_of(root: dict[str, Any], reference: str) -> Any:
+def target_of(root: Schema, reference: str) -> Any:
     """What a reference such as `#/$defs/Place` points to; None where it points to nothing in the schema."""
     node: Any = root if reference.startswith("#") else None
     for part in unquote(reference[1:]).split("/")[1:]:

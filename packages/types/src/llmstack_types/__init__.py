@@ -38,11 +38,12 @@ if TYPE_CHECKING:
         RequestEvent,
         RequestNote,
         RequestStatus,
+        SessionReturn,
         StepPhases,
         StepRecord,
         StepRecording,
     )
-    from llmstack_types.media import EncoderStats, EncoderWork, MediaItem, MediaMemory, MediaSpec
+    from llmstack_types.media import EncoderStats, EncoderWork, MediaItem, MediaMemory, MediaSpec, PrefixMedia
     from llmstack_types.model_runner import (
         KVCacheGroupSpec,
         KVCacheSpec,
@@ -98,6 +99,7 @@ _MODULES = {
     "PoolingParams": "pooling_params",
     "PoolingTask": "pooling_params",
     "PoolingType": "pooling_params",
+    "PrefixMedia": "media",
     "QuarantinedError": "errors",
     "RankPlacement": "model_runner",
     "RequestEvent": "events",
@@ -111,6 +113,7 @@ _MODULES = {
     "SchedulerOutput": "scheduler_output",
     "RequestProgress": "stats",
     "SchedulerStats": "stats",
+    "SessionReturn": "events",
     "ServerOverloadedError": "errors",
     "ShadowFigures": "shadow",
     "ShadowReport": "shadow",
@@ -157,6 +160,7 @@ __all__ = [
     "PoolingParams",
     "PoolingTask",
     "PoolingType",
+    "PrefixMedia",
     "QuarantinedError",
     "RankPlacement",
     "RepetitionDetectionParams",
@@ -171,6 +175,7 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "ServerOverloadedError",
+    "SessionReturn",
     "ShadowFigures",
     "ShadowReport",
     "StepPhases",

@@ -11,9 +11,9 @@ from llmstack_types.stats import SchedulerStats
 ResultT = TypeVar("ResultT")
 ArgumentTs = TypeVarTuple("ArgumentTs")
 
-Merged = Literal["all", "any", "max", "first", "first text", "lines", "slowest"]
-"""The result of the first engine core, its first text that is not empty, the lines of all, or the state of the slowest
-load of an adapter; the others are functions of Python."""
+Merged = Literal["all", "any", "max", "first", "first text", "lines", "slowest", "sums"]
+"""The result of the first engine core, its first text that is not empty, the lines of all, the state of the slowest
+load of an adapter, or the sums of their numbers; the others are functions of Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,13 @@ class Control:
 
     SET_LOG_LEVEL: Final[Operation[bool, str]] = Operation("set_log_level", 13)
     """Sets the level of llmstack's log lines in the engine core's process, by one of `LOG_LEVELS`."""
+
+    UPDATE_WEIGHTS: Final[Operation[tuple[str, str, str], str]] = Operation("update_weights", 14, "first")
+    """Takes the weights of a folder in place of its own, without requests: why not or nothing, the digest of the
+    weights then, and the numeric contract id."""
+
+    RELEASE_SESSIONS: Final[Operation[tuple[int, int], str, str]] = Operation("release_sessions", 15, "sums")
+    """Gives up the sessions of a tenant that have a name; how many there were, and the tokens that are forgotten."""
 
     SLEEP_LEVEL: Final[Operation[int]] = Operation("sleep_level", 7, "max")
     """0 while the engine core is awake, else the level of `SLEEP`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from llmstack_types.events import BlockEviction, RequestEvent, StepPhases
 from llmstack_types.media import MediaItem, MediaSpec
@@ -74,6 +74,9 @@ class EngineCoreRequest:
             machine; None for no deadline. It decides the order of one tenant's requests (policy `deadline`).
         kv_transfer: The KV blocks to export or import; None for none.
         media: What the prompt has besides tokens, ascending and without overlap; the ids there are placeholders.
+        session: What its client calls the session, by which that can be released; empty for nothing.
+        is_session_final: Whether the session is given up when the request ends.
+        disk_miss: What was in the way of its blocks on disk, one of `DISK_MISS_CAUSES`; the engine core says so.
     """
 
     request_id: str
@@ -92,6 +95,13 @@ class EngineCoreRequest:
     deadline_s: float | None = None
     kv_transfer: KVTransferParams | None = None
     media: tuple[MediaItem, ...] = ()
+    session: str = ""
+    is_session_final: bool = False
+    disk_miss: str = ""
+
+
+MIN_LOGPROB: Final = -9999.0
+"""Of a token that is not allowed, or nearly impossible: minus infinity, which JSON does not have."""
 
 
 class TokenLogprobs(NamedTuple):

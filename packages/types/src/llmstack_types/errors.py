@@ -33,6 +33,10 @@ class EngineStartError(LLMStackError):
     """The engine core could not start; the text says why in one line."""
 
 
+class WeightsReloadedError(LLMStackError, ValueError):
+    """Other weights could not be loaded after all, and those before are back; what was kept beside them is lost."""
+
+
 class RequestFailedError(LLMStackError):
     """One admitted request failed inside the engine; the others go on."""
 

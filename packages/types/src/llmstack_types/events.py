@@ -92,6 +92,30 @@ class StepRecord(NamedTuple):
     media: Mapping[str, Sequence[tuple[int, MediaItem]]] = MappingProxyType({})
 
 
+class SessionReturn(NamedTuple):
+    """A session has gone on: a prompt extends its last one.
+
+    Attributes:
+        request_id: The request that has gone on with it.
+        last_request_id: The request before.
+        paused_s: Since that ended.
+        num_tokens: What that had computed, in whole blocks, as far as the prompt goes on from it.
+        num_found_tokens: How many of them the prefix cache held.
+        cause: Why it did not hold the others, one of `COMPUTED_CAUSES`.
+        kept_s: How long after the end of the last request the first of its blocks was evicted; below 0 for not.
+        evicted_for: For which request; empty for none.
+    """
+
+    request_id: str
+    last_request_id: str
+    paused_s: float
+    num_tokens: int
+    num_found_tokens: int
+    cause: str
+    kept_s: float
+    evicted_for: str
+
+
 class RequestNote(NamedTuple):
     """What is known of a request beside its steps.
 
@@ -100,12 +124,14 @@ class RequestNote(NamedTuple):
         lora_name: Its adapter; empty for none.
         earlier_s: When it came, if this engine core did not run then, on the clock of its sender; else 0.
         given_s: The seconds that its client gave it; 0 for no deadline.
+        went_on: The session that it has gone on with; None for none.
     """
 
     num_resumed_tokens: int = 0
     lora_name: str = ""
     earlier_s: float = 0.0
     given_s: float = 0.0
+    went_on: SessionReturn | None = None
 
 
 class StepRecording(NamedTuple):

@@ -69,6 +69,22 @@ class MediaItem:
         return sum(length for _, length in self.embed_runs) if self.embed_runs else self.num_tokens
 
 
+class PrefixMedia(NamedTuple):
+    """The items of a prompt whose prefix is looked for, or imported.
+
+    Attributes:
+        cache_salt: That of the request: what keeps equal items of others apart.
+        items: In the order of the prompt, without their memory.
+    """
+
+    cache_salt: str = ""
+    items: tuple[MediaItem, ...] = ()
+
+
+NO_MEDIA: Final = PrefixMedia()
+"""A prompt of tokens alone."""
+
+
 def num_slices(num_units: int, slice_units: int) -> int:
     """Parts of each layer over so many units, where `slice_units` of them are one; 0 is for whole layers."""
     return max(1, -(-num_units // slice_units)) if slice_units else 1

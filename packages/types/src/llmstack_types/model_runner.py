@@ -73,7 +73,7 @@ class ModelRunnerConfig(
         draft_model_path: Folder of the model that makes draft tokens; empty where the scheduler makes them.
         draft_max_model_len: The longest request that it makes drafts for.
         draft_head: What makes drafts from hidden states: `mtp`, the layer of the checkpoint that guesses a further
-            token; `eagle`, `eagle3` or `medusa`, heads in the folder `draft_model_path`; empty for neither.
+            token; `eagle`, `eagle3`, `medusa` or `dflash`, heads in the folder `draft_model_path`; empty for neither.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
         first_gpu: Place of the engine core's first GPU among those of the machine; its ranks use it and the next ones.
@@ -87,6 +87,8 @@ class ModelRunnerConfig(
             sizes, times and headers, which takes no time.
         pack_cache: Packed weights are kept in files of the user's cache folder, and found there by later starts.
         max_loras: Upper bound of adapters in one step.
+        weights_path: Folder of the weights, where they are not those of `model_path`; empty for these.
+        tokenizer_path: Folder of the tokenizer, for sampling by the texts of tokens; empty for none.
     """
 
     model_path: str
@@ -108,12 +110,24 @@ class ModelRunnerConfig(
     pack_cache: bool = False
     max_loras: int = 1
     placement: RankPlacement | None = None
+    tokenizer_path: str = ""
+    weights_path: str = ""
+
+    def with_weights(self, path: str) -> ModelRunnerConfig:
+        """The same model with the weights of another folder; dummy weights are others too."""
+        load_format = "auto" if self.load_format == "dummy" else self.load_format
+        return replace(self, weights_path=path, load_format=load_format)
+
+    @property
+    def weights_folder(self) -> str:
+        """The folder with the weights."""
+        return self.weights_path or self.model_path
 
     def of_draft_model(self) -> ModelRunnerConfig:
         """How the draft model is loaded: by one rank, in its own precision, without adapters and media."""
         return replace(
             self, model_path=self.draft_model_path, max_model_len=self.draft_max_model_len or self.max_model_len,
-            draft_model_path="", draft_head="", max_num_drafts=0, hf_overrides="", quantization=None,
+            weights_path="", draft_model_path="", draft_head="", max_num_drafts=0, hf_overrides="", quantization=None,
             enable_hybrid_kv_cache=False, enable_lora=False, enable_prompt_embeds=False, enable_mm_embeds=False,
             language_model_only=True, enable_deterministic_inference=False, tensor_parallel_size=1, placement=None,
         )  # fmt: skip
@@ -219,6 +233,7 @@ class KVCacheSpec:
         groups: Groups of layers, each with its tensors; one where all layers share one block table, none without KV.
         draft_bytes_per_block: Bytes of the draft model's keys and values beside each block; 0 without one.
         draft_cost: The time of one draft of every row by the draft model, over that of a step of one token.
+        weight_bytes: Bytes of weights that a step reads; 0 where the runner does not say.
     """
 
     num_layers: int
@@ -237,6 +252,7 @@ class KVCacheSpec:
     bytes_per_state: int = 0
     draft_bytes_per_block: int = 0
     draft_cost: float = 0.0
+    weight_bytes: int = 0
 
     @property
     def table_groups(self) -> tuple[KVCacheGroupSpec, ...]:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 REQUIRED: Any = dataclasses.MISSING
 SAME_DEFAULT: Any = object()
 """The default of commands is that of the keyword."""
+OWN_NAME = "--"
+"""Stands for the flag that has the name of the field."""
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _METADATA_KEY = "llmstack option"
 
@@ -22,7 +24,7 @@ class Declaration(NamedTuple):
     """The declaration of a field's option besides type and default; see `option`."""
 
     help: str
-    flag: str = ""
+    flag: str = OWN_NAME
     short: str = ""
     also: tuple[str, ...] = ()
     positional: str = ""
@@ -50,10 +52,12 @@ class Declaration(NamedTuple):
 def option(default: Any = REQUIRED, *, help: str, **details: Any) -> Any:
     """Declares an option: the value of a dataclass field of an option group, or of settings.
 
-    `flag`: Its name on a command line, such as `--block-size`; without one the option is a keyword only. The key in
-      files is the same without dashes, the variable is `LLMSTACK_BLOCK_SIZE`. A switch also gets its `--no-` form.
+    `flag`: Its name on a command line, where that is not `--block-size` for a field `block_size`; an option whose flag
+      is empty is a keyword only. The key in files is the same without dashes, the variable is `LLMSTACK_BLOCK_SIZE`. A
+      switch also gets its `--no-` form.
     `short`, `also`: Further flags.
     `positional`: The word of the command line that sets it, too.
+    `metavar`: The word for its value in help, where `N` of integers or `JSON` of objects does not say enough.
     `value_without_text`: The value of the flag where none follows.
     `sets`: The value that a switch sets: False for flags such as `--disable-x` of a field that says `has_x`.
     `command_default`: The default of commands, where it is another one than that of the keyword.

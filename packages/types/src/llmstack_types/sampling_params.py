@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen, under vLLM's field names and defaults."""
+"""Choice of the tokens of one request, by vLLM's field names and defaults."""
 
 from __future__ import annotations
 
@@ -83,6 +83,8 @@ class SamplingParams:
         typical_p: Keeps the tokens of the most typical surprise that have this mass together; 1 is off.
         top_n_sigma: Keeps the tokens whose logits are at most so many standard deviations below the best one, as in
             llama.cpp; 0 and less are off. It comes before typical-p, top-k and top-p.
+        infill: Chooses between the end of a gap and a text for it, as llama.cpp's sampler of that name, among
+            the tokens that all others leave. Tokens that end the completion are its ends.
         bad_words: Strings that must not be generated.
         bad_words_token_ids: The same as token ids, which the sampler masks: the last one of each sequence where
             the others were just generated. The input processor adds those of `bad_words`.
@@ -98,6 +100,7 @@ class SamplingParams:
         truncate_prompt_tokens: Tokens of the prompt that are kept; -1 keeps what leaves room for `max_tokens`.
         truncation_side: The side on which tokens are dropped, `left` or `right`.
         forced_bos_token_id: The first token behind the decoder's own, of a model whose prompts go to an encoder.
+        forced_eos_token_id: The token that ends a beam which is as long as it may be, whatever its probability.
     """
 
     n: int = declared(1, 1, 128)
@@ -117,6 +120,7 @@ class SamplingParams:
         is_for_host=True,
         help="standard deviations below the best logit within which tokens are kept",
     )
+    infill: bool = declared(False, given_by="none", is_for_host=True)
     presence_penalty: float = declared(0.0, -2.0, 2.0)
     frequency_penalty: float = declared(0.0, -2.0, 2.0)
     # vLLM allows anything above 0; beyond these ends float32 logits overflow and the row turns to NaN.
@@ -150,9 +154,12 @@ class SamplingParams:
     )  # fmt: skip
     thinking_tags: ThinkingTags | None = declared(None, given_by="none", is_recorded=False)
     forced_bos_token_id: int | None = declared(
-        None, 0, 2**31 - 1, is_recorded=False, is_sent=False,
+        None, 0, 2**31 - 1, is_recorded=False,
         help="the decoder's first token in a model with an encoder, such as that of a language",
     )  # fmt: skip
+    forced_eos_token_id: int | None = declared(
+        None, 0, 2**31 - 1, is_recorded=False, help="the token that ends a beam which is as long as it may be"
+    )
     truncation_side: str = declared(
         "left", is_recorded=False, is_sent=False, help="where tokens are dropped: left (the default) or right"
     )

@@ -7,8 +7,14 @@ from typing import Final, NamedTuple
 from llmstack_types.media import EncoderStats
 from llmstack_types.sampling_params import SamplingParams
 
-DISK_MISS_CAUSES: Final = ("absent", "damaged", "foreign", "unreadable", "late", "evicted", "no_room")
+DISK_MISS_CAUSES: Final = ("absent", "damaged", "foreign", "unreadable", "late", "evicted", "no_room", "costly")
 """Why a prefix was not read from disk, or not to its end."""
+
+COMPUTED_CAUSES: Final = (
+    "new", "block_end", "evicted", "preempted", "released", "reset", "other_adapter", "no_state", "not_looked_up",
+    "disk_costly", "disk_late", "disk_failed", "disk_no_room",
+)  # fmt: skip
+"""Why tokens are computed: `new` ones for the first time, as far as is known; the others were computed before."""
 
 
 class DiskCacheStats(NamedTuple):
@@ -70,6 +76,8 @@ class SchedulerStats(NamedTuple):
         waiting_tenants: The same tenants.
         prefix_tokens_without_state: Counter of tokens that were found in the prefix cache, but are computed again since
             no state was kept where they end.
+        num_computed_tokens_per_cause: Counters of tokens that requests compute, by `COMPUTED_CAUSES`, counted when they
+            begin or go on; empty without prefix caching.
         num_agreeing_audits: Counter of prefix hits that were computed again and found to be right.
         num_differing_audits: Counter of those that were found to be wrong.
         disk: The prefix cache on disk; None without.
@@ -104,6 +112,7 @@ class SchedulerStats(NamedTuple):
     num_waiting_tokens_per_tenant: tuple[int, ...] = ()
     waiting_tenants: tuple[str, ...] = ()
     prefix_tokens_without_state: int = 0
+    num_computed_tokens_per_cause: tuple[int, ...] = ()
     num_agreeing_audits: int = 0
     num_differing_audits: int = 0
     encoder: EncoderStats | None = None

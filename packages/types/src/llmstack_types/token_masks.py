@@ -1,4 +1,4 @@
-"""Which tokens the constrained rows of a step may take."""
+"""Masks of tokens that the constrained rows of a step may take."""
 
 from __future__ import annotations
 

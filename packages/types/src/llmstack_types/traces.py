@@ -35,12 +35,14 @@ class TraceRequest:
         arrival_s: Seconds since the trace began.
         hash_ids: Each stands for 512 tokens, the last one for the remainder; equal ids stand for equal tokens. None if
             the prompt shares no prefix with another.
+        ends_with_call: Whether the answer calls a tool.
     """
 
     arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int
     hash_ids: tuple[int, ...] | None = None
+    ends_with_call: bool = False
 
 
 def parse_trace(lines: Iterable[str], trace_format: TraceFormat, limit: int | None = None) -> list[TraceRequest]:

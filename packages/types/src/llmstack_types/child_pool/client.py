@@ -99,7 +99,7 @@ class ChildPool:
         async with self._starting:  # one that is being started ends too
             connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.shutdown()
+            await connection.kill()
 
     async def _living_connection(self) -> _Connection:
         async with self._starting:
@@ -154,7 +154,7 @@ class _Connection:
         if self.process.stdin is not None:
             self.process.stdin.write(line.encode() + b"\n")
 
-    async def shutdown(self) -> None:
+    async def kill(self) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
