@@ -2,6 +2,10 @@
 
     python packages/kernels/benchmarks/roofline.py --model gpt2 --rows 1 8 32 --prompt 512
     LLMSTACK_KERNELS=avx2 python packages/kernels/benchmarks/roofline.py --model llama-110m
+    python packages/kernels/benchmarks/roofline.py --model gpt2 --cache-sizes 48K,1M,16M 32K,512K,4M
+
+With `--cache-sizes` what is cut to caches is measured with each of these, in turns: so a stranger to the processor sees
+whether the sizes that were read give the fastest cuts. `read` stands for them. The speed over the first is in brackets.
 
 The roof of an operation is the larger of two times: its bytes at the rate at which memory is read, and its products at
 the rate of products whose operands are in registers. Both rates are measured in turns with the operations. Weights and
@@ -12,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +31,7 @@ import torch
 from llmstack_kernels.activation import silu_and_mul
 from llmstack_kernels.argmax import argmax
 from llmstack_kernels.build_native import PACKAGE, find_compiler, flags_of
+from llmstack_kernels.caches import ENVIRONMENT_VARIABLE, CacheSizes, describe, parse_cache_sizes, read_cache_sizes
 from llmstack_kernels.embedding import embedding
 from llmstack_kernels.layer_norm import layer_norm
 from llmstack_kernels.linear import pack_linear
@@ -40,6 +46,7 @@ from llmstack_kernels.rotary_embedding import rotary_embedding
 COLD_BYTES = 100 << 20  # of weights or caches: more than a processor keeps
 BLOCK_SIZE = 16
 NUM_ROUNDS = 7
+READ = "read"  # the caches that the system reports
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -64,6 +71,7 @@ MODELS = {
     "gpt2": Model(768, 12, 12, 12, 3072, 50257, is_llama=False),
     "llama-110m": Model(768, 12, 12, 4, 2048, 32000),
     "llama-1.1b": Model(2048, 22, 32, 4, 5632, 32000),
+    "llama-8b": Model(4096, 32, 32, 8, 14336, 128256),
 }
 
 
@@ -105,6 +113,7 @@ class Operation:
     num_flops: int
     run: Callable[[], None]
     num_copies: int
+    is_cut: bool = True  # to the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +265,7 @@ def attention(settings: Settings) -> Iterator[Operation]:
         for pair in caches:
             reshape_and_cache(key, key, *pair, slots)
 
-    yield Operation("KV write", model.num_layers, 4 * key.nbytes, 0, captured(write), num_copies)
+    yield Operation("KV write", model.num_layers, 4 * key.nbytes, 0, captured(write), num_copies, is_cut=False)
 
 
 def small_operations(settings: Settings) -> Iterator[Operation]:
@@ -286,20 +295,36 @@ def small_operations(settings: Settings) -> Iterator[Operation]:
 def repeated(name: str, num_calls: int, num_bytes: int, call: Callable[[], object]) -> Operation:
     """An operation whose calls are the same ones again."""
     num_repeats = 8
-    return Operation(name, num_calls, num_bytes, 0, captured(lambda: [call() for _ in range(num_repeats)]), num_repeats)
+    return Operation(
+        name, num_calls, num_bytes, 0, captured(lambda: [call() for _ in range(num_repeats)]), num_repeats, is_cut=False
+    )
 
 
-def measure(settings: Settings, roofs: Roofs, num_threads: int) -> list[Row]:
-    """The step's operations, measured one after the other, in turns with the roofs."""
+def measure(settings: Settings, roofs: Roofs, num_threads: int, caches: Sequence[str]) -> list[list[Row]]:
+    """The step's operations for each of the caches, measured one after the other, in turns with the roofs."""
+    library = require_library()
     measured = []
     for part in (linears, attention, small_operations):
         for operation in part(settings):
+            if len(caches) > 1 and not operation.is_cut:
+                continue
             operation.run()
-            seconds = []
-            for _ in range(NUM_ROUNDS):
-                seconds.append(elapsed_s(operation.run, num_threads) / operation.num_copies)
+            seconds: list[list[float]] = [[] for _ in caches]
+            for first in range(NUM_ROUNDS):
+                for turn in range(len(caches)):
+                    index = (first + turn) % len(caches)
+                    library.fit(sizes_of(caches[index]))
+                    seconds[index].append(elapsed_s(operation.run, num_threads) / operation.num_copies)
                 roofs.measure()
-            measured.append((operation, statistics.median(seconds)))
+            measured.append((operation, [statistics.median(own) for own in seconds]))
+    return [
+        steps_of([(operation, seconds[index]) for operation, seconds in measured], roofs)
+        for index in range(len(caches))
+    ]
+
+
+def steps_of(measured: Sequence[tuple[Operation, float]], roofs: Roofs) -> list[Row]:
+    """A row for each operation, and one for the step. `measured`: Operations with the seconds of a call."""
     rows = []
     for operation, call_s in measured:
         num_bytes, num_flops = (operation.num_calls * cost for cost in (operation.num_bytes, operation.num_flops))
@@ -307,6 +332,21 @@ def measure(settings: Settings, roofs: Roofs, num_threads: int) -> list[Row]:
         rows.append(Row(operation.name, num_bytes, num_flops, operation.num_calls * call_s, roof_s))
     costs = zip(*((row.num_bytes, row.num_flops, row.seconds, row.roof_s) for row in rows), strict=True)
     return [*rows, Row("the step", *map(sum, costs))]
+
+
+def sizes_of(text: str) -> CacheSizes:
+    """The caches that `text` names; those that this processor has for `read`."""
+    return read_cache_sizes() if text == READ else parse_cache_sizes(text)
+
+
+def print_comparison(title: str, caches: Sequence[str], found: Sequence[Sequence[Row]], roofs: Roofs) -> None:
+    """The share of the roof for each of the caches, as a table in Markdown; and the speed over the first ones."""
+    print(f"\n{title}: memory {roofs.bytes_per_s / 1e9:.1f} GB/s, products {roofs.flops_per_s / 1e9:.0f} GFLOP/s\n")
+    print("| operation |", " | ".join(caches), "|")
+    print("|---|", "---|" * len(caches), sep="")
+    for rows in zip(*found, strict=True):
+        shares = (f"{row.roof_s / row.seconds:.0%} ({rows[0].seconds / row.seconds:.2f})" for row in rows)
+        print(f"| {rows[0].name} |", " | ".join(shares), "|")
 
 
 def print_table(title: str, rows: list[Row], roofs: Roofs) -> None:
@@ -332,9 +372,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--quantization", choices=("int8", "int4", "int8_dynamic", "int4_dynamic"))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache-sizes", nargs="+", metavar="L1,L2,L3", help="such as read 32K,512K,4M")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     variant = require_library().variant
+    caches = options.cache_sizes or [os.environ.get(ENVIRONMENT_VARIABLE) or READ]
+    print(f"caches: {describe()}")
     kind = "int8" if str(options.quantization).endswith("_dynamic") else options.dtype
     batches = [Batch(num_rows, 1, options.context) for num_rows in options.rows]
     batches += [Batch(1, length, length) for length in options.prompt]
@@ -343,9 +386,12 @@ def main() -> None:
             roofs = Roofs(variant, options.threads, kind)
             settings = Settings(MODELS[name], batch, DTYPES[options.dtype], options.quantization)
             with torch.inference_mode():
-                rows = measure(settings, roofs, options.threads)
+                found = measure(settings, roofs, options.threads, caches)
             title = f"{name}, {options.quantization or options.dtype}, {batch}, {variant}, {options.threads} thread(s)"
-            print_table(title, rows, roofs)
+            if options.cache_sizes:
+                print_comparison(title, caches, found, roofs)
+            else:
+                print_table(title, found[0], roofs)
 
 
 if __name__ == "__main__":

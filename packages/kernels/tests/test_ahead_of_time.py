@@ -16,6 +16,8 @@ import pytest
 from llmstack_kernels import launch
 from llmstack_kernels.ahead_of_time import __main__ as command
 from llmstack_kernels.ahead_of_time import collect, gate, table
+from llmstack_kernels.ahead_of_time.case import CompileCase
+from llmstack_kernels.ahead_of_time.compile import Compiled
 from llmstack_kernels.ahead_of_time.measure import Measurements, count_instructions, parse_resources
 from llmstack_kernels.ahead_of_time.survey import Survey
 from llmstack_kernels.ahead_of_time.table import Row, Table
@@ -98,6 +100,17 @@ def test_each_fault_is_found(made: dict[str, Any], case: str, kind: str, words: 
 @pytest.mark.parametrize("case", ["sound", "thrice", "waits", "for_newer"])
 def test_nothing_is_found_where_nothing_is_wrong(made: dict[str, Any], case: str) -> None:
     assert not [where for where, _, _ in made["findings"] if where.split()[1] == case]
+
+
+def test_a_kind_of_gpu_that_nothing_is_tuned_for_may_spill_a_little() -> None:
+    case, start = CompileCase("case", lambda: None), launch.Launch(len, (1,), (), {})
+
+    def kinds(arch: int, local_bytes: int) -> list[gate.Kind]:
+        compiled = Compiled("op", case, "kernel", TARGETS[arch], start, None)
+        return [one.kind for one in gate.findings(compiled, replace(MEASURED, spills=2, local_bytes=local_bytes))]
+
+    assert kinds(100, 16) == []
+    assert kinds(100, 24) == kinds(90, 8) == [gate.Kind.LOCAL_MEMORY]
 
 
 def test_launches_that_compile_to_the_same_are_one_row(made: dict[str, Any]) -> None:

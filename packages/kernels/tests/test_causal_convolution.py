@@ -6,20 +6,12 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_helpers.backends import cpu_backend
 
 from llmstack_kernels.causal_convolution import causal_convolution, native, reference
-from llmstack_kernels.native import NativeLibrary
 from llmstack_kernels.state_rows import StateRows
-from llmstack_kernels.testing import native_variants
 
-
-@pytest.fixture(params=["reference", *native_variants()])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    if request.param == "reference":
-        return reference
-    chosen = NativeLibrary(request.param)
-    monkeypatch.setattr(native, "require_library", lambda: chosen)
-    return native
+backend = cpu_backend(reference, native)
 
 
 def make_rows(counts: list[int], known: list[int] | None = None, first_block: int = 1) -> StateRows:

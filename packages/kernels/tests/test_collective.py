@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from llmstack_kernels import collective
 from llmstack_kernels.collective import CollectiveError, SharedGroup, SharedLink
+from llmstack_kernels.native import is_available
 from llmstack_kernels.native.capture import capture
 
-pytestmark = pytest.mark.skipif(not collective.is_available(), reason="the native kernels are not built")
+pytestmark = pytest.mark.skipif(not is_available(), reason="the native kernels are not built")
 
 SLOT_BYTES = 1 << 10
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from llmstack_kernels import draw_tokens as op
 from llmstack_kernels.draw_tokens import DrawParameters, native, reference
+from llmstack_kernels.native import is_available
 
-needs_native = pytest.mark.skipif(not native.is_available(), reason="the native kernels are not built")
+needs_native = pytest.mark.skipif(not is_available(), reason="the native kernels are not built")
 OFF = 1 << 31
 
 

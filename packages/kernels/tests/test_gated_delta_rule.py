@@ -7,12 +7,12 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_helpers.backends import cpu_backend
+from kernel_helpers.scans import check_cuts, check_drafts, check_neighbours
 from kernel_helpers.states import make_rows, make_states
 
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, gated_delta_rule, native, reference
-from llmstack_kernels.native import NativeLibrary
 from llmstack_kernels.state_rows import StateRows
-from llmstack_kernels.testing import native_variants
 
 SHAPES = [(2, 4, 16, 16), (1, 3, 24, 40), (2, 2, 128, 128), (1, 1, 8, 5)]  # key heads, value heads, dimensions
 
@@ -79,13 +79,7 @@ def recurrence(inputs: DeltaRuleInputs, state: torch.Tensor) -> tuple[torch.Tens
     return torch.stack(outs).view(len(inputs.mixed), num_heads * value_dim), state
 
 
-@pytest.fixture(params=["reference", *native_variants()])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    if request.param == "reference":
-        return reference
-    chosen = NativeLibrary(request.param)
-    monkeypatch.setattr(native, "require_library", lambda: chosen)
-    return native
+backend = cpu_backend(reference, native)
 
 
 @pytest.mark.parametrize("is_tiled", [False, True])
@@ -141,46 +135,22 @@ def test_inputs_of_16_bits_round_the_result_alone(shape: tuple[int, int, int, in
 def test_no_cut_changes_a_bit(
     backend: ModuleType, shape: tuple[int, int, int, int], cuts: list[int], has_row_decays: bool
 ) -> None:
-    inputs, matrices = make_inputs(23, shape, torch.float32), make_matrices(30, shape)
+    inputs = make_inputs(23, shape, torch.float32)
     inputs = with_row_decays(inputs, shape) if has_row_decays else inputs
-    whole = backend.gated_delta_rule(inputs, matrices, make_rows([23]))
-    expected = matrices[2].clone()
-    start = 0
-    for block, count in enumerate(cuts, start=1):
-        rows = make_rows([count], first_block=block)
-        assert torch.equal(
-            backend.gated_delta_rule(tokens(inputs, start, start + count), matrices, rows), whole[start : start + count]
-        )
-        start += count
-    assert torch.equal(matrices[len(cuts) + 1], expected)
+    check_cuts(backend.gated_delta_rule, tokens, inputs, lambda count: make_matrices(count, shape), cuts)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_row_does_not_depend_on_its_neighbours(backend: ModuleType, num_threads: int) -> None:
-    shape, before = SHAPES[2], torch.get_num_threads()
-    inputs, matrices = make_inputs(20, shape, torch.float32), make_matrices(9, shape)
-    alone = make_matrices(9, shape)
-    try:
-        torch.set_num_threads(num_threads)
-        out = backend.gated_delta_rule(inputs, matrices, make_rows([1, 12, 1, 6]))
-    finally:
-        torch.set_num_threads(before)
-    for row, (start, end) in enumerate([(0, 1), (1, 13), (13, 14), (14, 20)]):
-        rows = make_rows([end - start], first_block=1 + 2 * row)
-        assert torch.equal(backend.gated_delta_rule(tokens(inputs, start, end), alone, rows), out[start:end])
-    assert torch.equal(alone, matrices)
+    shape = SHAPES[2]
+    inputs = make_inputs(20, shape, torch.float32)
+    check_neighbours(backend.gated_delta_rule, tokens, inputs, lambda count: make_matrices(count, shape), num_threads)
 
 
 def test_drafts_are_answered_and_change_no_block(backend: ModuleType) -> None:
     shape = SHAPES[0]
-    inputs, matrices = make_inputs(12, shape, torch.float32), make_matrices(5, shape)
-    plain, before = make_matrices(5, shape), matrices.clone()
-    out = backend.gated_delta_rule(inputs, matrices, make_rows([8, 4], known=[5, 0]))
-    assert torch.equal(out, backend.gated_delta_rule(inputs, plain, make_rows([8, 4])))
-    backend.gated_delta_rule(tokens(inputs, 0, 5), plain, make_rows([5]))
-    assert torch.equal(matrices[2], plain[2])
-    assert torch.equal(matrices[4], before[3])  # none is known, so the state goes on as it was
-    assert torch.equal(matrices[[0, 1, 3]], before[[0, 1, 3]])
+    inputs = make_inputs(12, shape, torch.float32)
+    check_drafts(backend.gated_delta_rule, tokens, inputs, lambda count: make_matrices(count, shape))
 
 
 def test_what_does_not_fit_is_refused() -> None:

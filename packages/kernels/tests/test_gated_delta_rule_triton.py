@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_helpers.states import make_rows
+from kernel_helpers.scans import check_agrees, check_cuts
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, reference
 from llmstack_kernels.gated_delta_rule import triton as kernels
 
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 SHAPES = [(2, 4, 16, 16), (1, 3, 24, 40), (1, 1, 8, 5)]  # key heads, value heads, dimensions
 
 
@@ -26,6 +25,11 @@ def make_inputs(num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.
         torch.randn(num_tokens, width + 7, device=device).to(dtype)[:, 7:], gates[:, :num_heads],
         gates[:, num_heads : 2 * num_heads], *torch.randn(2, num_heads, device=device), num_key_heads,
     )  # fmt: skip
+
+
+def tokens(inputs: DeltaRuleInputs, start: int, end: int) -> DeltaRuleInputs:
+    own = slice(start, end)
+    return replace(inputs, mixed=inputs.mixed[own], decays=inputs.decays[own], rates=inputs.rates[own])
 
 
 def make_matrices(num_blocks: int, shape: tuple[int, int, int, int], device: str) -> torch.Tensor:
@@ -50,24 +54,12 @@ def test_rows_and_drafts_agree_with_the_reference(
         count = shape[1] * shape[2]
         decays, bias = torch.randn(9, count, device=triton_device), torch.randn(count, device=triton_device)
         inputs = replace(inputs, decays=decays.to(triton_dtype), decay_bias=bias)
-    rows, expected_matrices = make_rows([5, 1, 3], [5, 0, 2], device=triton_device), matrices.clone()
-    expected = reference.gated_delta_rule(inputs, expected_matrices, rows)
-    out = kernels.gated_delta_rule(inputs, matrices, rows)
-    assert out.dtype == triton_dtype
-    tolerance = TOLERANCE[triton_dtype]
-    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(matrices, expected_matrices, atol=1e-5, rtol=1e-5)
+    check_agrees(kernels.gated_delta_rule, reference.gated_delta_rule, inputs, matrices)
 
 
 def test_no_cut_changes_a_bit(triton_device: str) -> None:
     shape = SHAPES[0]
-    inputs, matrices = make_inputs(7, shape, torch.float32, triton_device), make_matrices(9, shape, triton_device)
-    whole = kernels.gated_delta_rule(inputs, matrices, make_rows([7], device=triton_device))
-    expected, start = matrices[2].clone(), 0
-    for block, count in enumerate([1, 4, 2], start=1):
-        own = slice(start, start + count)
-        part = replace(inputs, mixed=inputs.mixed[own], decays=inputs.decays[own], rates=inputs.rates[own])
-        found = kernels.gated_delta_rule(part, matrices, make_rows([count], None, block, triton_device))
-        assert torch.equal(found, whole[own])
-        start += count
-    assert torch.equal(matrices[4], expected)
+    inputs = make_inputs(7, shape, torch.float32, triton_device)
+    check_cuts(
+        kernels.gated_delta_rule, tokens, inputs, lambda count: make_matrices(count, shape, triton_device), [1, 4, 2]
+    )

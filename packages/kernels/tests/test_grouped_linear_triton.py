@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from llmstack_kernels.graph_safety import no_host_synchronisation
 from llmstack_kernels.grouped_linear import group_rows as group_rows_here
 from llmstack_kernels.grouped_linear import reference
 from llmstack_kernels.grouped_linear import triton as kernels
-from llmstack_kernels.linear import QUANTIZATIONS, quantize
+from llmstack_kernels.linear import QUANTIZATIONS, BlockWeight, StoredWeight, quantize
 
 # What Triton's own interpreter does to the bounds of a loop.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
@@ -44,8 +47,13 @@ def exact(x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, acti
     return out
 
 
-@pytest.mark.parametrize(("num_rows", "num_experts"), [(1, 3), (6, 2), (40, 5), (200, 3)])
-def test_tiles_hold_each_experts_rows_once(num_rows: int, num_experts: int, triton_device: str) -> None:
+@pytest.mark.parametrize("is_sorting", [True, False])
+@pytest.mark.parametrize(("num_rows", "num_experts"), [(1, 3), (6, 2), (40, 5), (64, 7), (200, 3)])
+def test_tiles_hold_each_experts_rows_once(
+    num_rows: int, num_experts: int, is_sorting: bool, triton_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_sorting:
+        monkeypatch.setattr(kernels, "_MAX_SORTED_ROWS", 0)
     expert_ids = torch.randint(num_experts, (num_rows, 1), device=triton_device)
     expected = reference.group_rows(expert_ids, num_experts)
     found = kernels.group_rows(expert_ids, num_experts)
@@ -91,6 +99,64 @@ def test_quantized_experts_are_computed_with_as_they_stand(
     torch.testing.assert_close(out.double(), exact(x, rounded, expert_ids, "none"), atol=tolerance, rtol=tolerance)
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+STORED: dict[str, Callable[[torch.Tensor], StoredWeight]] = {
+    "mxfp4": lambda numbers: StoredWeight("table4", numbers % 16, torch.full((64, 5), 0.125), 32, table=E2M1),
+    "int4_zeros": lambda numbers: StoredWeight("int4", numbers % 16, torch.full((64, 5), 0.1), 32),
+    "int8": lambda numbers: StoredWeight("int8", numbers, torch.full((64, 1), 0.01), 150),
+    "fp8": lambda numbers: StoredWeight("fp8", numbers % 112, torch.full((64, 1), 0.01), 150),
+    "fp8_block": lambda numbers: StoredWeight("fp8", numbers % 112, torch.full((64, 2), 0.01), 128),
+}
+
+
+@pytest.mark.parametrize("weight_format", STORED)
+def test_stored_experts_are_computed_with_as_they_stand(weight_format: str, triton_device: str) -> None:
+    x, _, expert_ids = make(5, 2, (3, 64, 150), torch.float16, triton_device)
+    numbers = torch.randint(256, (3, 64, 150), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    weights = [STORED[weight_format](own) for own in numbers]
+    packed = kernels.pack_stored_experts(weights, torch.float16, torch.device(triton_device))
+    assert packed is not None
+    assert packed._format == weight_format
+    exact_weights = torch.stack([weight.dequantize(torch.float64) for weight in weights]).to(triton_device)
+    expected = exact(x, exact_weights, expert_ids, "none")
+    found = packed(x, kernels.group_rows(expert_ids, 3)).double()
+    assert (found - expected).abs().max() <= TOLERANCE[torch.float16] * expected.abs().max()
+
+
+def test_experts_of_several_formats_are_not_packed(triton_device: str) -> None:
+    numbers, device = torch.zeros((64, 150), dtype=torch.uint8), torch.device(triton_device)
+    made = {name: build(numbers) for name, build in STORED.items()}
+    order = torch.arange(150).flip(0)
+    ordered = StoredWeight("int4", numbers, torch.ones(64, 5), 32, order=order)
+    other_table = StoredWeight("table4", numbers, torch.ones(64, 5), 32, table=torch.arange(16.0))
+    assert kernels.pack_stored_experts([made["int8"], made["fp8"]], torch.float16, device) is None
+    assert kernels.pack_stored_experts([made["int8"], made["int8"].rows(slice(0, 32))], torch.float16, device) is None
+    assert kernels.pack_stored_experts([ordered], torch.float16, device) is None
+    assert kernels.pack_stored_experts([other_table], torch.float16, device) is None
+    assert kernels.pack_stored_experts([made["int8"]], torch.float32, device) is None
+
+
+@pytest.mark.parametrize(("num_read", "has_float_zeros"), [(3, False), (1, True)])
+def test_numbers_of_blocks_are_read_one_expert_at_a_time(
+    num_read: int, has_float_zeros: bool, triton_device: str
+) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    numbers = torch.randint(256, (64, 128), generator=torch.Generator().manual_seed(0)).to(torch.uint8) & 15
+    zeros = torch.ones(64, 4) if has_float_zeros else None  # no kernel reads these
+
+    def read(blocks: torch.Tensor) -> StoredWeight:
+        assert sum(numbers() is not None for numbers in alive) <= 1  # that of the expert before
+        stored = StoredWeight("int4", numbers.clone(), torch.ones(64, 4), 32, zeros=zeros)
+        alive.append(weakref.ref(stored.numbers))
+        return stored
+
+    blocks = torch.zeros((64, 4, 18), dtype=torch.uint8)
+    weights = [BlockWeight("Q4_0", (blocks,), read) for _ in range(3)]
+    packed = kernels.pack_stored_experts(weights, torch.float16, torch.device(triton_device))
+    assert (packed is None) == has_float_zeros
+    assert len(alive) == num_read
+
+
 def test_a_row_is_bit_equal_in_any_batch(triton_dtype: torch.dtype, triton_device: str) -> None:
     x, weights, expert_ids = make(70, 2, (3, 40, 70), triton_dtype, triton_device)
     experts = kernels.pack_experts(weights)
@@ -98,6 +164,20 @@ def test_a_row_is_bit_equal_in_any_batch(triton_dtype: torch.dtype, triton_devic
     for start, end in ((0, 1), (69, 70), (5, 25)):
         part = experts(x[start:end], kernels.group_rows(expert_ids[start:end], 3), "silu_and_mul")
         assert torch.equal(part.view(end - start, 2, 20), whole[start:end])
+
+
+def test_rows_without_an_expert_are_neither_computed_nor_read(triton_device: str) -> None:
+    x, weights, expert_ids = make(9, 2, (4, 40, 70), torch.float32, triton_device)
+    shares = torch.rand(9, 2, device=triton_device)
+    experts = kernels.pack_experts(weights)
+    expected = kernels.sum_choices(
+        experts(x, kernels.group_rows(expert_ids, 4)), shares.masked_fill(expert_ids == 2, 0.0)
+    )
+    groups = kernels.group_rows(torch.where(expert_ids == 2, 4, expert_ids), 4)
+    assert int(groups.starts[-1]) == int((expert_ids != 2).sum()) < 18
+    rows = experts(x, groups)
+    rows[expert_ids.view(-1) == 2] = float("nan")
+    assert torch.equal(kernels.sum_choices(rows, shares.masked_fill(expert_ids == 2, 0.0)), expected)
 
 
 def test_choices_are_summed_by_their_shares_one_after_the_other(triton_dtype: torch.dtype, triton_device: str) -> None:

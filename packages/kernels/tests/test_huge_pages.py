@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import resource
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from llmstack_kernels.native import huge_pages
-from llmstack_kernels.native.huge_pages import empty_in_huge_pages
+from llmstack_kernels.native.huge_pages import advise_huge_pages, empty_in_huge_pages
 
 MEBIBYTE = 1 << 20
 
@@ -62,3 +64,17 @@ def test_threads_never_get_the_same_memory() -> None:
     with ThreadPoolExecutor(8) as pool:
         tensors = list(pool.map(filled, range(40)))
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+def test_a_large_tensor_is_touched_in_huge_pages_and_small_ones_stay_as_they_are() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("the system has no huge pages")
+    tensor = torch.empty(96 * MEBIBYTE, dtype=torch.uint8)
+    advise_huge_pages(tensor)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensor.fill_(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 12_000  # of 24,576 without
+    small = torch.ones(100)
+    advise_huge_pages(small)
+    assert small.sum() == 100

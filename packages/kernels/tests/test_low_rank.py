@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmstack_kernels.linear import ACTIVATIONS, pack_linear
 from llmstack_kernels.low_rank import (
@@ -232,3 +234,34 @@ def test_rows_of_experts_get_the_update_of_their_slot_and_expert(module: object,
         alone, part = y[row : row + 1].clone(), slice(row, row + 1)
         module.add_low_rank_(alone, x[part], ExpertRows(slots, row_slots[part], experts[part]), first_layer)  # type: ignore[attr-defined]
         assert torch.equal(alone, out[part])
+
+
+def test_rows_are_ordered_again_after_the_order_could_not_be_sent() -> None:
+    slots = LowRankSlots(2, 1, 8, 4, torch.device("cpu"))
+
+    def refuse(_: object) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            slots.group(np.array([1, -1, 0]), refuse)
+    assert slots.group(np.array([1, -1, 0]))
+    assert slots.num_tiles.tolist() == [2]
+    assert slots.tiles[:2].tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert slots.rows[:2].tolist() == [2, 0]
+
+
+@given(
+    num_slots=st.integers(1, 9),
+    num_tile_rows=st.sampled_from([4, 16]),
+    row_slots=st.lists(st.integers(-1, 8), min_size=1, max_size=200),
+)
+def test_a_captured_step_starts_kernels_for_all_tiles_that_its_rows_can_make(
+    num_slots: int, num_tile_rows: int, row_slots: list[int]
+) -> None:
+    slots = LowRankSlots(num_slots, 1, 200, 4, torch.device("cpu"))
+    slots.num_tile_rows = num_tile_rows
+    slots.group(np.minimum(row_slots, num_slots - 1))
+    num_tiles = slots.num_launched_tiles
+    slots.num_fixed_rows = len(row_slots)
+    assert num_tiles <= slots.num_launched_tiles <= min(len(row_slots), num_slots + len(row_slots) // num_tile_rows)

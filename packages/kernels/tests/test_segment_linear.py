@@ -93,6 +93,16 @@ def test_all_variants_give_the_same_bits_for_any_size_and_number_of_rows(
     assert (first - expected).abs().max() <= 4e-6 * (1 + expected.abs().max())
 
 
+@pytest.mark.parametrize("variant", native_variants())
+@pytest.mark.parametrize("out_features", [70, 1100], ids=["shared_panels", "panels_of_a_thread"])
+def test_rows_of_several_blocks_have_the_bits_of_a_row_alone(out_features: int, variant: str) -> None:
+    layer = pack_segments(make(4, (out_features, 300, 32)), torch.float32, None, NativeLibrary(variant))
+    x = rows_of(200, 300, torch.float32)
+    alone = torch.cat([layer(x[row : row + 1]) for row in range(200)])
+    for num_rows in (95, 96, 97, 191, 193, 200):
+        assert torch.equal(layer(x[:num_rows]), alone[:num_rows])
+
+
 @needs_native
 @pytest.mark.parametrize("block_type", BLOCK_TYPES)
 def test_all_variants_give_the_same_bits_for_blocks_of_a_file_in_any_order_of_rows(block_type: str) -> None:

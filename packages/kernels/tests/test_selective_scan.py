@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_helpers.backends import cpu_backend
+from kernel_helpers.scans import check_cuts, check_drafts, check_neighbours
 from kernel_helpers.states import make_rows, make_states
 
-from llmstack_kernels.native import NativeLibrary
 from llmstack_kernels.selective_scan import SelectiveInputs, native, reference, selective_scan
-from llmstack_kernels.testing import native_variants
 
 SHAPES = [(16, 128), (16, 200), (5, 3), (1, 65)]  # state size, channels
 
@@ -50,13 +50,7 @@ def recurrence(inputs: SelectiveInputs, state: torch.Tensor) -> tuple[torch.Tens
     return torch.stack(outs).view(len(inputs.x), -1), state
 
 
-@pytest.fixture(params=["reference", *native_variants()])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    if request.param == "reference":
-        return reference
-    chosen = NativeLibrary(request.param)
-    monkeypatch.setattr(native, "require_library", lambda: chosen)
-    return native
+backend = cpu_backend(reference, native)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -82,41 +76,21 @@ def test_inputs_of_16_bits_round_the_result_alone(shape: tuple[int, int], dtype:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cuts", [[1] * 23, [7, 16], [22, 1], [1, 3, 19]], ids=str)
 def test_no_cut_changes_a_bit(backend: ModuleType, shape: tuple[int, int], cuts: list[int]) -> None:
-    inputs, states = make_inputs(23, shape, torch.float32), make_states(30, shape)
-    whole = backend.selective_scan(inputs, states, make_rows([23]))
-    expected, start = states[2].clone(), 0
-    for block, count in enumerate(cuts, start=1):
-        found = backend.selective_scan(tokens(inputs, start, start + count), states, make_rows([count], None, block))
-        assert torch.equal(found, whole[start : start + count])
-        start += count
-    assert torch.equal(states[len(cuts) + 1], expected)
+    inputs = make_inputs(23, shape, torch.float32)
+    check_cuts(backend.selective_scan, tokens, inputs, lambda count: make_states(count, shape), cuts)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_row_does_not_depend_on_its_neighbours(backend: ModuleType, num_threads: int) -> None:
-    shape, before = SHAPES[1], torch.get_num_threads()
-    inputs, states, alone = make_inputs(20, shape, torch.float32), make_states(9, shape), make_states(9, shape)
-    try:
-        torch.set_num_threads(num_threads)
-        out = backend.selective_scan(inputs, states, make_rows([1, 12, 1, 6]))
-    finally:
-        torch.set_num_threads(before)
-    for row, (start, end) in enumerate([(0, 1), (1, 13), (13, 14), (14, 20)]):
-        rows = make_rows([end - start], first_block=1 + 2 * row)
-        assert torch.equal(backend.selective_scan(tokens(inputs, start, end), alone, rows), out[start:end])
-    assert torch.equal(alone, states)
+    shape = SHAPES[1]
+    inputs = make_inputs(20, shape, torch.float32)
+    check_neighbours(backend.selective_scan, tokens, inputs, lambda count: make_states(count, shape), num_threads)
 
 
 def test_drafts_are_answered_and_change_no_block(backend: ModuleType) -> None:
     shape = SHAPES[0]
-    inputs, states, plain = make_inputs(12, shape, torch.float32), make_states(5, shape), make_states(5, shape)
-    before = states.clone()
-    out = backend.selective_scan(inputs, states, make_rows([8, 4], known=[5, 0]))
-    assert torch.equal(out, backend.selective_scan(inputs, plain, make_rows([8, 4])))
-    backend.selective_scan(tokens(inputs, 0, 5), plain, make_rows([5]))
-    assert torch.equal(states[2], plain[2])
-    assert torch.equal(states[4], before[3])  # none is known, so the state goes on as it was
-    assert torch.equal(states[[0, 1, 3]], before[[0, 1, 3]])
+    inputs = make_inputs(12, shape, torch.float32)
+    check_drafts(backend.selective_scan, tokens, inputs, lambda count: make_states(count, shape))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_helpers.states import make_rows
+from kernel_helpers.scans import check_agrees, check_cuts
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
 from llmstack_kernels.selective_scan import SelectiveInputs, reference
 from llmstack_kernels.selective_scan import triton as kernels
 
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 SHAPES = [(16, 70), (5, 3)]  # state size, channels
 
 
@@ -27,31 +26,26 @@ def make_inputs(num_tokens: int, shape: tuple[int, int], dtype: torch.dtype, dev
     )  # fmt: skip
 
 
+def tokens(inputs: SelectiveInputs, start: int, end: int) -> SelectiveInputs:
+    own = slice(start, end)
+    return replace(inputs, **{name: getattr(inputs, name)[own] for name in ("x", "steps", "taken", "asked")})
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_and_drafts_agree_with_the_reference(
     shape: tuple[int, int], triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     inputs = make_inputs(9, shape, triton_dtype, triton_device)
-    states = torch.randn(7, *shape, device=triton_device)
-    rows, expected_states = make_rows([5, 1, 3], [5, 0, 2], device=triton_device), states.clone()
-    expected = reference.selective_scan(inputs, expected_states, rows)
-    out = kernels.selective_scan(inputs, states, rows)
-    assert out.dtype == triton_dtype
-    tolerance = TOLERANCE[triton_dtype]
-    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(states, expected_states, atol=1e-5, rtol=1e-5)
+    check_agrees(kernels.selective_scan, reference.selective_scan, inputs, torch.randn(7, *shape, device=triton_device))
 
 
 def test_no_cut_changes_a_bit(triton_device: str) -> None:
     shape = SHAPES[0]
     inputs = make_inputs(7, shape, torch.float32, triton_device)
-    states = torch.randn(9, *shape, device=triton_device)
-    whole = kernels.selective_scan(inputs, states, make_rows([7], device=triton_device))
-    expected, start = states[2].clone(), 0
-    for block, count in enumerate([1, 4, 2], start=1):
-        own = slice(start, start + count)
-        part = replace(inputs, **{name: getattr(inputs, name)[own] for name in ("x", "steps", "taken", "asked")})
-        found = kernels.selective_scan(part, states, make_rows([count], None, block, triton_device))
-        assert torch.equal(found, whole[own])
-        start += count
-    assert torch.equal(states[4], expected)
+    check_cuts(
+        kernels.selective_scan,
+        tokens,
+        inputs,
+        lambda count: torch.randn(count, *shape, device=triton_device),
+        [1, 4, 2],
+    )

@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_helpers.backends import cpu_backend
+from kernel_helpers.scans import check_cuts, check_drafts, check_neighbours
 from kernel_helpers.states import make_rows, make_states
 
-from llmstack_kernels.native import NativeLibrary
 from llmstack_kernels.state_space_scan import ScanInputs, native, reference, state_space_scan
-from llmstack_kernels.testing import native_variants
 
 SHAPES = [(2, 4, 16, 16), (1, 3, 24, 40), (2, 2, 128, 72), (1, 1, 8, 5)]  # groups, heads, state size, head size
 
@@ -52,13 +52,7 @@ def recurrence(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, t
     return torch.stack(outs).view(len(inputs.mixed), of_inputs), state
 
 
-@pytest.fixture(params=["reference", *native_variants()])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    if request.param == "reference":
-        return reference
-    chosen = NativeLibrary(request.param)
-    monkeypatch.setattr(native, "require_library", lambda: chosen)
-    return native
+backend = cpu_backend(reference, native)
 
 
 @pytest.mark.parametrize("limits", [(0.0, math.inf), (0.5, 0.9)], ids=str)
@@ -86,41 +80,21 @@ def test_inputs_of_16_bits_round_the_result_alone(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cuts", [[1] * 23, [7, 16]], ids=str)
 def test_no_cut_changes_a_bit(backend: ModuleType, shape: tuple[int, int, int, int], cuts: list[int]) -> None:
-    inputs, states, start = make_inputs(23, shape, torch.float32), make_states(30, shape[1:]), 0
-    whole = backend.state_space_scan(inputs, states, make_rows([23]))
-    expected = states[2].clone()
-    for block, count in enumerate(cuts, start=1):
-        rows, own = make_rows([count], first_block=block), tokens(inputs, start, start + count)
-        assert torch.equal(backend.state_space_scan(own, states, rows), whole[start : start + count])
-        start += count
-    assert torch.equal(states[len(cuts) + 1], expected)
+    inputs = make_inputs(23, shape, torch.float32)
+    check_cuts(backend.state_space_scan, tokens, inputs, lambda count: make_states(count, shape[1:]), cuts)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_row_does_not_depend_on_its_neighbours(backend: ModuleType, num_threads: int) -> None:
-    shape, before = SHAPES[2], torch.get_num_threads()
-    inputs, states, alone = make_inputs(20, shape, torch.float32), make_states(9, shape[1:]), make_states(9, shape[1:])
-    try:
-        torch.set_num_threads(num_threads)
-        out = backend.state_space_scan(inputs, states, make_rows([1, 12, 1, 6]))
-    finally:
-        torch.set_num_threads(before)
-    for row, (start, end) in enumerate([(0, 1), (1, 13), (13, 14), (14, 20)]):
-        rows = make_rows([end - start], first_block=1 + 2 * row)
-        assert torch.equal(backend.state_space_scan(tokens(inputs, start, end), alone, rows), out[start:end])
-    assert torch.equal(alone, states)
+    shape = SHAPES[2]
+    inputs = make_inputs(20, shape, torch.float32)
+    check_neighbours(backend.state_space_scan, tokens, inputs, lambda count: make_states(count, shape[1:]), num_threads)
 
 
 def test_drafts_are_answered_and_change_no_block(backend: ModuleType) -> None:
     shape = SHAPES[0]
-    inputs, states, plain = make_inputs(12, shape, torch.float32), make_states(5, shape[1:]), make_states(5, shape[1:])
-    before = states.clone()
-    out = backend.state_space_scan(inputs, states, make_rows([8, 4], known=[5, 0]))
-    assert torch.equal(out, backend.state_space_scan(inputs, plain, make_rows([8, 4])))
-    backend.state_space_scan(tokens(inputs, 0, 5), plain, make_rows([5]))
-    assert torch.equal(states[2], plain[2])
-    assert torch.equal(states[4], before[3])  # none is known, so the state goes on as it was
-    assert torch.equal(states[[0, 1, 3]], before[[0, 1, 3]])
+    inputs = make_inputs(12, shape, torch.float32)
+    check_drafts(backend.state_space_scan, tokens, inputs, lambda count: make_states(count, shape[1:]))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -93,10 +93,18 @@ def test_quarters_of_words_become_integers_times_scale_rounded_once(scale: float
         assert torch.equal(halves(out[f"${plane}"]), (integers.float() * scales[plane].float()).bfloat16())
 
 
+def test_quarters_of_words_become_their_numbers_of_e2m1() -> None:
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    out = run(widening._MXFP4_ASSEMBLY.value, {"$4": LOW | (HIGH << 16)})
+    for plane in range(4):
+        assert torch.equal(halves(out[f"${plane}"]).float(), values[(words() >> 4 * plane) & 15])
+
+
 def test_each_snippet_names_as_many_operands_as_it_is_given() -> None:
     for assembly, num_operands in (
         (widening._INT8_ASSEMBLY, 3),
         (widening._FP8_ASSEMBLY, 3),
         (widening._INT4_ASSEMBLY, 9),
+        (widening._MXFP4_ASSEMBLY, 5),
     ):
         assert sorted(set(re.findall(r"\$(\d)", assembly.value))) == [str(place) for place in range(num_operands)]

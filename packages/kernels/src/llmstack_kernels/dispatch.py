@@ -15,38 +15,37 @@ from types import ModuleType
 
 import torch
 
-from llmstack_kernels import launch
+from llmstack_kernels import caches, launch
 
 REFERENCE = "reference"
+NATIVE = "native"
 TRITON = "triton"
 ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
 
-# Operation to device type to backends beside the reference, best first. A backend is a module of the operation's folder
-# with an `is_available()`; every operation has a reference, which runs on any device.
+# Operation to device type to backends beside the reference, best first. A backend is a module of the folder;
+# one that is neither native nor Triton's has an `is_available()`. Every operation has a reference, which runs anywhere.
 # Triton runs on a CPU only when it is forced, in its interpreter.
+_NATIVE_AND_TRITON: Mapping[str, tuple[str, ...]] = {"cpu": (NATIVE,), "cuda": (TRITON,)}
 _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "activation": {"cpu": ("native",), "cuda": (TRITON,)},
-    "argmax": {"cpu": ("native",), "cuda": (TRITON,)},
-    "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
-    "bidirectional_attention": {"cpu": ("native",), "cuda": (TRITON,)},
-    "causal_convolution": {"cpu": ("native",), "cuda": (TRITON,)},
+    **dict.fromkeys(
+        (
+            "activation", "argmax", "bidirectional_attention", "causal_convolution", "embedding", "gated_delta_rule",
+            "layer_norm", "low_rank", "reshape_and_cache", "rms_norm", "rotary_embedding", "selective_scan",
+            "state_space_scan", "token_bitmask",
+        ),
+        _NATIVE_AND_TRITON,
+    ),
     "decode_inputs": {"cuda": (TRITON,)},
-    "draw_tokens": {"cpu": ("native",)},
-    "gated_delta_rule": {"cpu": ("native",), "cuda": (TRITON,)},
+    "draw_tokens": {"cpu": (NATIVE,)},
     "grouped_linear": {"cuda": (TRITON,)},
-    "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
-    "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
-    "low_rank": {"cpu": ("native",), "cuda": (TRITON,)},
-    "paged_attention": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
-    "reshape_and_cache": {"cpu": ("native",), "cuda": (TRITON,)},
-    "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
+    "linear": {"cpu": (NATIVE, "cpu"), "cuda": (TRITON,)},
+    "paged_attention": {"cpu": (NATIVE, "cpu"), "cuda": (TRITON,)},
     "rotary_and_cache": {"cpu": ("composed",), "cuda": (TRITON,)},
-    "rotary_embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "sample_tokens": {"cuda": (TRITON,)},
-    "selective_scan": {"cpu": ("native",), "cuda": (TRITON,)},
-    "state_space_scan": {"cpu": ("native",), "cuda": (TRITON,)},
-    "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
-}
+}  # fmt: skip
+
+# Backends whose code one module runs for all operations: it has their `is_available` and `describe`.
+_RUNTIMES: Mapping[str, str] = {NATIVE: "native", TRITON: "launch"}
 
 # Operations whose reference is a module of their folder; those of all others are in `llmstack_kernels.reference`.
 _OWN_REFERENCES = frozenset(
@@ -142,7 +141,15 @@ def _is_available(op: str, backend: str, device_type: str) -> bool:
     if backend == TRITON:
         # Its modules cannot be imported where it is not installed.
         return launch.is_available() and (device_type == "cuda" or launch.is_interpreted())
-    return backend in _BACKENDS[op].get(device_type, ()) and bool(_module(op, backend).is_available())
+    if backend not in _BACKENDS[op].get(device_type, ()):
+        return False
+    return bool((_runtime(backend) or _module(op, backend)).is_available())
+
+
+def _runtime(backend: str) -> ModuleType | None:
+    """What runs the code of all operations' backends of this name; None where each one is a runtime of its own."""
+    name = _RUNTIMES.get(backend)
+    return None if name is None else importlib.import_module(f"{__package__}.{name}")
 
 
 @cache
@@ -157,8 +164,9 @@ def backends(device_type: str = "cpu") -> dict[str, str]:
     names: dict[str, str] = {}
     for op in sorted(_BACKENDS):
         module = implementation(op, device_type)
-        note = module.describe() if hasattr(module, "describe") else ""
         name = module.__name__.rpartition(".")[2]
+        described = module if hasattr(module, "describe") else _runtime(name)
+        note = "" if described is None else described.describe()
         names[op] = f"{name} ({note})" if note else name
     return names
 
@@ -167,6 +175,11 @@ def torch_build(device_type: str = "cpu") -> str:
     """What the bits of PyTorch's own operations depend on: its version, and the processor or GPU that they run on."""
     is_gpu = device_type == "cuda"
     return f"{torch.__version__}, {torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability()}"
+
+
+def device_report(device_type: str = "cpu") -> dict[str, str]:
+    """The build of PyTorch, and the caches that native kernels are cut to, which change no bit."""
+    return {"torch": torch_build(device_type)} | ({"caches": caches.describe()} if device_type == "cpu" else {})
 
 
 def _module(op: str, backend: str) -> ModuleType:

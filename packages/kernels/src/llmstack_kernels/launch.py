@@ -49,7 +49,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, num_warps: int = 4, num_sta
 
 @contextmanager
 def intercepted(listener: Callable[[Launch], None]) -> Iterator[None]:
-    """Hands every launch inside to `listener` in place of the device: so what is compiled is what would be started."""
+    """Hands every launch inside the block to `listener`, and starts none on the device."""
     token = _listener.set(listener)
     try:
         yield

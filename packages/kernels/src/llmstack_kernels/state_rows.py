@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +45,27 @@ class StateRows:
             ends = before + self.num_known_tokens
             self._places[width] = tokens + shifts, before[:, None] + span, ends[:, None] + span
         return self._places[width]
+
+    def scan(
+        self,
+        states: torch.Tensor,  # [num_blocks, *shape]; the targets' blocks are written
+        out: torch.Tensor,  # [num_tokens, *shape of an answer]
+        take_in: Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Every row token by token: `take_in` gives the state behind a token, and the token's answer; returns `out`.
+
+        PyTorch's functions have other bits for the last numbers of a tensor, so no tensor holds several tokens.
+        """
+        starts, known = self.query_start_loc.tolist(), self.num_known_tokens.tolist()
+        for row, (source, target) in enumerate(zip(self.sources.tolist(), self.targets.tolist(), strict=True)):
+            state = states[source].clone()
+            for number, token in enumerate(range(starts[row], starts[row + 1])):
+                if number == known[row]:
+                    states[target] = state
+                state, out[token] = take_in(token, state)
+            if known[row] == starts[row + 1] - starts[row]:
+                states[target] = state
+        return out
 
     def check(self, num_tokens: int) -> None:
         """ValueError unless the tensors describe rows of `num_tokens` tokens, by their shapes and types."""

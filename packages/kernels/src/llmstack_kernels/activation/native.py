@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Float, Int, Pointer, require_library
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -108,13 +108,3 @@ def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.T
     )
     function(x.data_ptr(), out.data_ptr(), out.numel() // size, size, ACTIVATION_TO_CODE[activation], is_gated)
     return out
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

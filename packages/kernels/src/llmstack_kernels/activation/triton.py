@@ -12,25 +12,7 @@ import triton.language as tl
 
 from llmstack_kernels import reference
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-
-__all__ = [
-    "activate",
-    "clamped_swiglu",
-    "describe",
-    "gelu",
-    "gelu_tanh",
-    "gelu_tanh_and_mul",
-    "is_available",
-    "multiply_columns",
-    "relu",
-    "relu_squared",
-    "sigmoid",
-    "sigmoid_gate",
-    "silu_and_mul",
-    "silu_gate",
-    "soft_cap_",
-]
+from llmstack_kernels.launch import launch, supports_dependent_launch
 
 # Two loads of 16 bytes of a thread, of 16-bit numbers: of gated values one from each half.
 _BLOCK_SIZE = 2048

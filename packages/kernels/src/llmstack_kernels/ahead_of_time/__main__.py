@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m llmstack_kernels.ahead_of_time", description=description)
     parser.add_argument("op", nargs="*", help="operations; all of them by default")
     parser.add_argument("--all", action="store_true", help="every configuration, not one sample per kernel")
-    parser.add_argument("--arch", nargs="+", type=int, choices=list(TARGETS), default=list(TARGETS), help="90 and 80")
+    parser.add_argument(
+        "--arch", nargs="+", type=int, choices=list(TARGETS), default=list(TARGETS), help="90, 100 and 80"
+    )
     parser.add_argument("--update", action="store_true", help="compile every configuration and rewrite the table")
     parser.add_argument("--table", type=Path, default=table.PATH, help="the table; that of the repository by default")
     return parser

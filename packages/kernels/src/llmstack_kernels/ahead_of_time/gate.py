@@ -69,7 +69,7 @@ def findings(compiled: Compiled, result: Measurements | None) -> Iterator[Findin
 
 
 def _resource_complaints(result: Measurements, target: Target) -> Iterator[tuple[Kind, str]]:
-    if result.local_bytes or result.spills:
+    if result.local_bytes > target.max_local_bytes:
         size = f"{result.local_bytes} bytes of local memory per thread in {result.spills} loads and stores"
         yield Kind.LOCAL_MEMORY, f"uses {size}: its registers spill"
     if result.shared_bytes > target.max_shared_bytes:

@@ -16,7 +16,7 @@ _RESOURCE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
 # A line of machine code: its address, perhaps a predicate, the instruction, whose parts are joined by points.
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
 _MATRIX = frozenset({"HMMA", "IMMA", "QMMA", "BMMA", "DMMA"})
-_WGMMA = frozenset({"HGMMA", "IGMMA", "QGMMA", "BGMMA"})
+_WGMMA = frozenset({"HGMMA", "IGMMA", "QGMMA", "BGMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA"})
 _ASYNC_COPIES = frozenset({"LDGSTS", "UTMALDG", "UBLKCP"})
 
 
@@ -30,7 +30,7 @@ class Measurements:
         shared_bytes: Shared memory per block.
         blocks_per_sm: Blocks that can be resident on a multiprocessor.
         instructions: All of them.
-        wgmma: Products of whole warp groups (from compute capability 9.0).
+        wgmma: Products of whole warp groups (from compute capability 9.0), or in tensor memory (10.0).
         mma: Products of single warps.
         async_copies: From global to shared memory, past the registers.
         pdl_waits: Waits for the kernel before.

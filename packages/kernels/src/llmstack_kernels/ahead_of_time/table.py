@@ -49,7 +49,7 @@ class Table:
 
 
 def read(path: Path = PATH) -> Table:
-    """The table at `path`; ValueError naming what is wrong where it is none."""
+    """The table at `path`. A file of another form is a ValueError that names the error."""
     lines = path.read_text(encoding="utf-8").splitlines()
     header = _HEADER.match(lines[0]) if lines else None
     if header is None:

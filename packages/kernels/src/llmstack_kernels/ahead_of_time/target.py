@@ -22,11 +22,13 @@ class Target:
         arch: Compute capability, times ten.
         max_shared_bytes: The most that a block may use.
         shared_bytes_per_sm: The memory that all blocks of a multiprocessor share.
+        max_local_bytes: Of a thread, where nothing is tuned for this kind of GPU; 0 elsewhere.
     """
 
     arch: int
     max_shared_bytes: int
     shared_bytes_per_sm: int
+    max_local_bytes: int = 0
 
     def blocks_per_sm(self, num_warps: int, registers: int, shared_bytes: int) -> int:
         """How many blocks can be resident at once; 0 where not even one fits."""
@@ -38,5 +40,6 @@ class Target:
 
 TARGETS = {
     90: Target(90, max_shared_bytes=227 * 1024, shared_bytes_per_sm=228 * 1024),  # H100, H200
+    100: Target(100, max_shared_bytes=227 * 1024, shared_bytes_per_sm=228 * 1024, max_local_bytes=16),  # B200
     80: Target(80, max_shared_bytes=163 * 1024, shared_bytes_per_sm=164 * 1024),  # A100
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.native import Int, Pointer, library, require_library
+from llmstack_kernels.native import Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Int, Int)
 
@@ -20,13 +20,3 @@ def argmax(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     function = require_library().function("argmax_f32", *_ARGUMENTS)
     function(values.data_ptr(), best.data_ptr(), indices.data_ptr(), num_rows, size)
     return best, indices
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

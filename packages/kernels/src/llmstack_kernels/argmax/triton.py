@@ -13,9 +13,7 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-
-__all__ = ["argmax", "describe", "is_available", "value_order"]
+from llmstack_kernels.launch import launch, supports_dependent_launch
 
 # So short that the rows of one sequence with 128,256 tokens keep 32 processors at work.
 _PIECE_SIZE = 4096

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../native/cuts.h"
 #include "../native/repeat.h"
 #include "../native/threads.h"
 #include "../paged_attention/operands.h"
@@ -17,7 +18,8 @@ namespace llmstack {
 namespace {
 
 // At most so many queries are an item: enough to repay the packing of tiles. More repay it better (5 % of the time of a row
-// of 1,500), where threads have so many items that they still end at about the same time.
+// of 1,500), where threads have so many items that they still end at about the same time, as far as the second-level cache holds
+// operands and sums.
 constexpr int64_t kRowItemQueries = 96, kManyRowItemQueries = 384;
 constexpr int64_t kManyRowItems = 4;  // per thread
 
@@ -245,7 +247,9 @@ class RowsAttention {
 template <class T>
 void cut_rows(const RowsCall<T>& call, std::vector<RowsItem>& items) {
   const bool are_many = call.num_queries * call.num_heads >= kManyRowItemQueries * kManyRowItems * num_threads();
-  const int64_t most = are_many || num_threads() == 1 ? kManyRowItemQueries : kRowItemQueries;
+  const int64_t fitting = cuts.item / (2 * call.head_dim * static_cast<int64_t>(sizeof(float)));
+  const int64_t most = are_many || num_threads() == 1 ? std::clamp(fitting, kRowItemQueries, kManyRowItemQueries)
+                                                      : kRowItemQueries;
   const int64_t end_query = call.first_query + call.num_queries;
   items.clear();
   for (int64_t row = 0; row < call.num_rows; ++row) {

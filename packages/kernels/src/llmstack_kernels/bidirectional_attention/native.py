@@ -11,20 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from llmstack_kernels.bidirectional_attention import reference
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Pointer, require_library
 
 _ARGUMENTS = struct.Struct("=15qd")  # as `RowsCall` in native.cpp, without the starts
 _FUNCTIONS = {dtype: f"bidirectional_attention_{suffix}" for dtype, suffix in DTYPE_TO_SUFFIX.items()}
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())
 
 
 def bidirectional_attention(

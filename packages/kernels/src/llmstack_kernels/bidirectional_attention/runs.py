@@ -1,4 +1,4 @@
-"""Rows of a call in pieces that one launch or call of PyTorch computes."""
+"""Pieces of the rows of a call; one launch computes a piece."""
 
 from __future__ import annotations
 

@@ -22,10 +22,8 @@ import triton.language as tl
 from llmstack_kernels.bidirectional_attention import reference
 from llmstack_kernels.bidirectional_attention.runs import pieces
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.tiles import with_whole_heads
-
-__all__ = ["bidirectional_attention", "describe", "is_available"]
 
 _HEAD_DIMS = range(8, 257)
 _LEAST = 16  # numbers that a product of matrices takes at least

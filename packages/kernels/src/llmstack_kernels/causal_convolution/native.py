@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.causal_convolution import reference
-from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, require_library
 from llmstack_kernels.state_rows import StateRows
 
 _ARGUMENTS = (Pointer, Int, *(Pointer,) * 3, Int, *(Pointer,) * 5, Int, Int, Int, Int)
@@ -35,13 +35,3 @@ def causal_convolution(
         len(rows), num_channels, length, ACTIVATION_TO_CODE[activation],
     )  # fmt: skip
     return out
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

@@ -11,10 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.launch import launch
 from llmstack_kernels.state_rows import StateRows
-
-__all__ = ["causal_convolution", "describe", "is_available"]
 
 _TOKENS, _CHANNELS = 16, 128
 

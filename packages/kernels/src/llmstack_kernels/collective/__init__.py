@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, require_library
 
 SLOT_BYTES = 1 << 20
 LINK_SLOT_BYTES = 1 << 16
@@ -38,11 +38,6 @@ class _Member(ctypes.Structure):
         ("status", ctypes.c_int64),
         ("timeout_ns", ctypes.c_int64),
     )
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
 
 
 class _Shared:

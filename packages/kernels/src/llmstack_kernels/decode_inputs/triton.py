@@ -11,9 +11,7 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.decode_inputs import DecodeInputs
-from llmstack_kernels.launch import describe, is_available, launch
-
-__all__ = ["advance_rows", "decode_inputs", "describe", "is_available", "update_rows"]
+from llmstack_kernels.launch import launch
 
 _NUM_UPDATES = 256
 _NUM_BLOCKS = 256

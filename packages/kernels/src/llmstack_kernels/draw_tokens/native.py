@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.draw_tokens import DrawParameters
-from llmstack_kernels.native import Int, Pointer, library, require_library
+from llmstack_kernels.native import Int, Pointer, require_library
 
 _ARGUMENTS = (*[Pointer] * 9, Int, Int)
 
@@ -18,13 +18,3 @@ def draw_tokens(logits: torch.Tensor, best: torch.Tensor, parameters: DrawParame
     function = require_library().function("draw_tokens_f32", *_ARGUMENTS)
     function(*[tensor.data_ptr() for tensor in tensors], len(token_ids), logits.shape[1])
     return token_ids
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

@@ -6,7 +6,7 @@ import torch
 
 from llmstack_kernels import reference
 from llmstack_kernels.linear.packed_weight import PackedWeight
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
 _PART_ARGUMENTS = (Pointer, Pointer, Pointer, Int, Int, Int, Int, Float)
@@ -50,13 +50,3 @@ def embedding_part(ids: torch.Tensor, table: torch.Tensor, first_id: int, scale:
     function = require_library().function(f"embedding_part_{DTYPE_TO_SUFFIX[table.dtype]}", *_PART_ARGUMENTS)
     function(ids.data_ptr(), table.data_ptr(), out.data_ptr(), num_ids, size, first_id, num_rows, scale)
     return out
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

@@ -11,9 +11,7 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-
-__all__ = ["describe", "embedding", "is_available"]
+from llmstack_kernels.launch import launch, supports_dependent_launch
 
 # Four loads of 16 bytes of a thread, of 16-bit numbers: they wait for the id, and make up for it together.
 _MAX_BLOCK_SIZE = 4096

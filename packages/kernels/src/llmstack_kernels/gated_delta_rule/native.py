@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, reference
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, require_library
 from llmstack_kernels.state_rows import StateRows
 
 MAX_KEY_DIM = 256
@@ -33,13 +33,3 @@ def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: Stat
         *(tensor.data_ptr() for tensor in (*states, out)), *sizes, *bound,
     )  # fmt: skip
     return out
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -15,23 +17,11 @@ def gated_delta_rule(inputs: DeltaRuleInputs, matrices: torch.Tensor, rows: Stat
     """One token after the other, all heads at once."""
     _, num_heads, _, value_dim = matrices.shape
     out = inputs.mixed.new_empty((len(inputs.mixed), num_heads * value_dim))
-    starts, known = rows.query_start_loc.tolist(), rows.num_known_tokens.tolist()
-    for row, (source, target) in enumerate(zip(rows.sources.tolist(), rows.targets.tolist(), strict=True)):
-        state = matrices[source].clone()  # [num_heads, key_dim, value_dim]
-        for number, token in enumerate(range(starts[row], starts[row + 1])):
-            if number == known[row]:
-                matrices[target] = state
-            state, out[token] = _learn(inputs, token, state)
-        if known[row] == starts[row + 1] - starts[row]:
-            matrices[target] = state
-    return out
+    return rows.scan(matrices, out, partial(_learn, inputs))
 
 
 def _learn(inputs: DeltaRuleInputs, token: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The state behind a token, and its answer in float32 [num_heads * value_dim].
-
-    PyTorch's functions have other bits for the last numbers of a tensor, so no tensor here holds several tokens.
-    """
+    """The state behind a token, and its answer in float32 [num_heads * value_dim]."""
     num_heads, key_dim, value_dim = state.shape
     num_key_heads, group = inputs.num_key_heads, num_heads // inputs.num_key_heads
     sizes = [num_key_heads * key_dim, num_key_heads * key_dim, num_heads * value_dim]

@@ -12,10 +12,8 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.launch import launch
 from llmstack_kernels.state_rows import StateRows
-
-__all__ = ["describe", "gated_delta_rule", "is_available"]
 
 _COLUMNS = 32
 """Of a matrix per program: 128 rows of them are 32 registers of each thread of four warps."""

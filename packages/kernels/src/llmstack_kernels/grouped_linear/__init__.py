@@ -14,16 +14,18 @@ import torch
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.grouped_linear.reference import ExpertByExpert
 from llmstack_kernels.grouped_linear.row_groups import RowGroups
-from llmstack_kernels.linear import ACTIVATIONS, GATED_ACTIVATIONS, PackedLinear
+from llmstack_kernels.linear import ACTIVATIONS, GATED_ACTIVATIONS, AnyStoredWeight, PackedLinear
 
 __all__ = [
     "PackedExperts",
     "RowGroups",
+    "are_one_tensor",
     "expert_layers",
     "group_rows",
     "grouped_linear",
     "join_experts",
     "pack_experts",
+    "pack_stored_experts",
     "sum_choices",
 ]
 
@@ -58,6 +60,23 @@ def pack_experts(
     return packed
 
 
+def pack_stored_experts(
+    weights: Sequence[AnyStoredWeight], dtype: torch.dtype, device: torch.device
+) -> PackedExperts | None:
+    """Pack weights of a quantized checkpoint, an expert's each, for inputs of `dtype`, where experts are one tensor.
+
+    None where no format of the kernels has all of these weights.
+    """
+    module = implementation("grouped_linear", device.type)
+    packed: PackedExperts | None = module.pack_stored_experts(weights, dtype, device)
+    return packed
+
+
+def are_one_tensor(device_type: str) -> bool:
+    """Whether the experts of a layer are packed together, and have one format."""
+    return bool(implementation("grouped_linear", device_type).IS_ONE_TENSOR)
+
+
 def join_experts(experts: Sequence[PackedLinear]) -> PackedExperts:
     """Experts that are packed already, each by itself; they are computed one after another."""
     return ExpertByExpert(experts)
@@ -72,7 +91,7 @@ def group_rows(expert_ids: torch.Tensor, num_experts: int) -> RowGroups:
     """Which rows each expert has.
 
     Args:
-        expert_ids: [num_tokens, num_choices], from 0 to num_experts - 1.
+        expert_ids: [num_tokens, num_choices], from 0 to num_experts - 1; num_experts for rows that are not computed.
         num_experts: Experts of the layer.
     """
     if expert_ids.ndim != 2:
@@ -108,7 +127,7 @@ def sum_choices(rows: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
 
     Args:
         rows: [num_tokens * num_choices, size].
-        shares: float32 [num_tokens, num_choices].
+        shares: float32 [num_tokens, num_choices]; on a GPU, rows with the share 0 are not read.
     """
     if shares.ndim != 2 or rows.shape[0] != shares.numel():
         raise ValueError(f"{rows.shape[0]} rows do not fit shares of shape {tuple(shares.shape)}.")

@@ -9,7 +9,9 @@ import torch
 from llmstack_kernels.grouped_linear.row_groups import RowGroups
 from llmstack_kernels.linear import GATED_ACTIVATIONS, PackedLinear, pack_linear
 
-__all__ = ["ExpertByExpert", "group_rows", "pack_experts", "sum_choices"]
+__all__ = ["IS_ONE_TENSOR", "ExpertByExpert", "group_rows", "pack_experts", "sum_choices"]
+
+IS_ONE_TENSOR = False
 
 
 class ExpertByExpert:

@@ -11,6 +11,7 @@ the rows beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,23 +20,42 @@ import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.grouped_linear.row_groups import RowGroups
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-from llmstack_kernels.linear import quantize
+from llmstack_kernels.launch import launch, supports_dependent_launch
+from llmstack_kernels.linear import BlockWeight, quantize
 from llmstack_kernels.linear.configurations import Configuration, Tile, choose, choose_tile
 from llmstack_kernels.linear.epilogue import activate_or_gate, tile_outputs
-from llmstack_kernels.linear.packed_formats import pack_chunks
+from llmstack_kernels.linear.packed_formats import pack_chunks, pack_stored_chunks
 from llmstack_kernels.linear.product import tile_product
 from llmstack_kernels.linear.reference import GATES
+from llmstack_kernels.linear.stored_weight import StoredWeight
 
-__all__ = ["TritonExperts", "describe", "group_rows", "is_available", "pack_experts", "sum_choices"]
+__all__ = [
+    "IS_ONE_TENSOR",
+    "TritonExperts",
+    "group_rows",
+    "pack_experts",
+    "pack_stored_experts",
+    "sum_choices",
+]
 
-_SORT_BLOCK = 1024
+IS_ONE_TENSOR = True
+
+_COUNT_BLOCK = 1024
+_SORT_BLOCK = 64
+_MAX_SORTED_ROWS = 4096
+_MAX_COMPARISONS = 1 << 17
+"""Most rows, and most of these times experts, that one program puts in order: 64 tokens' with 8 of 128 experts.
+With so many experts it takes some 2,000 instructions for each 64 rows (counted, not measured on a card). PyTorch sorts
+more, in several launches."""
 _TILE_BLOCK = 64
+_MANY_EXPERTS = 256
+"""From so many on, four warps have too few registers for the comparisons of a block of rows with all experts."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def _find_tiles_kernel(
     expert_ids,  # [num_rows]
+    rows,  # int64 [num_rows], written if IS_SORTING: rows by expert, those of one as they stood
     starts,  # int32 [num_experts + 1]
     tile_experts,  # int32 [num_tiles]
     tile_starts,  # int32 [num_tiles]
@@ -45,7 +65,9 @@ def _find_tiles_kernel(
     TILE_ROWS: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,  # a power of two above num_experts
     BLOCK: tl.constexpr,
+    SORT_BLOCK: tl.constexpr,
     TILE_BLOCK: tl.constexpr,
+    IS_SORTING: tl.constexpr,
 ):
     wait_for_previous()
     experts = tl.arange(0, NUM_EXPERTS)
@@ -57,6 +79,16 @@ def _find_tiles_kernel(
     counts = tl.where(experts < num_experts, counts, 0)
     first_rows = tl.cumsum(counts, 0) - counts
     tl.store(starts + experts, first_rows, mask=experts <= num_experts)
+    if IS_SORTING:
+        next_rows, places = first_rows, tl.arange(0, SORT_BLOCK)
+        for start in range(0, num_rows, SORT_BLOCK):
+            row = start + places
+            ids = tl.load(expert_ids + row, mask=row < num_rows, other=num_experts).to(tl.int32)
+            is_own = ids[:, None] == experts[None, :]
+            is_before = (ids[:, None] == ids[None, :]) & (places[None, :] < places[:, None])
+            own_next = tl.sum(tl.where(is_own, next_rows[None, :], 0), axis=1)
+            tl.store(rows + own_next + tl.sum(is_before.to(tl.int32), axis=1), row.to(tl.int64), mask=row < num_rows)
+            next_rows += tl.sum(is_own.to(tl.int32), axis=0)
     tiles = (counts + TILE_ROWS - 1) // TILE_ROWS
     ends = tl.cumsum(tiles, 0)
     for start in range(0, num_tiles, TILE_BLOCK):
@@ -136,8 +168,11 @@ def _sum_choices_kernel(
     is_inside = columns < size
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(NUM_CHOICES):
-        row = tl.load(rows + (token * NUM_CHOICES + choice) * size + columns, mask=is_inside, other=0.0)
-        total += row.to(tl.float32) * tl.load(shares + token * NUM_CHOICES + choice)
+        share = tl.load(shares + token * NUM_CHOICES + choice)
+        own = rows + (token * NUM_CHOICES + choice) * size + columns
+        width = tl.where(share != 0.0, size, 0)  # what another rank computes is not written
+        row = tl.load(own, mask=columns < width, other=0.0)
+        total += row.to(tl.float32) * share
     tl.store(out + token * size + columns, total.to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -226,20 +261,56 @@ def pack_experts(
     return TritonExperts(shape, *stacked, quantization)
 
 
+def pack_stored_experts(
+    weights: Sequence[StoredWeight | BlockWeight], dtype: torch.dtype, device: torch.device
+) -> TritonExperts | None:
+    """Pack what the kernels read as it stands, one expert after another on the device.
+
+    The numbers of blocks are in memory for one expert at a time: those of a layer may be gigabytes.
+    """
+    weight_format, wholes = "", list[torch.Tensor]()
+    for place, weight in enumerate(weights):
+        packed = _pack_stored(weight, dtype, device)
+        if packed is None:
+            return None
+        own_format, *parts = packed
+        if not place:
+            weight_format = own_format
+            wholes = [part.new_empty((len(weights), *part.shape)) for part in parts]
+        if own_format != weight_format or weight.shape != weights[0].shape:
+            return None
+        for whole, part in zip(wholes, parts, strict=True):
+            whole[place] = part
+    numbers, scales = wholes
+    return TritonExperts((len(weights), *weights[0].shape), numbers, scales, weight_format)
+
+
+def _pack_stored(
+    weight: StoredWeight | BlockWeight, dtype: torch.dtype, device: torch.device
+) -> tuple[str, torch.Tensor, torch.Tensor] | None:
+    if dtype not in (torch.float16, torch.bfloat16):
+        return None
+    numbers = weight.stored() if isinstance(weight, BlockWeight) else weight
+    return pack_stored_chunks(numbers.to(device)) if numbers.order is None else None
+
+
 def group_rows(expert_ids: torch.Tensor, num_experts: int) -> RowGroups:
-    """Sort rows by expert and cut each expert's into tiles."""
+    """Sort rows by expert and cut each expert's into tiles; one kernel does both where rows are few."""
     num_tokens, num_choices = expert_ids.shape
     flat = expert_ids.reshape(-1)
     num_rows, device = flat.shape[0], flat.device
-    rows = torch.sort(flat, stable=True)[1]
+    num_compared = triton.next_power_of_2(num_experts + 1)
+    is_sorting = num_rows <= min(_MAX_SORTED_ROWS, _MAX_COMPARISONS // num_compared)
+    rows = torch.empty(num_rows, dtype=torch.int64, device=device) if is_sorting else torch.sort(flat, stable=True)[1]
     tile_rows = choose_tile_rows(num_rows, num_experts)
     num_tiles = min(num_experts, num_rows) + num_rows // tile_rows  # each expert has one tile that is not full at most
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     tile_experts, tile_starts = torch.empty((2, num_tiles), dtype=torch.int32, device=device)
     launch(
-        _find_tiles_kernel, (1,), flat, starts, tile_experts, tile_starts, num_rows, num_experts, num_tiles,
-        TILE_ROWS=tile_rows, NUM_EXPERTS=triton.next_power_of_2(num_experts + 1), BLOCK=_SORT_BLOCK,
-        TILE_BLOCK=_TILE_BLOCK, launch_pdl=supports_dependent_launch(device),
+        _find_tiles_kernel, (1,), flat, rows, starts, tile_experts, tile_starts, num_rows, num_experts, num_tiles,
+        TILE_ROWS=tile_rows, NUM_EXPERTS=num_compared, BLOCK=_COUNT_BLOCK,
+        SORT_BLOCK=_SORT_BLOCK, TILE_BLOCK=_TILE_BLOCK, IS_SORTING=is_sorting,
+        num_warps=8 if num_experts >= _MANY_EXPERTS else 4, launch_pdl=supports_dependent_launch(device),
     )  # fmt: skip
     return RowGroups(rows, starts, num_tokens, num_choices, tile_experts, tile_starts, tile_rows)
 

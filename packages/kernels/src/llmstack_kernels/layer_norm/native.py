@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, require_library
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -28,13 +28,3 @@ def fused_add_layer_norm(
     """Adds in a pass of its own: on a CPU, linear layers add the residual themselves."""
     total = x + residual
     return layer_norm(total, weight, bias, eps), total
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

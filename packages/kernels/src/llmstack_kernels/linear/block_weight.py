@@ -9,6 +9,7 @@ import torch
 
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.stored_weight import StoredWeight
+from llmstack_kernels.native.huge_pages import advise_huge_pages
 
 __all__ = ["BLOCK_TYPES", "BlockType", "BlockWeight", "join_blocks"]
 
@@ -42,6 +43,8 @@ BLOCK_TYPES: Mapping[str, BlockType] = {
 }
 """Those that layers with rounded inputs are packed from, by ggml's names."""
 
+_NUMBERS_AT_ONCE = 1 << 20
+"""Numbers that are widened together: 4 MiB in float32, which stay in caches, beside a table that may have billions."""
 _INFINITE = 0x7C00  # exponent of a float16 that is infinite or NaN
 
 
@@ -92,7 +95,7 @@ class BlockWeight:
         return replace(self, parts=tuple(part[:, blocks] for part in self.parts))
 
     def to(self, device: torch.device) -> BlockWeight | StoredWeight:
-        """The same on another device, where it has numbers."""
+        """This weight on another device; on a GPU its blocks become stored numbers and scales."""
         return self if device.type == "cpu" else self.stored().to(device)
 
     def stored(self) -> StoredWeight:
@@ -102,6 +105,17 @@ class BlockWeight:
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight that the blocks represent, rounded once from float32: [out_features, in_features]."""
+        num_rows, num_inputs = self.shape
+        step = max(1, _NUMBERS_AT_ONCE // num_inputs)
+        if dtype == torch.float32 or num_rows <= step:
+            return self._widened(dtype)
+        weight = torch.empty(self.shape, dtype=dtype)
+        advise_huge_pages(weight)
+        for start in range(0, num_rows, step):
+            weight[start : start + step] = self.rows(slice(start, start + step))._widened(dtype)
+        return weight
+
+    def _widened(self, dtype: torch.dtype) -> torch.Tensor:
         module = implementation("linear", "cpu")
         widened: torch.Tensor | None = module.widen_blocks(self) if hasattr(module, "widen_blocks") else None
         return self.stored().dequantize(dtype) if widened is None else widened.to(dtype)

@@ -8,34 +8,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.linear.packed_weight import SizedLinear
 from llmstack_kernels.linear.reference import finish
 
 if TYPE_CHECKING:
     from llmstack_kernels.linear import PackedLinear
 
 
-class ConcatenatedLinear:
+class ConcatenatedLinear(SizedLinear):
     """For parts that are stored differently, such as in checkpoints of mixed precision."""
 
     __slots__ = ("_parts",)
 
     def __init__(self, parts: Sequence[PackedLinear]) -> None:
+        super().__init__((sum(part.out_features for part in parts), parts[0].in_features))
         self._parts = parts
 
     @property
     def parts(self) -> Sequence[PackedLinear]:
         """The layers whose outputs follow one another."""
         return self._parts
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._parts[0].in_features
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return sum(part.out_features for part in self._parts)
 
     def __call__(
         self,
@@ -51,25 +43,16 @@ class ConcatenatedLinear:
         return finish(out, activation, residual, out_dtype)
 
 
-class OrderedLinear:
+class OrderedLinear(SizedLinear):
     """A layer whose weight has its inputs in another order, which PyTorch permutes them to."""
 
     __slots__ = ("_inner", "_order")
 
     def __init__(self, inner: PackedLinear, order: torch.Tensor) -> None:
         """`order` is the input of each column of the weight: [in_features]."""
+        super().__init__((inner.out_features, inner.in_features))
         self._inner = inner
         self._order = order
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._inner.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._inner.out_features
 
     def __call__(
         self,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-FORMATS = ("plain", "int8", "int4", "fp8", "fp8_block", "int4_zeros")
+FORMATS = ("plain", "int8", "int4", "fp8", "fp8_block", "int4_zeros", "mxfp4")
 CHUNK_SIZES: Mapping[str, int] = dict.fromkeys(FORMATS[1:], 128)
 """Inputs that a packed format stores together: one group of int8's scales, four of int4's."""
 
 _WANTED_PROGRAMS: Mapping[str, int] = {"plain": 264, "int8": 264, "int4": 528, "fp8": 264,
-                                       "fp8_block": 264, "int4_zeros": 528}  # fmt: skip
+                                       "fp8_block": 264, "int4_zeros": 528, "mxfp4": 528}  # fmt: skip
 """Two for each of an H200's 132 multiprocessors; four of int4's, whose tiles are small."""
 
 _MIN_CHUNKS = 2
@@ -84,7 +84,7 @@ TUNED: Mapping[tuple[str, int, int], Configuration] = {}
 
 
 def choose(weight_format: str, out_features: int, in_features: int, row_bits: int = 16) -> Configuration:
-    """The cut of a layer: the tuned one where there is one, else by the rule.
+    """The cut of a layer: the tuned one of the table, else that of the rule.
 
     Args:
         weight_format: One of `FORMATS`.
@@ -147,6 +147,6 @@ def _num_stages(
     cut: Configuration, block_out: int, block_rows: int, weight_format: str, row_bits: int, num_bytes: int
 ) -> int:
     """The number of stages that fit into so much shared memory, and no more than the layer wants."""
-    weight_bits = {"plain": row_bits, "int4": 4, "int4_zeros": 4}.get(weight_format, 8)
+    weight_bits = {"plain": row_bits, "int4": 4, "int4_zeros": 4, "mxfp4": 4}.get(weight_format, 8)
     stage = cut.block_k * (block_out * weight_bits + block_rows * row_bits) // 8
     return max(2, min(cut.num_stages, num_bytes // stage))

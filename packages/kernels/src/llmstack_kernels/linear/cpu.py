@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from llmstack_kernels.linear.packed_weight import SizedLinear
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import PlainLinear, finish
 from llmstack_kernels.linear.stored_weight import StoredWeight
@@ -33,25 +34,15 @@ STORED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}
 _CANDIDATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class OneDnnLinear:
+class OneDnnLinear(SizedLinear):
     """A weight in oneDNN's blocked layout."""
 
-    __slots__ = ("_bias", "_in_features", "_out_features", "_packed")
+    __slots__ = ("_bias", "_packed")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._out_features, self._in_features = weight.shape
+        super().__init__(weight.shape)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias = bias
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._in_features
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._out_features
 
     def __call__(
         self,
@@ -61,13 +52,13 @@ class OneDnnLinear:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """activation(x Wᵀ + b) + residual."""
-        rows = x.reshape(-1, self._in_features)
+        rows = x.reshape(-1, self.in_features)
         num_rows = rows.shape[0]
         if num_rows == 0:
-            return x.new_empty((*x.shape[:-1], self._out_features), dtype=out_dtype)
+            return x.new_empty((*x.shape[:-1], self.out_features), dtype=out_dtype)
         rows = rows.repeat(2, 1) if num_rows == 1 else rows.contiguous()
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-        return finish(out[:num_rows].view(*x.shape[:-1], self._out_features), activation, residual, out_dtype)
+        return finish(out[:num_rows].view(*x.shape[:-1], self.out_features), activation, residual, out_dtype)
 
 
 def pack_linear(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llmstack_kernels.linear.packed_weight import SizedLinear
 from llmstack_kernels.linear.reference import finish
 from llmstack_kernels.linear.stored_weight import StoredWeight
 
@@ -75,25 +76,16 @@ def as_dynamic(weight: StoredWeight) -> DynamicWeight | None:
     return DynamicWeight((weight.numbers ^ 128).view(torch.int8).contiguous(), weight.scales[:, 0].float().contiguous())
 
 
-class DynamicLinear:
+class DynamicLinear(SizedLinear):
     """The reference: sums of integers in float64, which holds them exactly."""
 
     __slots__ = ("_bias", "_scales", "_weight")
 
     def __init__(self, weight: DynamicWeight, bias: torch.Tensor | None) -> None:
+        super().__init__(weight.integers.shape)
         self._weight = weight.integers
         self._scales = weight.scales
         self._bias = None if bias is None else bias.float()
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._weight.shape[0]
 
     def __call__(
         self,

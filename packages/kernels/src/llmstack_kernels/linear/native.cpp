@@ -24,17 +24,11 @@ void pack(const T* weight, T* packed, int64_t in_features, int64_t out_features)
   });
 }
 
-// Weights that are not multiplied as they are can be widened once for all tiles. That pays without instructions that widen,
-// and with so many inputs that a panel and the rows of tiles do not fit the second-level cache together.
-#if defined(__AVX512F__)
+// Weights that are not multiplied as they are can be widened once for all tiles. That pays without instructions that widen.
+#if defined(__AVX2__)
 constexpr bool kWidensOnce = false;
 #else
 constexpr bool kWidensOnce = true;
-#endif
-#if defined(__AVX2__)
-constexpr int64_t kMostDirectInputs = kTallInputs;
-#else
-constexpr int64_t kMostDirectInputs = 0;
 #endif
 constexpr int64_t kDirectRows = 4 * kTileRows;
 
@@ -75,50 +69,13 @@ void multiply_widened(const LinearCall<T>& call, const typename PlainWeights<T>:
   }
 }
 
-// Weights of bfloat16, an input at a time: a lane is loaded where the input's weight is its upper half. For an even input
-// that is 2 bytes before the pair, and before the memory itself at the first step of the first panel, of which `first` is a
-// copy. A tile of six rows has no registers for both halves of pairs (measured: 1.1 to 1.5 times the speed).
-struct HalvesPanel {
-  using Weight = float;
-  static constexpr int kInputs = 1;
-  const BFloat16 *packed, *first;
-  Place<kPanel * sizeof(BFloat16)> place;
-
-  Column<float> column(int64_t step, int vector) const {
-    const BFloat16* pairs = step == 0 ? first : packed + (step / 2 * (2 * kPanel) + step % 2);
-    Words words;
-    std::memcpy(&words, pairs + vector * (2 * kLanes) - 1, sizeof(words));
-    return {bits_as<Floats>(words & 0xffff0000u)};
-  }
-};
-
-// Where tiles are fewer than with both halves.
-constexpr bool pays_halves(int64_t rows) {
-  return (rows + kTileRows - 1) / kTileRows < (rows + kPairRows - 1) / kPairRows;
-}
-
-template <class T>
-void multiply_halves(const LinearCall<T>& call, const T* packed, int64_t panel, int64_t row, int64_t end) {
-  BFloat16 copy[1 + 2 * kPanel] = {};
-  if (panel == 0) std::memcpy(copy + 1, packed, sizeof(copy) - sizeof(BFloat16));
-  const BFloat16* own = packed + panel * call.steps * 2 * kPanel;
-  const auto place = decltype(HalvesPanel::place)::of(packed, panel, 2 * call.steps);
-  multiply_panel(call, HalvesPanel{own, panel == 0 ? copy + 1 : own, place}, row, end, panel * kPanel);
-}
-
 template <class T>
 void multiply(const LinearCall<T>& whole, const T* packed) {
   with_operands(whole, [&](const LinearCall<T>& call) {
     const PlainWeights<T> weights{packed, call.steps};
     for_each_panel(call, call.steps * kPanel * kStep<T> * sizeof(T), [&](int64_t panel, int64_t row, int64_t end) {
-      const bool has_few_inputs = call.steps * kStep<T> <= kMostDirectInputs;
       if constexpr (kWidensOnce && !std::is_same_v<T, Operand<T>>) {
-        if (end - row > kDirectRows && !has_few_inputs) {
-          return multiply_widened(call, weights.panel(panel), row, end, panel * kPanel);
-        }
-      }
-      if constexpr (kHasFewRegisters && std::is_same_v<T, BFloat16>) {
-        if (has_few_inputs && pays_halves(end - row)) return multiply_halves(call, packed, panel, row, end);
+        if (end - row > kDirectRows) return multiply_widened(call, weights.panel(panel), row, end, panel * kPanel);
       }
       multiply_panel(call, weights.panel(panel), row, end, panel * kPanel);
     });

@@ -6,6 +6,7 @@
 // once and stays in the second-level cache while all rows pass over it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <type_traits>
 #include <utility>
@@ -13,90 +14,14 @@
 
 #include "../native/elementwise.h"
 #include "../native/rows.h"
-#include "native_four_rows.h"
 #include "native_operands.h"
+#include "native_tile_sums.h"
+#include "native_places.h"
 
 namespace llmstack {
 
 // Below this many products a second thread costs more than it does.
 constexpr int64_t kSerialProducts = 32768;
-
-// What is prefetched while a tile is computed. Where a panel is passed over once, that is its own memory. Else each pass
-// prefetches a share of the thread's next panel: so memory is read during all passes, not in the first one alone.
-template <int kLines, int kLevel>
-struct Ahead {
-  const uint8_t* at;
-  int64_t stride;  // from step to step
-
-  void prefetch() {
-    for (int line = 0; line < kLines; ++line) __builtin_prefetch(at + 64 * line, 0, 4 - kLevel);
-    at += stride;
-  }
-};
-constexpr int64_t kAheadBytes = 4096;
-// Of a single row's small numbers: to widen them takes one thread longer than to read them. Several wait for the memory.
-inline int64_t small_ahead_bytes() {
-  return num_threads() == 1 ? 8192 : kAheadBytes;
-}
-
-// Where a single row's step takes few instructions, more lines are under way to the second level (1.1 times the speed).
-#if defined(__AVX512BF16__)
-constexpr int kSingleLevel = 2;
-#else
-constexpr int kSingleLevel = 1;
-#endif
-
-// Set where a model's weights exceed the processor's caches. A single row's then bypass them (level 4: `prefetchnta`), so
-// that what the program needs between two steps stays there.
-extern std::atomic<bool> streams_weights;
-constexpr int kStreamLevel = 4;
-
-// With more passes, reading takes so little of the time that a second panel in the cache costs more.
-constexpr int64_t kManyPasses = 8;
-
-// Steps of a panel that several tiles take one after the other: a stretch, whose weights the first-level cache holds.
-constexpr int64_t kStretchSteps = kHasFewRegisters ? 32 : 64;
-constexpr int64_t kStretchAheadBytes = 16384;
-#if defined(__AVX512F__)
-constexpr int64_t kStretchRows = 15;  // more rows compute so long that whole passes hide the reads, too
-#else
-constexpr int64_t kStretchRows = 0;  // with smaller registers a few rows do
-#endif
-// With AVX2, rows so few that they wait for memory take stretches: a panel is then read in order, as for a single row.
-template <class T>
-constexpr int64_t kMostFewRows = !kHasFewRegisters ? 0 : sizeof(T) == 4 ? 6 : 3;
-
-// The memory of a panel, and the distance to the one that this thread is likely to compute next.
-template <int kStepBytes>
-struct Place {
-  const uint8_t* start;
-  int64_t bytes, distance;
-
-  static Place of(const void* packed, int64_t index, int64_t steps) {
-    const int64_t bytes = steps * kStepBytes;
-    return {static_cast<const uint8_t*>(packed) + index * bytes, bytes, bytes * num_threads()};
-  }
-  // A part of the next panel, for passes over weights that were read before.
-  template <int kCount>
-  Place<kStepBytes / kCount> part_of_next(int64_t index) const {
-    return {start + distance + bytes / kCount * index, bytes / kCount, 0};
-  }
-  // For pass `pass` of `passes`, of which there are kShare at least, what it needs itself or of the next panel.
-  template <int kShare, int kLevel>
-  Ahead<(kStepBytes / kShare + 63) / 64, kLevel> own(int64_t steps, int64_t ahead = kAheadBytes) const {
-    return {start + ahead, bytes / steps};
-  }
-  template <int kShare>
-  Ahead<(kStepBytes / kShare + 63) / 64, 2> next(int64_t pass, int64_t passes, int64_t steps) const {
-    return {start + distance + bytes / passes * pass, (bytes / passes + steps - 1) / steps};
-  }
-  // For one of the passes that share a stretch. At the end of the panel, from the thread's next one.
-  Ahead<(kStepBytes / 2 + 63) / 64, 1> part_of_stretch(int64_t pass, int64_t passes, int64_t step) const {
-    const int64_t offset = step * kStepBytes + kStretchAheadBytes;
-    const uint8_t* from = start + offset + (offset < bytes ? 0 : distance - bytes);
-    return {from + kStretchSteps * kStepBytes / passes * pass, kStepBytes / passes};
-  }
-};
 
 // Weights as they are: a step of inputs at a time, the 64 columns' weights for them after one another.
 template <class T>
@@ -185,9 +110,9 @@ struct Tile {
                   int64_t begin, int64_t end, Ahead& ahead) {
     using W = typename Panel::Weight;
     constexpr int kPartInputs = kStep<W> / kParts<W>, kPanelParts = Panel::kInputs / kPartInputs;
-    // Pairs of bfloat16 with AVX2: no other tile has this shape. In an array of their own, sums stay in registers.
-    if constexpr (kRows == kFourRows && kColumnVectors == kFourRowsVectors) {
-      Floats own[kFourRows][kFourRowsVectors];
+    // In an array of their own, sums stay in registers.
+    if constexpr (kHasPairSums<kRows, kColumnVectors> && kParts<W> > 1) {
+      Floats own[kRows][kColumnVectors];
       std::memcpy(own, sums, sizeof(own));
       for (int64_t step = begin; step < end; ++step) {
         ahead.prefetch();
@@ -265,6 +190,10 @@ struct Tile {
   }
 };
 
+// Two and three rows of pairs, whose sums GCC stores in each step elsewhere.
+template <int kRows, class W>
+constexpr bool kAddsAlone = kHasFewRegisters && kParts<W> > 1 && kRows > 1 && kRows < kFourRows;
+
 // (With all that it calls: GCC decides what it inlines by the size of the whole file, and a tile takes up to 2.8 times the
 // time where it stores its sums in each step.)
 template <int kRows, int kColumnVectors, class T, class Panel, class Ahead>
@@ -273,7 +202,7 @@ __attribute__((noinline, flatten)) void multiply_tile(const LinearCall<T>& call,
   const Operand<T>* x = call.operands + row * call.operand_stride;
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
   Tile<kRows, kColumnVectors> tile;
-  if constexpr (kHasFewRegisters && kParts<typename Panel::Weight> > 1 && kRows > 1 && kRows < kFourRows) {
+  if constexpr (kAddsAlone<kRows, typename Panel::Weight>) {
     tile.add_alone(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
   } else {
     tile.add(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
@@ -283,19 +212,6 @@ __attribute__((noinline, flatten)) void multiply_tile(const LinearCall<T>& call,
   whole.store(call, row, first_column, first_vector);
 }
 
-#if defined(__AVX512F__)
-constexpr int kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers hold sums
-constexpr int kPairRows = kTileRows;
-#else
-constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
-constexpr int kPairRows = 4;  // of a tile whose weights are in pairs, both halves of which take registers
-#endif
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
-constexpr int kTallRows = 12, kTallVectors = 2;  // of a tile whose weights are widened
-#else
-constexpr int kTallRows = kTileRows, kTallVectors = kTileVectors;
-#endif
-constexpr int64_t kTallInputs = 4096;  // with more, the rows of a tall tile take too much of the second-level cache
 constexpr int kWideVectors = kVectors < 8 ? kVectors : 8;  // of a tile with one row
 
 // Calls `work` with the number of a tile's rows as a constant.
@@ -346,8 +262,10 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
       };
       if constexpr (kShare > 1) {
         pass_with(place.template next<kShare>(pass, passes, steps));
+      } else if constexpr (rows == 1 && kPrefetchesNext) {
+        pass_with(place.template own<1, kSingleLevel>(steps));
       } else if constexpr (rows == 1) {
-        pass_with(place.template own<1, kSingleLevel>(steps, kPrefetchesNext ? kAheadBytes : small_ahead_bytes()));
+        pass_with(place.template own<1, kSingleLevel>(steps, small_ahead_bytes()));
       } else if (!kPrefetchesNext || passes == 1 || passes > kManyPasses) {
         pass_with(place.template own<1, 1>(steps));
       } else if constexpr (kPrefetchesNext) {
@@ -368,7 +286,12 @@ __attribute__((noinline, flatten)) void add_stretch(const LinearCall<T>& call, c
                                                     int first_vector, int64_t begin, int64_t end, Floats* sums, Ahead ahead) {
   Tile<kRows, kColumnVectors> tile;
   std::memcpy(tile.sums, sums, sizeof(tile.sums));
-  tile.add(call.operands + row * call.operand_stride, call.operand_stride, panel, first_vector, begin, end, ahead);
+  const Operand<T>* x = call.operands + row * call.operand_stride;
+  if constexpr (kAddsAlone<kRows, typename Panel::Weight>) {
+    tile.add_alone(x, call.operand_stride, panel, first_vector, begin, end, ahead);
+  } else {
+    tile.add(x, call.operand_stride, panel, first_vector, begin, end, ahead);
+  }
   std::memcpy(sums, tile.sums, sizeof(tile.sums));
 }
 
@@ -390,11 +313,12 @@ void multiply_in_stretches(const LinearCall<T>& call, const Panel& panel, int64_
     }
     row += rows;
   }
-  for (int64_t begin = 0; begin < call.steps; begin += kStretchSteps) {
-    const int64_t stop = begin + kStretchSteps < call.steps ? begin + kStretchSteps : call.steps;
+  const int64_t steps = panel.place.steps_of(cuts.stretch);
+  for (int64_t begin = 0; begin < call.steps; begin += steps) {
+    const int64_t stop = begin + steps < call.steps ? begin + steps : call.steps;
     for (int64_t i = 0; i < count; ++i) {
       Part& part = parts[i];
-      const auto ahead = panel.place.part_of_stretch(i, count, begin);
+      const auto ahead = panel.place.part_of_stretch(i, count, begin, steps);
       with_rows<kTallRows>(part.rows, [&](auto rows) {
         add_stretch<rows, kTallVectors>(call, panel, part.row, part.first_vector, begin, stop, part.sums, ahead);
       });
@@ -419,21 +343,53 @@ void multiply_few_rows(const LinearCall<T>& call, const Panel& panel, int64_t ro
     for (int i = 0; i + 1 < kGroups; ++i) work(tiles[i], i);
     work(last, kGroups - 1);
   };
-  for (int64_t begin = 0; begin < call.steps; begin += kStretchSteps) {
-    const int64_t end = begin + kStretchSteps < call.steps ? begin + kStretchSteps : call.steps;
+  const int64_t steps = panel.place.steps_of(cuts.few_rows_stretch);
+  for (int64_t begin = 0; begin < call.steps; begin += steps) {
+    const int64_t end = begin + steps < call.steps ? begin + steps : call.steps;
     for_each_tile([&](auto& tile, int i) {
-      const auto ahead = panel.place.part_of_stretch(i, kGroups, begin);
+      const auto ahead = panel.place.part_of_stretch(i, kGroups, begin, steps);
       tile.add_alone(x, call.operand_stride, panel, i * kWidth, begin, end, ahead);
     });
   }
   for_each_tile([&](auto& tile, int i) { tile.store(call, row, first_column, i * kWidth); });
 }
 
+// Rows of which so many pass over a part after the other: their sums, which wait for the next part, are 96 KiB.
+constexpr int64_t kPartRows = 64 * kTileRows;
+
+// Passes of rows [row, end) over a panel, part by part where it is longer than the second-level cache holds.
+template <int kMaxRows, class Widths, class T, class Panel>
+void multiply_in_passes(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end, int64_t first_column) {
+  const int64_t steps = call.steps * kStep<T> / Panel::kInputs, parts = panel.place.num_parts(end - row);
+  if (parts == 1 || end - row <= kMaxRows) {
+    return for_each_pass<kMaxRows, Widths, kVectors, true>(
+        panel.place, steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
+          multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
+        });
+  }
+  static thread_local std::vector<Floats> memory;
+  memory.resize(kPartRows * kVectors);
+  for (; row < end; row += kPartRows) {
+    const int64_t last_row = row + kPartRows < end ? row + kPartRows : end;
+    for (int64_t index = 0; index < parts; ++index) {
+      const int64_t begin = steps * index / parts, stop = steps * (index + 1) / parts;
+      for_each_pass<kMaxRows, Widths, kVectors, true>(
+          panel.place.part(begin, stop), stop - begin, row, last_row,
+          [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
+            Floats* sums = memory.data() + (at - row) * kVectors + vector * rows;
+            if (index == 0) std::fill_n(sums, rows * vectors, Floats{});
+            add_stretch<rows, vectors>(call, panel, at, vector, begin, stop, sums, ahead);
+            if (index + 1 == parts) store_sums(call, at, rows, first_column + vector * kLanes, vectors, sums);
+          });
+    }
+  }
+}
+
 // A single row that reads its panel past the caches.
 template <class T, class Panel>
 void multiply_streamed_row(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column) {
   const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
-  const auto ahead = panel.place.template own<1, kStreamLevel>(steps, kAheadBytes);
+  const auto ahead = panel.place.template own<1, kStreamLevel>(steps);
   for (int vector = 0; vector < kVectors; vector += kWideVectors) {
     multiply_tile<1, kWideVectors>(call, panel, row, first_column, vector, ahead);
   }
@@ -444,9 +400,6 @@ void multiply_streamed_row(const LinearCall<T>& call, const Panel& panel, int64_
 template <class T, class Panel>
 void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end, int64_t first_column) {
   using W = typename Panel::Weight;
-  const auto work = [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
-    multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
-  };
   if (end - row == 1 && streams_weights.load(std::memory_order_relaxed)) {
     return multiply_streamed_row(call, panel, row, first_column);
   }
@@ -463,17 +416,14 @@ void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, 
     }
   }
   if constexpr (kTallRows > kTileRows && !std::is_same_v<W, Operand<W>>) {
-    if (end - row > kTileRows && call.steps * kStep<W> <= kTallInputs) {
-      for_each_pass<kTallRows, PassWidths<kWideVectors, kTallVectors>, kVectors, true>(panel.place, call.steps, row, end,
-                                                                                      work);
-      return;
+    if (end - row > kTileRows) {
+      return multiply_in_passes<kTallRows, PassWidths<kWideVectors, kTallVectors>>(call, panel, row, end, first_column);
     }
   }
   constexpr int kMaxRows = kParts<W> > 1 ? kPairRows : kTileRows;
   constexpr int kFourVectors = kHasFewRegisters && kParts<W> > 1 ? kFourRowsVectors : kTileVectors;
-  const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
   using Widths = PassWidths<kWideVectors, kTileVectors, kFourVectors, kTileVectors, kFourVectors>;
-  for_each_pass<kMaxRows, Widths, kVectors, true>(panel.place, steps, row, end, work);
+  multiply_in_passes<kMaxRows, Widths>(call, panel, row, end, first_column);
 }
 
 // Calls `work(part)` with calls for `part_rows` of the rows after another.
@@ -490,20 +440,21 @@ void for_each_part(const LinearCall<T>& call, int64_t part_rows, const Work& wor
   }
 }
 
-// Rows whose operands fit into some 512 KiB, and the fewest that repay a pass over the weights.
-constexpr int64_t kOperandNumbers = 1 << 17;
+// The fewest rows that repay a pass over the weights.
 constexpr int64_t kFewestRows = 16 * kTileRows;
 
 // Calls `work(part)` with calls for parts of the rows, whose operands are there.
 template <class T, class Work>
 void with_operands(const LinearCall<T>& call, const Work& work) {
   if constexpr (std::is_same_v<T, Operand<T>>) {
-    LinearCall<T> part = call;
-    part.operands = call.x, part.operand_stride = call.row_stride;
-    work(part);
+    const int64_t fitting = cuts.shared_rows / (call.steps * kStep<T> * static_cast<int64_t>(sizeof(T)));
+    for_each_part(call, fitting > kPartRows ? fitting : kPartRows, [&](LinearCall<T> part) {
+      part.operands = part.x, part.operand_stride = call.row_stride;
+      work(part);
+    });
   } else {
     static thread_local std::vector<float> memory;
-    const int64_t width = call.steps * kStep<T>, fitting = kOperandNumbers / width;
+    const int64_t width = call.steps * kStep<T>, fitting = cuts.row_part / (width * static_cast<int64_t>(sizeof(float)));
     const int64_t stride = ((width + 15) / 16 | 1) * 16;  // an odd number of cache lines, so that rows share no set
     for_each_part(call, fitting > kFewestRows ? fitting : kFewestRows, [&](LinearCall<T> part) {
       if (static_cast<int64_t>(memory.size()) < part.num_rows * stride) memory.resize(part.num_rows * stride);
@@ -519,7 +470,10 @@ void with_operands(const LinearCall<T>& call, const Work& work) {
   }
 }
 
-// Calls `work(panel, row, end)` for every panel and every row, shared among the threads.
+// Rows that a thread takes of a panel which several share.
+constexpr int64_t kBlockRows = 16 * kTileRows;
+
+// Calls `work(panel, row, end)` for every panel and every row, shared among the threads. `row` is the first one of a block.
 template <class T, class Work>
 void for_each_panel(const LinearCall<T>& call, int64_t panel_bytes, const Work& work) {
   const int64_t panels = num_panels(call.out_features);
@@ -528,7 +482,6 @@ void for_each_panel(const LinearCall<T>& call, int64_t panel_bytes, const Work& 
     return;
   }
   if (call.num_rows == 1) return for_each_in_runs(panels, panel_bytes, [&](int64_t panel) { work(panel, 0, 1); });
-  constexpr int64_t kBlockRows = 16 * kTileRows;
   const bool is_shared = panels < 4 * num_threads();  // threads share a panel, where rows are many and panels few
   const int64_t blocks = is_shared ? (call.num_rows + kBlockRows - 1) / kBlockRows : 1;
   for_each_chunk(panels * blocks, [&](int64_t chunk) {

@@ -43,8 +43,6 @@ __all__ = [
     "NativeLinear",
     "blocks_are_finite",
     "concatenate",
-    "describe",
-    "is_available",
     "linear_of_packed",
     "pack_dynamic_linear",
     "pack_linear",
@@ -202,13 +200,3 @@ def quantize_by(native: NativeLibrary, weight: torch.Tensor, scheme: str) -> Qua
         quantized.scales.data_ptr(),
     )
     return quantized
-
-
-def is_available() -> bool:
-    """True when a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

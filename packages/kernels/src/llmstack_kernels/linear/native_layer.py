@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear.dynamic import DynamicWeight
-from llmstack_kernels.linear.packed_weight import PackedWeight
+from llmstack_kernels.linear.packed_weight import PackedWeight, SizedLinear
 from llmstack_kernels.linear.reference import GATES, finish
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
 from llmstack_kernels.native.huge_pages import empty_in_huge_pages
@@ -18,7 +18,7 @@ _PLAIN = ("", (Pointer,))
 _DYNAMIC = ("dynamic", (Pointer,) * 3)
 
 
-class NativeLinear:
+class NativeLinear(SizedLinear):
     """A weight in panels of 64 output columns."""
 
     __slots__ = (
@@ -27,10 +27,8 @@ class NativeLinear:
         "_bias_pointer",
         "_dtype",
         "_dtype_to_name",
-        "_in_features",
         "_kept",
         "_native",
-        "_out_features",
         "_row_size",
         "_scheme",
         "_weight",
@@ -57,8 +55,8 @@ class NativeLinear:
             scheme: How the weight is quantized, or "", and the types of `weight`.
             native: Where the functions are.
         """
-        self._out_features, self._in_features = shape
-        self._row_size = _row_size(self._in_features, scheme[0])
+        super().__init__(shape)
+        self._row_size = _row_size(self.in_features, scheme[0])
         self._dtype = dtype
         self._bias = None if bias is None else bias.to(dtype).contiguous()
         self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
@@ -106,18 +104,8 @@ class NativeLinear:
     def packed_weight(self) -> PackedWeight:
         """The weight without its bias."""
         group_size = 0 if self._scheme in ("", "dynamic") else self._weight[-1]
-        shape = (self._out_features, self._in_features)
+        shape = (self.out_features, self.in_features)
         return PackedWeight(shape, self._dtype, self._scheme, group_size, self._kept)
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._in_features
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._out_features
 
     def __call__(
         self,
@@ -129,20 +117,20 @@ class NativeLinear:
         """activation(x Wᵀ + b) + residual."""
         if activation in GATES:
             return finish(self(x, out_dtype=out_dtype), activation, residual, out_dtype)
-        rows = x if x.ndim == 2 else x.reshape(-1, self._in_features)
-        if self._row_size > self._in_features:
-            rows = F.pad(rows, (0, self._row_size - self._in_features))
+        rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
+        if self._row_size > self.in_features:
+            rows = F.pad(rows, (0, self._row_size - self.in_features))
         elif rows.stride(1) != 1:
             rows = rows.contiguous()
         dtype = out_dtype or self._dtype
-        out = x.new_empty((*x.shape[:-1], self._out_features), dtype=dtype)
+        out = x.new_empty((*x.shape[:-1], self.out_features), dtype=dtype)
         self._native.function(self._dtype_to_name[dtype], *self._argument_types)(
             rows.data_ptr(),
             rows.shape[0],
             rows.stride(0),
             *self._weight,
-            self._in_features,
-            self._out_features,
+            self.in_features,
+            self.out_features,
             self._bias_pointer,
             0 if residual is None else residual.data_ptr(),
             out.data_ptr(),

@@ -8,7 +8,13 @@ namespace {
 
 // With AVX-512 a tile has all columns of a panel; wider or taller tiles have no registers for their sums (measured). A single
 // row takes all columns with AVX2, too, so that it reads the panel in order.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kSegmentRows = 6, kSegmentVectors = 2;
+using SegmentWidths = PassWidths<kWideVectors, kSegmentVectors, kSegmentVectors, 4, 4>;
+#else
 constexpr int kSegmentRows = 4, kSegmentVectors = 4;
+using SegmentWidths = PassWidths<kWideVectors, kSegmentVectors>;
+#endif
 
 template <class Format>
 void add_rows(const uint8_t* panel, const SegmentLayout& layout, const RoundedRows& rows, int64_t num_rows,
@@ -24,7 +30,7 @@ void add_rows(const uint8_t* panel, const SegmentLayout& layout, const RoundedRo
     }
     return;
   }
-  for_each_pass<kSegmentRows, PassWidths<kWideVectors, kSegmentVectors>, kVectors, true>(place, rows.segments, 0, num_rows, tile);
+  for_each_pass<kSegmentRows, SegmentWidths, kVectors, true>(place, rows.segments, 0, num_rows, tile);
 }
 
 template <class... Formats>

@@ -38,16 +38,16 @@ void round_segment(const T* x, int64_t size, const SegmentKind& kind, int8_t* in
   *second = kind.zeros == Zeros::kMiddle ? -kind.middle * static_cast<int32_t>(all) : bits_as<int32_t>(as_float);
 }
 
+// What is written of a row lies `stride` segments apart.
 template <class T>
-void round_row(const T* x, int64_t size, const SegmentKind& kind, int8_t* integers, float* scales, int32_t* seconds) {
-  for (int64_t i = 0, at = 0; i < size; i += kind.inputs, ++at) {
+void round_row(const T* x, int64_t size, const SegmentKind& kind, int64_t stride, int8_t* integers, float* scales,
+               int32_t* seconds) {
+  for (int64_t i = 0, at = 0; i < size; i += kind.inputs, at += stride) {
     const int64_t rest = size - i, own = rest < kind.inputs ? rest : kind.inputs;
-    if (own < kind.inputs) std::memset(integers + i, 0, kind.inputs);
-    round_segment(x + i, own, kind, integers + i, scales + at, seconds + at);
+    if (own < kind.inputs) std::memset(integers + at * kind.inputs, 0, kind.inputs);
+    round_segment(x + i, own, kind, integers + at * kind.inputs, scales + at, seconds + at);
   }
 }
-
-constexpr int64_t kRowsAtOnce = 96;  // whose sums wait for bias and activation
 
 template <class T>
 void multiply_segments(const LinearCall<T>& call, int64_t in_features, const uint8_t* packed, const SegmentKind& kind,
@@ -55,26 +55,28 @@ void multiply_segments(const LinearCall<T>& call, int64_t in_features, const uin
   static thread_local std::vector<int8_t> all_integers;
   static thread_local std::vector<float> all_scales;
   static thread_local std::vector<int32_t> all_seconds;
-  const int64_t segments = (in_features + kind.inputs - 1) / kind.inputs, width = segments * kind.inputs;
-  const int64_t panel_bytes = layout.panel_bytes(segments);
-  all_integers.resize(call.num_rows * width);
-  all_scales.resize(call.num_rows * segments);
-  all_seconds.resize(call.num_rows * segments);
+  const int64_t segments = (in_features + kind.inputs - 1) / kind.inputs, panel_bytes = layout.panel_bytes(segments);
+  // Rows in blocks, whose sums wait for bias and activation. An odd distance, so that segments share no set of a cache.
+  const int64_t stride = (call.num_rows < kBlockRows ? call.num_rows : kBlockRows) | 1, size = segments * stride;
+  const int64_t blocks = (call.num_rows + kBlockRows - 1) / kBlockRows;
+  all_integers.resize(blocks * size * kind.inputs);
+  all_scales.resize(blocks * size);
+  all_seconds.resize(blocks * size);
   int8_t* integers = all_integers.data();  // other threads have vectors of their own
   float* scales = all_scales.data();
   int32_t* seconds = all_seconds.data();
   for_each_row(call.num_rows, in_features, [&](int64_t row) {
-    round_row(call.x + row * call.row_stride, in_features, kind, integers + row * width, scales + row * segments,
-              seconds + row * segments);
+    const int64_t at = row / kBlockRows * size + row % kBlockRows;
+    round_row(call.x + row * call.row_stride, in_features, kind, stride, integers + at * kind.inputs, scales + at, seconds + at);
   });
-  const RoundedRows rows{integers, scales, seconds, segments};
   for_each_panel(call, panel_bytes, [&](int64_t panel, int64_t row, int64_t end) {
     static thread_local std::vector<Floats> memory;
-    memory.resize(kRowsAtOnce * kVectors);
+    memory.resize(kBlockRows * kVectors);
     Floats* sums = memory.data();
-    for (; row < end; row += kRowsAtOnce) {
-      const int64_t count = row + kRowsAtOnce < end ? kRowsAtOnce : end - row;
-      kind.add_rows(packed + panel * panel_bytes, layout, rows.from(row, kind.inputs), count, panel_bytes, sums);
+    for (; row < end; row += kBlockRows) {  // from the first of a block
+      const int64_t at = row / kBlockRows * size, count = row + kBlockRows < end ? kBlockRows : end - row;
+      const RoundedRows rows{integers + at * kind.inputs, scales + at, seconds + at, segments, stride};
+      kind.add_rows(packed + panel * panel_bytes, layout, rows, count, panel_bytes, sums);
       store_sums(call, row, static_cast<int>(count), panel * kPanel, kVectors, sums);
     }
   });

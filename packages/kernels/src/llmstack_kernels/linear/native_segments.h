@@ -54,16 +54,18 @@ struct SegmentLayout {
 };
 
 // Rows of inputs, rounded: integers within ±127, and for each segment a scale and a second number, which depends on `Zeros`:
-// the integers' sum times minus the middle, that sum as a float, or that times the scale.
+// the integers' sum times minus the middle, that sum as a float, or that times the scale. A segment of all rows lies together,
+// so that a tile has one address for its rows.
 struct RoundedRows {
-  const int8_t* integers;  // rows `segments` * kSegment apart
-  const float* scales;     // rows `segments` apart
+  const int8_t* integers;  // [segments, stride, kSegment]
+  const float* scales;     // [segments, stride]
   const int32_t* seconds;  // the same
-  int64_t segments;
+  int64_t segments, stride;
 
   RoundedRows from(int64_t row, int kSegment) const {
-    return {integers + row * segments * kSegment, scales + row * segments, seconds + row * segments, segments};
+    return {integers + row * kSegment, scales + row, seconds + row, segments, stride};
   }
+  void go_on(int kSegment) { integers += stride * kSegment, scales += stride, seconds += stride; }
 };
 
 // ---- products ----
@@ -103,6 +105,7 @@ inline uint32_t word_at(const int8_t* p) {
 // Sums of products in each lane. `add` takes a word of four numbers, which have no sign, and four inputs; without VNNI some
 // sums have 16 bits, of which a lane has two, until `flush`.
 #if defined(__AVX512VNNI__)
+constexpr bool kBeginsWithSecond = true;  // a sum costs nothing more
 template <int kBits>
 struct Sums {
   Ints whole;
@@ -115,6 +118,7 @@ struct Sums {
   Ints flush() const { return whole; }
 };
 #elif defined(__AVX2__)
+constexpr bool kBeginsWithSecond = false;
 #if defined(__AVX512F__)
 inline Ints pairs_of_bytes(Words numbers, uint32_t inputs) {
   return (Ints)_mm512_maddubs_epi16((__m512i)numbers, _mm512_set1_epi32(static_cast<int32_t>(inputs)));
@@ -167,6 +171,7 @@ struct Sums {
       halves = products;
     } else {
       halves = add_halves(halves, products);
+      asm("" : "+v"(halves));  // else GCC first makes all products of a segment, in memory, and then their sums
     }
   }
   Ints flush() const { return whole + sums_of_halves(halves); }
@@ -185,6 +190,7 @@ struct Sums<8> {
   Ints flush() const { return whole; }
 };
 #else
+constexpr bool kBeginsWithSecond = true;
 template <int kBits>
 struct Sums {
   Ints whole;
@@ -246,7 +252,7 @@ template <class Format, int kRows, int kColumnVectors, class Ahead>
 __attribute__((noinline, flatten)) void segment_tile(const uint8_t* panel, const SegmentLayout& layout, RoundedRows rows,
                                                      int first_vector, Floats* out, Ahead ahead) {
   constexpr int kAll = kRows * kColumnVectors, kSegment = Format::kSegment;
-  constexpr bool kSigned = Format::kBits == 8 && kSignsBytes;
+  constexpr bool kSigned = Format::kBits == 8 && kSignsBytes, kCorrects = Format::kZeros == Zeros::kMiddle && !kSigned;
   Floats total[kAll] = {};
   const int64_t size = segment_scale_bytes(layout.scales);
   const bool has_levels = layout.scales == SegmentScales::kTwoLevels;
@@ -266,15 +272,12 @@ __attribute__((noinline, flatten)) void segment_tile(const uint8_t* panel, const
     const int64_t rest = segments - first;
     const int64_t count = rest < layout.segments_per_block ? rest : layout.segments_per_block;
     const uint8_t* segment = panel + layout.header_bytes;
-    for (int64_t at = first; at < first + count; ++at, segment += layout.segment_bytes) {
+    for (int64_t at = 0; at < count; ++at, segment += layout.segment_bytes, rows.go_on(kSegment)) {
       ahead.prefetch();
       const uint8_t* words = segment + layout.segment_header_bytes + first_vector * kLanes * 4;
-      const int8_t* x = rows.integers + at * kSegment;
-      const int64_t stride = segments * kSegment;
       alignas(64) Sums<Format::kBits> sums[kAll];
       unrolled<kAll>([&](auto i) __attribute__((always_inline)) {
-        constexpr bool kCorrects = Format::kZeros == Zeros::kMiddle && !kSigned;
-        sums[i] = Sums<Format::kBits>(kCorrects ? rows.seconds[i / kColumnVectors * segments + at] : 0);
+        sums[i] = Sums<Format::kBits>(kCorrects && kBeginsWithSecond ? rows.seconds[i / kColumnVectors] : 0);
       });
       unrolled<Format::kWords>([&](auto word) __attribute__((always_inline)) {
         Words numbers[kColumnVectors];
@@ -282,7 +285,7 @@ __attribute__((noinline, flatten)) void segment_tile(const uint8_t* panel, const
           numbers[v] = SegmentNumbers<Format>{words + v * kLanes * 4}.word(word);
         });
         unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
-          const uint32_t inputs = word_at(x + r * stride + word * 4);
+          const uint32_t inputs = word_at(rows.integers + r * kSegment + word * 4);
           unrolled<kColumnVectors>([&](auto v) __attribute__((always_inline)) {
             sums[r * kColumnVectors + v].add(numbers[v], inputs, word);
           });
@@ -295,12 +298,12 @@ __attribute__((noinline, flatten)) void segment_tile(const uint8_t* panel, const
       }
       unrolled<kAll>([&](auto i) __attribute__((always_inline)) {
         constexpr int v = i % kColumnVectors, r = i / kColumnVectors;
-        Floats sum = to_floats(sums[i].flush());
+        Floats sum = to_floats(kCorrects && !kBeginsWithSecond ? sums[i].flush() + rows.seconds[r] : sums[i].flush());
         if constexpr (Format::kZeros == Zeros::kPoints) {
-          const float second = bits_as<float>(rows.seconds[r * segments + at]);
+          const float second = bits_as<float>(rows.seconds[r]);
           sum = fused_multiply_add(others[v], broadcast(second), sum);
         }
-        total[i] = fused_multiply_add(sum, own[v] * rows.scales[r * segments + at], total[i]);
+        total[i] = fused_multiply_add(sum, own[v] * rows.scales[r], total[i]);
       });
       if constexpr (Format::kZeros == Zeros::kSmallest) {
         for (int v = 0; v < kColumnVectors; ++v) {
@@ -310,7 +313,7 @@ __attribute__((noinline, flatten)) void segment_tile(const uint8_t* panel, const
             smallest = smallest * to_floats(widen(reinterpret_cast<const int8_t*>(levels)));
           }
           for (int r = 0; r < kRows; ++r) {
-            const float second = bits_as<float>(rows.seconds[r * segments + at]);
+            const float second = bits_as<float>(rows.seconds[r]);
             total[r * kColumnVectors + v] = fused_multiply_add(smallest, broadcast(second), total[r * kColumnVectors + v]);
           }
         }

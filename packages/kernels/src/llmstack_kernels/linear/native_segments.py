@@ -36,7 +36,7 @@ class NativeSegmentLinear(NativeLinear):
         """The weight without its bias; the scheme has what its panels do not say."""
         _, layout, scales, segments_per_block = self._weight
         scheme = f"{SEGMENTS}_{layout}_{scales}"
-        shape = (self._out_features, self._in_features)
+        shape = (self.out_features, self.in_features)
         return PackedWeight(shape, self._dtype, scheme, segments_per_block, self._kept)
 
 

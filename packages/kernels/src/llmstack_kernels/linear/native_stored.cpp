@@ -35,7 +35,11 @@ struct Groups {
   ScaleType type;
   int64_t num_groups, group_size;
   float inverse_factor;
-
+  // About so many inputs: whole groups, or whole words of numbers where there is one group.
+  int64_t span_inputs(int64_t wanted) const {
+    const int64_t unit = num_groups == 1 ? 8 : group_size;
+    return wanted > unit ? wanted / unit * unit : unit;
+  }
   Floats scale(int64_t group, int vector) const {
     const int64_t at = group * kPanel + vector * kLanes;
     switch (type) {
@@ -232,7 +236,6 @@ struct StoredTiles<Offset<4>, BFloat16> {
 };
 #endif
 
-constexpr int64_t kSpanInputs = 512;
 constexpr int64_t kSpanRows = 16 * kTileRows;
 
 // Rows up to which widening again for each tile is cheaper than widening once into memory (measured).
@@ -259,17 +262,21 @@ void add_rows(const InputRows<W>& inputs, int64_t num_rows, const StoredPanel<W,
               Floats* sums) {
   const auto row_of = [&](int64_t row) { return InputRows<W>{inputs.x + row * inputs.stride, inputs.stride}; };
   if (num_rows <= kDirectRows<Format>) {
-    const Span all{0, num_inputs, num_inputs};
     using Tiles = StoredTiles<Format, W>;
-    return for_each_pass<Tiles::kMaxRows, typename Tiles::Widths, kVectors, false>(
-        place, num_inputs / panel.kInputs, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
-          add_span<rows, vectors>(row_of(row), panel, groups, all, sums + row * kVectors, vector, ahead);
-        });
+    const int64_t parts = num_rows <= Tiles::kMaxRows ? 1 : place.num_parts(num_rows);
+    const int64_t size = parts == 1 ? num_inputs : groups.span_inputs((num_inputs + parts - 1) / parts);
+    for (int64_t begin = 0; begin < num_inputs; begin += size) {
+      const Span span{begin, begin + size < num_inputs ? begin + size : num_inputs, num_inputs};
+      const int64_t first = begin / panel.kInputs, stop = span.end / panel.kInputs;
+      for_each_pass<Tiles::kMaxRows, typename Tiles::Widths, kVectors, false>(
+          place.part(first, stop), stop - first, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
+            add_span<rows, vectors>(row_of(row), panel, groups, span, sums + row * kVectors, vector, ahead);
+          });
+    }
+    return;
   }
   static thread_local std::vector<Column<W>> columns;
-  const bool is_one = groups.num_groups == 1;
-  const int64_t num_groups = kSpanInputs / groups.group_size;
-  const int64_t size = is_one ? kSpanInputs : (num_groups > 1 ? num_groups : 1) * groups.group_size;
+  const int64_t size = groups.span_inputs(cuts.span / (kPanel * static_cast<int64_t>(sizeof(float))));
   columns.resize(size / kStep<W> * kVectors);
   for (int64_t begin = 0; begin < num_inputs; begin += size) {
     const Span span{begin, begin + size < num_inputs ? begin + size : num_inputs, num_inputs};

@@ -18,10 +18,9 @@ constexpr int64_t kMostBlockRows = 2 * kMostTileRows;
 constexpr int64_t kStretchProducts = 32;
 constexpr int64_t kTilesAheadBytes = 16384;
 
-// Rows that stay in the second-level cache while all panels pass over them: in half of it. It has 2 MiB where there are tiles.
-constexpr int64_t kPartRowBytes = 1 << 20;
-constexpr int64_t rows_of_part(int64_t row_bytes) {
-  const int64_t fitting = kPartRowBytes / row_bytes / kMostBlockRows * kMostBlockRows;
+// Rows that stay in the second-level cache while all panels pass over them.
+inline int64_t rows_of_part(int64_t row_bytes) {
+  const int64_t fitting = cuts.row_part / row_bytes / kMostBlockRows * kMostBlockRows;
   return fitting > kMostBlockRows ? fitting : kMostBlockRows;
 }
 

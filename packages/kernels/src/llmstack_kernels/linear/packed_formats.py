@@ -57,7 +57,8 @@ def pack_stored_chunks(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.T
     """The format, weight and scales of what a checkpoint stores; None where no format has its groups.
 
     Scales are float32 and repeated for chunks of larger groups, so that none is rounded. Those of `int4_zeros` are
-    int32 [num_chunks, 5, out_features]: the bits of four float32, and four zero points in a word.
+    int32 [num_chunks, 5, out_features]: the bits of four float32, and four zero points in a word. Those of `mxfp4` are
+    int32 [num_chunks, out_features]: the exponents of four powers of two.
     """
     if weight.has_float_zeros:
         return None
@@ -71,6 +72,8 @@ def pack_stored_chunks(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.T
         words = _join_bytes(*_chunked(numbers.view(torch.int8), 128, 2))
         scales = _spread(weight.scales.float(), weight, 128).t().contiguous()
         return ("fp8_block", words, scales * FP8_FACTOR) if is_float else ("int8", words, scales)
+    if weight.table is not None:
+        return _pack_mxfp4(weight, weight.table)
     if weight.layout == "int4" and (whole or weight.group_size % 32 == 0):
         first, second, third, fourth = _chunked(weight.numbers, CHUNK_SIZES["int4_zeros"], 4)
         words = _join_bytes(first | (second << 4), third | (fourth << 4))
@@ -79,6 +82,32 @@ def pack_stored_chunks(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.T
         zeros = zeros.transpose(1, 2).contiguous().view(torch.int32).transpose(1, 2)
         return "int4_zeros", words, torch.cat([scales, zeros], 1).contiguous()
     return None
+
+
+def _pack_mxfp4(weight: StoredWeight, table: torch.Tensor) -> tuple[str, torch.Tensor, torch.Tensor] | None:
+    """Numbers of e2m1 whose scales are powers of two; None for another table or other scales.
+
+    A group of zeros has any scale: many quantizers give it the least one, which has no exponent in float32.
+    """
+    exponents = weight.scales.float().view(torch.int32) >> 23
+    is_power = torch.ldexp(torch.ones_like(weight.scales, dtype=torch.float32), exponents - 127) == weight.scales
+    has_numbers = _groups_with_numbers(weight)
+    is_whole = weight.scales.shape[1] == 1 or weight.group_size % 32 == 0
+    if not (is_whole and table.cpu().equal(_E2M1_VALUES) and ((is_power & (exponents > 0)) | ~has_numbers).all()):
+        return None
+    exponents *= has_numbers
+    first, second, third, fourth = _chunked(weight.numbers, CHUNK_SIZES["mxfp4"], 4)
+    words = _join_bytes(first | (second << 4), third | (fourth << 4))
+    bytes_of_words = _in_quarters(_spread(exponents.to(torch.uint8), weight, 32)).transpose(1, 2).contiguous()
+    return "mxfp4", words, bytes_of_words.view(torch.int32).squeeze(2)
+
+
+def _groups_with_numbers(weight: StoredWeight) -> torch.Tensor:
+    """Whether a group of numbers of e2m1 has any but zeros: [out_features, num_groups]."""
+    size = min(weight.group_size, weight.shape[1])
+    magnitudes = F.pad(weight.numbers & 7, (0, -weight.shape[1] % size))
+    found: torch.Tensor = magnitudes.unflatten(1, (-1, size)).amax(2) > 0
+    return found
 
 
 def _spread(values: torch.Tensor, weight: StoredWeight, size: int) -> torch.Tensor:
@@ -95,4 +124,5 @@ def _in_quarters(values: torch.Tensor) -> torch.Tensor:
     return padded.view(padded.shape[0], -1, 4).permute(1, 2, 0).contiguous()
 
 
+_E2M1_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 _PACKERS = {"int8": _pack_int8, "int4": _pack_int4, "fp8": _pack_fp8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,3 +27,18 @@ class PackedWeight:
     group_size: int
     tensors: tuple[torch.Tensor, ...]
     order: torch.Tensor | None = None
+
+
+class SizedLinear:
+    """Base of packed layers, which have two sizes.
+
+    Attributes:
+        in_features: Length of an input row.
+        out_features: Length of an output row.
+    """
+
+    __slots__ = ("in_features", "out_features")
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        """`shape` is that of the weight: [out_features, in_features]."""
+        self.out_features, self.in_features = shape

@@ -147,5 +147,5 @@ def _round(groups: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.
 
 
 def _square_error(groups: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """How far from `groups` that is what the integers stand for: [num_groups, 1]."""
+    """The squared rounding error of each group: [num_groups, 1]."""
     return _round(groups, scales, scheme).mul_(scales.float()).sub_(groups).square_().sum(1, keepdim=True)

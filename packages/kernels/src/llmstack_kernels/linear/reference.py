@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from llmstack_kernels.linear.packed_weight import SizedLinear
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 from llmstack_kernels.linear.stored_weight import StoredWeight
 
@@ -56,24 +57,15 @@ def finish(
     return out if residual is None else out + residual
 
 
-class PlainLinear:
+class PlainLinear(SizedLinear):
     """A linear layer over an unpacked weight."""
 
     __slots__ = ("_bias", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight.shape)
         self._weight = weight  # [out_features, in_features]
         self._bias = bias
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._weight.shape[0]
 
     def __call__(
         self,

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear.block_weight import BLOCK_TYPES, BlockWeight
+from llmstack_kernels.linear.packed_weight import SizedLinear
 from llmstack_kernels.linear.reference import finish
 from llmstack_kernels.linear.stored_weight import StoredWeight
 
@@ -48,7 +49,7 @@ def round_segments(rows: torch.Tensor, segment: int) -> torch.Tensor:
     return torch.where(is_finite, rounded, torch.nan).flatten(1)[:, :in_features]
 
 
-class SegmentLinear:
+class SegmentLinear(SizedLinear):
     """The reference: rounded inputs and the weight that the numbers stand for, multiplied in float64."""
 
     __slots__ = ("_bias", "_order", "_segment", "_weight")
@@ -57,19 +58,10 @@ class SegmentLinear:
         stored = weight.stored() if isinstance(weight, BlockWeight) else weight
         self._order = stored.order  # segments are those of the columns of the numbers
         dense = stored.dequantize(torch.float32)
+        super().__init__(dense.shape)
         self._weight = dense if self._order is None else dense[:, self._order]
         self._segment = segment_of(weight)
         self._bias = None if bias is None else bias.float()
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._weight.shape[0]
 
     def __call__(
         self,

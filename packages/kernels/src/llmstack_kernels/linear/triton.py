@@ -20,24 +20,23 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.linear.composed import OrderedLinear
 from llmstack_kernels.linear.configurations import CHUNK_SIZES, MAX_SPLIT_ROWS, Configuration, choose, choose_tile
 from llmstack_kernels.linear.epilogue import store_outputs, tile_outputs
 from llmstack_kernels.linear.packed_formats import pack_chunks, pack_stored_chunks
+from llmstack_kernels.linear.packed_weight import SizedLinear
 from llmstack_kernels.linear.product import prefetch, tile_product
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import GATES, PlainLinear, finish
 from llmstack_kernels.linear.stored_weight import StoredWeight
-from llmstack_kernels.linear.widening import widen_fp8, widen_int4, widen_int4_less_zero, widen_int8
+from llmstack_kernels.linear.widening import numbers_of_word, unpack_chunk
 
 __all__ = [
     "QUANTIZED_DTYPES",
     "STORED_DTYPES",
     "TritonLinear",
     "check_rows_independent",
-    "describe",
-    "is_available",
     "pack_linear",
     "pack_quantized_linear",
     "pack_stored_linear",
@@ -172,41 +171,22 @@ def _widen_kernel(
 ):
     chunk, outs = tl.program_id(0), tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     outs = tl.minimum(outs, num_outs - 1)
-    NUM_WORDS: tl.constexpr = BLOCK_K // 4 if FORMAT == "int4" or FORMAT == "int4_zeros" else BLOCK_K // 2
+    NUM_PARTS: tl.constexpr = numbers_of_word(FORMAT)
+    NUM_WORDS: tl.constexpr = BLOCK_K // NUM_PARTS
     places = tl.arange(0, NUM_WORDS)
     words = tl.load(weight + chunk.to(tl.int64) * num_outs * NUM_WORDS + outs[:, None] * NUM_WORDS + places[None, :])
     dtype: tl.constexpr = out.dtype.element_ty
     starts = out + outs.to(tl.int64)[:, None] * in_features
-    if FORMAT == "int4":
-        own_scales = scales + chunk * 2 * num_outs + outs
-        scales0, scales1 = tl.load(own_scales)[:, None], tl.load(own_scales + num_outs)[:, None]
-        parts = widen_int4(words, scales0, scales1, dtype)
-    elif FORMAT == "int4_zeros":
-        zeros = tl.load(scales + (chunk * 5 + 4) * num_outs + outs)[:, None]
-        parts = (
-            widen_int4_less_zero(words, zeros, 0, tl.float32),
-            widen_int4_less_zero(words, zeros, 1, tl.float32),
-            widen_int4_less_zero(words, zeros, 2, tl.float32),
-            widen_int4_less_zero(words, zeros, 3, tl.float32),
-        )
-    elif FORMAT == "fp8" or FORMAT == "fp8_block":
-        parts = widen_fp8(words, dtype)
-    else:
-        parts = widen_int8(words, dtype)
-    for part in tl.static_range(BLOCK_K // NUM_WORDS):
+    parts, factors = unpack_chunk(words, scales, chunk, outs, num_outs, FORMAT, dtype)
+    for part in tl.static_range(NUM_PARTS):
         wide = parts[part]
-        if FORMAT == "fp8":
-            wide = (wide.to(tl.float32) * tl.load(scales + outs)[:, None]).to(dtype)
-        elif FORMAT == "int4_zeros":
-            own = tl.load(scales + (chunk * 5 + part) * num_outs + outs).to(tl.float32, bitcast=True)
-            wide = (wide * own[:, None]).to(dtype)
-        elif FORMAT == "int8" or FORMAT == "fp8_block":
-            wide = (wide.to(tl.float32) * tl.load(scales + chunk * num_outs + outs)[:, None]).to(dtype)
+        if FORMAT != "int4":
+            wide = (wide.to(tl.float32) * factors[part][:, None]).to(dtype)
         inputs = chunk * BLOCK_K + part * NUM_WORDS + places
         tl.store(starts + inputs[None, :], wide, mask=(inputs < in_features)[None, :])
 
 
-class TritonLinear:
+class TritonLinear(SizedLinear):
     """A weight for the kernel above, and for PyTorch's product where there are many rows.
 
     One layer must not run in two streams at once: its programs count each other.
@@ -217,9 +197,7 @@ class TritonLinear:
         "_configuration",
         "_dtype",
         "_format",
-        "_in_features",
         "_max_rows",
-        "_out_features",
         "_scales",
         "_tickets",
         "_weight",
@@ -248,7 +226,7 @@ class TritonLinear:
             max_rows: With more rows PyTorch's product is used; None means never.
             configuration: Tiles of the layer; by default those of `configurations.choose`.
         """
-        self._out_features, self._in_features = shape
+        super().__init__(shape)
         self._dtype = dtype
         self._bias = None if bias is None else bias.to(dtype).contiguous()
         self._weight = weight
@@ -260,16 +238,6 @@ class TritonLinear:
         has_tickets = self._configuration.split_k > 1
         self._tickets = torch.zeros(num_tickets, dtype=torch.int32, device=weight.device) if has_tickets else None
 
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._in_features
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._out_features
-
     def __call__(
         self,
         x: torch.Tensor,
@@ -278,13 +246,13 @@ class TritonLinear:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """activation(x Wᵀ + b) + residual."""
-        rows = x if x.ndim == 2 else x.reshape(-1, self._in_features)
+        rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
         if self._max_rows is not None and rows.shape[0] > self._max_rows:
-            out = self._multiply(rows, out_dtype).view(*x.shape[:-1], self._out_features)
+            out = self._multiply(rows, out_dtype).view(*x.shape[:-1], self.out_features)
             return finish(out, activation, residual, out_dtype)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
-        width = self._out_features // 2 if activation in GATES else self._out_features
+        width = self.out_features // 2 if activation in GATES else self.out_features
         out = x.new_empty((*x.shape[:-1], width), dtype=out_dtype or self._dtype)
         self._launch(rows, activation, residual, out)
         return out
@@ -293,9 +261,9 @@ class TritonLinear:
         """The weight [out_features, in_features] in the type of the inputs; a new tensor if it is quantized."""
         if self._format == "plain":
             return self._weight
-        out = torch.empty((self._out_features, self._in_features), dtype=self._dtype, device=self._weight.device)
-        grid = (self._weight.shape[0], triton.cdiv(self._out_features, 64))
-        arguments = (self._weight, self._scales, out, self._in_features, self._out_features)
+        out = torch.empty((self.out_features, self.in_features), dtype=self._dtype, device=self._weight.device)
+        grid = (self._weight.shape[0], triton.cdiv(self.out_features, 64))
+        arguments = (self._weight, self._scales, out, self.in_features, self.out_features)
         block_k = CHUNK_SIZES[self._format]
         launch(_widen_kernel, grid, *arguments, FORMAT=self._format, BLOCK_OUT=64, BLOCK_K=block_k)
         return out
@@ -310,7 +278,7 @@ class TritonLinear:
     def _launch(self, rows: torch.Tensor, activation: str, residual: torch.Tensor | None, out: torch.Tensor) -> None:
         cut, num_rows = self._configuration, rows.shape[0]
         tile = choose_tile(cut, self._format, num_rows, 8 * self._dtype.itemsize)
-        row_tiles, out_tiles = triton.cdiv(num_rows, tile.block_rows), triton.cdiv(self._out_features, tile.block_out)
+        row_tiles, out_tiles = triton.cdiv(num_rows, tile.block_rows), triton.cdiv(self.out_features, tile.block_out)
         is_apart = cut.split_k > 1 and num_rows <= MAX_SPLIT_ROWS
         partials = None
         if is_apart:
@@ -324,7 +292,7 @@ class TritonLinear:
             "IS_GATED": activation in GATES,
             "HAS_BIAS": self._bias is not None,
             "HAS_RESIDUAL": residual is not None,
-            "HAS_TAIL": self._in_features % cut.block_k != 0,
+            "HAS_TAIL": self.in_features % cut.block_k != 0,
             "SPLIT_K": cut.split_k,
             "IS_SPLIT_APART": is_apart,
             "BLOCK_OUT": tile.block_out,
@@ -334,7 +302,7 @@ class TritonLinear:
             "launch_pdl": supports_dependent_launch(rows.device),
         }
         tensors = (rows, self._weight, self._scales, self._bias, residual, out, partials, self._tickets)
-        sizes = (num_rows, rows.stride(0), self._in_features, self._out_features)
+        sizes = (num_rows, rows.stride(0), self.in_features, self.out_features)
         grid = (row_tiles, out_tiles, cut.split_k if is_apart else 1)
         launch(
             _linear_kernel, grid, *tensors, *sizes, num_warps=tile.num_warps, num_stages=tile.num_stages, **constants,
@@ -368,7 +336,7 @@ def pack_stored_linear(
     weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
 ) -> TritonLinear | OrderedLinear | PlainLinear:
     """Pack in chunks what the kernels read as it stands; other layouts, group sizes and types are widened."""
-    packed = pack_stored_chunks(weight) if dtype in STORED_DTYPES.get(weight.layout, ()) else None
+    packed = pack_stored_chunks(weight) if dtype in _HALF_DTYPES else None
     if packed is None:
         return pack_linear(weight.dequantize(dtype), bias, is_batch_invariant)
     max_rows = None if is_batch_invariant else _MAX_QUANTIZED_ROWS

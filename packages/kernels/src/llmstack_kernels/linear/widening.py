@@ -79,6 +79,92 @@ _INT4_ASSEMBLY = tl.constexpr("""
 }
 """)
 
+# The bits of e2m1 are those of a bfloat16 that is 2 ** 126 times as small.
+_MXFP4_ASSEMBLY = tl.constexpr("""
+{
+    .reg .b32 plane<4>, sign<3>, factor, minus_zero;
+    mov.b32 factor, 0x7e807e80;
+    mov.b32 minus_zero, 0x80008000;
+    shl.b32 plane0, $4, 6;
+    shl.b32 plane1, $4, 2;
+    shr.u32 plane2, $4, 2;
+    shr.u32 plane3, $4, 6;
+    and.b32 plane0, plane0, 0x01c001c0;
+    and.b32 plane1, plane1, 0x01c001c0;
+    and.b32 plane2, plane2, 0x01c001c0;
+    and.b32 plane3, plane3, 0x01c001c0;
+    shl.b32 sign0, $4, 12;
+    shl.b32 sign1, $4, 8;
+    shl.b32 sign2, $4, 4;
+    lop3.b32 plane0, sign0, 0x80008000, plane0, 0xea;
+    lop3.b32 plane1, sign1, 0x80008000, plane1, 0xea;
+    lop3.b32 plane2, sign2, 0x80008000, plane2, 0xea;
+    lop3.b32 plane3, $4, 0x80008000, plane3, 0xea;
+    fma.rn.bf16x2 $0, plane0, factor, minus_zero;
+    fma.rn.bf16x2 $1, plane1, factor, minus_zero;
+    fma.rn.bf16x2 $2, plane2, factor, minus_zero;
+    fma.rn.bf16x2 $3, plane3, factor, minus_zero;
+}
+""")
+
+
+@triton.constexpr_function
+def numbers_of_word(weight_format):
+    """Numbers in a word of 16 bits, so the parts of a chunk of inputs: each word has a number of every part."""
+    return 2 if weight_format in ("int8", "fp8", "fp8_block") else 4
+
+
+@triton.jit
+def unpack_chunk(
+    words,  # int16 [BLOCK_OUT, words of a chunk]
+    scales,  # those of all chunks, as the format has them
+    chunk,
+    outs,  # [BLOCK_OUT]
+    num_outs,
+    FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Each part's numbers in `DTYPE`, and the factors [BLOCK_OUT] in float32 that its weights have beside them.
+
+    Numbers are exact in `DTYPE`. Those of int4 alone are weights, rounded once, whose scales need no further product.
+    """
+    if FORMAT == "fp8":  # float32 [num_outs]
+        scale = tl.load(scales + outs)
+        return widen_fp8(words, DTYPE), (scale, scale)
+    elif FORMAT == "fp8_block":  # float32 [num_chunks, num_outs]
+        scale = tl.load(scales + chunk * num_outs + outs)
+        return widen_fp8(words, DTYPE), (scale, scale)
+    elif FORMAT == "int8":  # float32 [num_chunks, num_outs]
+        scale = tl.load(scales + chunk * num_outs + outs)
+        return widen_int8(words, DTYPE), (scale, scale)
+    elif FORMAT == "int4":  # int32 [num_chunks, 2, num_outs]: two of bfloat16 each
+        own = scales + chunk * 2 * num_outs + outs
+        scales0, scales1 = tl.load(own), tl.load(own + num_outs)
+        return widen_int4(words, scales0[:, None], scales1[:, None], DTYPE), (scales0, scales1)
+    elif FORMAT == "int4_zeros":  # int32 [num_chunks, 5, num_outs]: four float32's bits, four zero points in a word
+        own = scales + chunk * 5 * num_outs + outs
+        zeros = tl.load(own + 4 * num_outs)[:, None]
+        numbers = (
+            _widen_int4_less_zero(words, zeros, 0, DTYPE),
+            _widen_int4_less_zero(words, zeros, 1, DTYPE),
+            _widen_int4_less_zero(words, zeros, 2, DTYPE),
+            _widen_int4_less_zero(words, zeros, 3, DTYPE),
+        )
+        return numbers, (
+            tl.load(own).to(tl.float32, bitcast=True),
+            tl.load(own + num_outs).to(tl.float32, bitcast=True),
+            tl.load(own + 2 * num_outs).to(tl.float32, bitcast=True),
+            tl.load(own + 3 * num_outs).to(tl.float32, bitcast=True),
+        )
+    else:  # mxfp4, int32 [num_chunks, num_outs]: the exponents of four powers of two, a byte each
+        exponents = tl.load(scales + chunk * num_outs + outs)
+        return widen_mxfp4(words, DTYPE), (
+            _power_of_two(exponents, 0),
+            _power_of_two(exponents, 1),
+            _power_of_two(exponents, 2),
+            _power_of_two(exponents, 3),
+        )
+
 
 @triton.jit
 def widen_int8(
@@ -144,7 +230,7 @@ def widen_int4(
 
 
 @triton.jit
-def widen_int4_less_zero(
+def _widen_int4_less_zero(
     words,  # int16: numbers of the chunk's four quarters of inputs, those of the first in the lowest bits
     zeros,  # int32: their zero points, a byte each
     QUARTER: tl.constexpr,
@@ -155,6 +241,43 @@ def widen_int4_less_zero(
     zero = (zeros >> (8 * QUARTER)) & 15
     raised = (numbers | 0x4B000000).to(tl.float32, bitcast=True)
     return (raised - (zero | 0x4B000000).to(tl.float32, bitcast=True)).to(DTYPE)
+
+
+@triton.jit
+def widen_mxfp4(
+    words,  # int16: numbers of e2m1 of the chunk's four quarters of inputs, those of the first in the lowest bits
+    DTYPE: tl.constexpr,
+):
+    """The four quarters' numbers, which are exact: float16's exponent has three bits more than e2m1's."""
+    if DTYPE.is_bf16() and cuda_capability_geq(8, 0):
+        return tl.inline_asm_elementwise(
+            _MXFP4_ASSEMBLY,
+            "=&r,=&r,=&r,=&r,r",  # outputs are written before the input is read for the last time
+            [words],
+            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        wide = words.to(tl.int32)
+        return (
+            _float_of_four_bits(wide).to(DTYPE),
+            _float_of_four_bits(wide >> 4).to(DTYPE),
+            _float_of_four_bits(wide >> 8).to(DTYPE),
+            _float_of_four_bits(wide >> 12).to(DTYPE),
+        )
+
+
+@triton.jit
+def _float_of_four_bits(bits):
+    """The value of the four lowest bits as a number of e2m1."""
+    return _as_float16(((bits << 9) & 0x0E00) | ((bits << 12) & 0x8000)).to(tl.float32) * 16384.0
+
+
+@triton.jit
+def _power_of_two(exponents, PLACE: tl.constexpr):
+    """2 ** (e - 127) in float32, for the exponent e in a byte of a word; 0 for e = 0."""
+    return (((exponents >> (8 * PLACE)) & 255) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Low-rank updates of linear layers, of which each row may use another one.
+"""Low-rank updates (LoRA) of linear layers; each row may use another adapter.
 
 An adapter gives a layer a pair of small factors A and B, and the outputs of its rows become y + (x Aᵀ) B. Rows are
 sorted by adapter once per step (`LowRankSlots.group`), and every layer uses that order. A row's result depends neither
@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.dispatch import implementation
-from llmstack_kernels.low_rank import reference
 from llmstack_kernels.low_rank.row_order import Send
 from llmstack_kernels.low_rank.slots import MAX_PARTS, ExpertRows, LowRankAdapter, LowRankFactors, LowRankSlots
 
@@ -58,10 +57,7 @@ def add_low_rank_to_embedding_(
     """
     if y.ndim != 2 or ids.shape != y.shape[:1] or not (y.is_contiguous() and ids.is_contiguous()):
         raise ValueError(f"vectors of shape {tuple(y.shape)} do not fit ids of shape {tuple(ids.shape)}.")
-    backend = implementation("low_rank", y.device.type)
-    # A GPU has no kernel of its own for this.
-    compute = getattr(backend, "add_low_rank_to_embedding_", reference.add_low_rank_to_embedding_)
-    compute(y, ids, slots, layer, num_ids)
+    implementation("low_rank", y.device.type).add_low_rank_to_embedding_(y, ids, slots, layer, num_ids)
 
 
 def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> torch.Tensor:

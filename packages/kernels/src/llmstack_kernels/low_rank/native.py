@@ -6,7 +6,7 @@ import torch
 
 from llmstack_kernels.low_rank import reference
 from llmstack_kernels.low_rank.slots import MAX_PARTS, ExpertRows, LowRankSlots
-from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Int, Int, Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Pointer, Int)
 _EMBEDDING_ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Pointer, Int)
@@ -76,13 +76,3 @@ def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> to
     )
     function(x.data_ptr(), out.data_ptr(), x.numel() // size if size else 0, size, ACTIVATION_TO_CODE[activation])
     return out
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

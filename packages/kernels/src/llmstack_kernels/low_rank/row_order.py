@@ -31,7 +31,12 @@ class RowOrder:
         self.num_tiles = torch.zeros(1, dtype=torch.int32, device=device)
         self.host_tiles: list[list[int]] = []
         self.host_rows: list[int] = []
-        self._grouped = b""  # the slots of the rows that are in order
+        self._grouped: bytes | None = None  # the slots of the rows that are in order
+
+    @property
+    def num_launched_tiles(self) -> int:
+        """Tiles for which kernels are started; these find on the device how many there are."""
+        return len(self.host_tiles)
 
     def group(self, row_slots: npt.NDArray[Any], send: Send | None = None) -> bool:
         """Orders the rows of a step by their slots, -1 for a row without; whether any row has one.
@@ -41,7 +46,7 @@ class RowOrder:
         wanted = row_slots.tobytes()
         if wanted == self._grouped:  # as in most decode steps
             return bool(self.host_tiles)
-        self._grouped = wanted
+        self._grouped = None  # until all is sent: it may fail, and is tried again
         order = np.argsort(row_slots, kind="stable")
         order = order[np.searchsorted(row_slots[order], 0) :]
         ordered = row_slots[order]
@@ -58,4 +63,5 @@ class RowOrder:
             self.rows[: len(order)].copy_(rows)
             self.tiles[: len(tiles)].copy_(of_tiles)
         self.num_tiles.fill_(len(tiles))
+        self._grouped = wanted
         return bool(tiles)

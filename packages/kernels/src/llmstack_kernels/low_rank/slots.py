@@ -135,6 +135,7 @@ class LowRankSlots(RowOrder):
         max_rank: Most numbers between the two factors.
         larger_ranks: The same of layers that may have more.
         words: Addresses and sizes of all factors: [num_slots, num_layers, words of a layer].
+        num_fixed_rows: Rows of a step that is captured, whose slots are not known yet; 0 for steps in order.
     """
 
     def __init__(
@@ -149,8 +150,15 @@ class LowRankSlots(RowOrder):
         super().__init__(max_num_rows, device)
         self.adapters: list[LowRankAdapter | None] = [None] * num_slots
         self.max_rank = max_rank
+        self.num_fixed_rows = 0
         self.larger_ranks = dict(larger_ranks or {})
         self.words = torch.zeros((num_slots, num_layers, MAX_PARTS * _WORDS_PER_PART), dtype=torch.int64, device=device)
+
+    @property
+    def num_launched_tiles(self) -> int:
+        """As of any order; fixed rows make one for each `num_tile_rows` of them at most, and one more for each slot."""
+        most = len(self.adapters) + self.num_fixed_rows // self.num_tile_rows
+        return min(self.num_fixed_rows, most) or len(self.host_tiles)
 
     def max_rank_of(self, layer: int) -> int:
         """Most numbers between the two factors of a layer."""

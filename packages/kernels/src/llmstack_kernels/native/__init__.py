@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmstack_kernels.build_native import is_built, is_stale, library_path, runnable_variants, tiles_refusal
+from llmstack_kernels.caches import CacheSizes, Cuts, cache_sizes
 from llmstack_kernels.dispatch import forced_variant, forces_reference
 
 if TYPE_CHECKING:
@@ -81,6 +83,16 @@ def library() -> NativeLibrary | None:
     return NativeLibrary(found)
 
 
+def is_available() -> bool:
+    """Whether a library was built for this processor."""
+    return library() is not None
+
+
+def describe() -> str:
+    """The variant that runs."""
+    return str(library())
+
+
 class _Captures(threading.local):
     current: CapturedCalls | None = None
 
@@ -95,12 +107,18 @@ class NativeLibrary:
     """
 
     def __init__(self, variant: str) -> None:
-        """Loads it; OSError if it cannot be."""
+        """Loads it; OSError if it cannot be, ValueError for sizes of caches that are none."""
         self.variant = variant
         self._library = ctypes.CDLL(str(library_path(variant)))
         self._functions: dict[str, Callable[..., None]] = {}
         self.captures = _Captures()
         self.has_threads = self._learn_num_threads()
+        self.fit(cache_sizes())
+
+    def fit(self, sizes: CacheSizes) -> None:
+        """Cuts what kernels take at a time to caches of these sizes, for all threads. Bits do not change."""
+        cuts = dataclasses.astuple(Cuts.of(sizes))
+        self.function("set_cuts", Pointer)((Int * len(cuts))(*cuts))
 
     def function(self, name: str, *argument_types: type) -> Callable[..., None]:
         """The native function `llmstack_<name>`, which has no result."""

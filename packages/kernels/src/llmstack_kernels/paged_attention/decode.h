@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../native/cuts.h"
 #include "operands.h"
 
 namespace llmstack {
@@ -20,9 +21,9 @@ constexpr int kDecodeSums = 8;
 #endif
 constexpr int kDecodeRows = 4;
 
-// From so many queries on, keys take their layout in memory, for all of them at once.
+// From so many queries on, keys take their layout in memory, for all of them at once; and so many bytes of each key at a
+// time (`cuts.key_stretch`) that the first-level cache holds what is stored.
 constexpr int kStoredRows = kDecodeRows + 1;
-constexpr int64_t kStretchBytes = 64;  // of each key at a time, so that the first-level cache holds what is stored
 
 // Words of operands in a part of a key.
 template <class T>
@@ -201,8 +202,8 @@ void score_stored(const typename Operand<T>::Word* x, const T* const* keys, int6
                   Floats* scores, Words* stored, Prefetches& prefetches) {
   const int64_t bytes = head_dim * static_cast<int64_t>(sizeof(T)), x_stride = head_dim / kPerWord<T>;
   Fetch far = prefetches.keys, near = prefetches.near_values;
-  for (int64_t begin = 0; begin < bytes; begin += kStretchBytes) {
-    const int64_t end = std::min(bytes, begin + kStretchBytes);
+  for (int64_t begin = 0; begin < bytes; begin += cuts.key_stretch) {
+    const int64_t end = std::min(bytes, begin + cuts.key_stretch);
     const int64_t first_step = begin * x_stride / bytes, steps = (end - begin) * x_stride / bytes;
     store_stretch(keys, begin, end, vectors, stored, far, near);
     for_each_rows(rows, [&](auto count, int row) {

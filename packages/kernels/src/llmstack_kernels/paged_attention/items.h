@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../native/cuts.h"
 #include "../native/threads.h"
 #include "operands.h"
 
@@ -16,7 +17,7 @@ namespace llmstack {
 namespace {
 
 // Queries in an item of a prefill: enough to repay the packing of tiles. More repay it better, where threads have so many
-// items that they still end at about the same time.
+// items that they still end at about the same time, as far as the second-level cache holds operands and sums.
 constexpr int64_t kItemQueries = 96, kManyItemQueries = 192;
 constexpr int64_t kManyItems = 8;  // per thread
 constexpr int64_t kPartQueries = 8;  // at least, of a KV head that several items share
@@ -129,7 +130,8 @@ int64_t num_item_queries(const Call<T>& call, const std::vector<int32_t>& rows) 
   int64_t num_tokens = 0;
   for (const int32_t row : rows) num_tokens += call.query_start_loc[row + 1] - call.query_start_loc[row];
   const bool are_many = num_tokens * call.num_heads >= kManyItemQueries * kManyItems * num_threads();
-  return are_many ? kManyItemQueries : kItemQueries;
+  const int64_t query_bytes = (call.head_dim + call.value_dim) * static_cast<int64_t>(sizeof(float));
+  return are_many ? std::clamp(cuts.item / query_bytes, kItemQueries, kManyItemQueries) : kItemQueries;
 }
 
 // Items of neighbouring tokens of one row, a KV head each.

@@ -9,7 +9,8 @@ import struct
 
 import torch
 
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Pointer, library, require_library
+from llmstack_kernels import native
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Pointer, require_library
 from llmstack_kernels.paged_attention import cpu
 from llmstack_kernels.paged_attention.inputs import AttentionInputs
 
@@ -20,14 +21,9 @@ _ARGUMENTS = struct.Struct("=22q2d")
 _FUNCTIONS = {dtype: f"paged_attention_{suffix}" for dtype, suffix in DTYPE_TO_SUFFIX.items()}
 
 
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
 def describe() -> str:
     """The variant that runs, and the cases that PyTorch computes."""
-    return f"{library()}; PyTorch where head_dim is no multiple of {_DIM_STEP}"
+    return f"{native.describe()}; PyTorch where head_dim is no multiple of {_DIM_STEP}"
 
 
 def supports(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:

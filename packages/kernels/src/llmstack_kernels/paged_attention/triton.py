@@ -16,15 +16,12 @@ from itertools import pairwise
 import torch
 import triton
 
-from llmstack_kernels.launch import describe, is_available
 from llmstack_kernels.paged_attention import reference
 from llmstack_kernels.paged_attention.inputs import AttentionInputs
 from llmstack_kernels.paged_attention.triton_decode import attend_decodes
 from llmstack_kernels.paged_attention.triton_latent import attend_latents, is_latent
 from llmstack_kernels.paged_attention.triton_operands import Operands
 from llmstack_kernels.paged_attention.triton_prefill import attend_prefills
-
-__all__ = ["describe", "is_available", "paged_attention", "supports"]
 
 _HEAD_DIMS = range(9, 257)  # as tiles, of a power of two: 16 to 256
 _MAX_GROUP = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.native import Int, Pointer, library, require_library
+from llmstack_kernels.native import Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Int, Int, Int, Int)
 
@@ -52,13 +52,3 @@ def _prepare(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`x` in the storage's type, with each token's heads one after another."""
     x = x if x.dtype == dtype else x.to(dtype)
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

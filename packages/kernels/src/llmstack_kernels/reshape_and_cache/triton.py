@@ -12,10 +12,8 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.tiles import NUM_WARPS, store_heads, with_whole_heads
-
-__all__ = ["describe", "is_available", "reshape_and_cache"]
 
 _TILE_SIZE = 1024  # numbers: 16 of a thread, so two loads of 16 bytes where they have 16 bits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Int, Int, Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
 _GATED_ARGUMENTS = (Pointer, Pointer, Int, Int, Pointer, Int, Pointer, Int, Int, Float, Int)
@@ -69,13 +69,3 @@ def _run(
     function = require_library().function(name, *_ARGUMENTS)
     rows = (x.data_ptr(), group_rows, group_stride)
     function(*rows, residual, weight.data_ptr(), out.data_ptr(), total, x.numel() // size, size, eps)
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

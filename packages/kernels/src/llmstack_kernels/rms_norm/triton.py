@@ -11,10 +11,8 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.tiles import row_tile
-
-__all__ = ["describe", "fused_add_rms_norm", "gated_rms_norm", "is_available", "rms_norm"]
 
 
 @triton.jit(do_not_specialize=["num_rows"])

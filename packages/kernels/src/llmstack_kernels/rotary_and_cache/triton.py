@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.rms_norm.triton import rms_norm
 from llmstack_kernels.rotary_inputs import RotaryInputs
 from llmstack_kernels.tiles import (
@@ -22,8 +22,6 @@ from llmstack_kernels.tiles import (
     store_rotated_heads,
     with_whole_heads,
 )
-
-__all__ = ["describe", "is_available", "rotary_and_cache"]
 
 
 @triton.jit

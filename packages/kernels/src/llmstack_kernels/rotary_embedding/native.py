@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Int, Pointer, Pointer, Int, Pointer, Pointer, Int, Int, Int, Int, Int)
 
@@ -44,13 +44,3 @@ def rotary_embedding(
 def _with_whole_tokens(x: torch.Tensor) -> torch.Tensor:
     """`x` with each token's heads one after another."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

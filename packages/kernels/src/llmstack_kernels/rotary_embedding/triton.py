@@ -9,10 +9,8 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.tiles import NUM_WARPS, head_constants, store_rotated_heads, with_whole_heads
-
-__all__ = ["describe", "is_available", "rotary_embedding"]
 
 
 @triton.jit

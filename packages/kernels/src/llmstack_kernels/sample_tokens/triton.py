@@ -19,12 +19,10 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.sample_tokens.state import SamplingState
 from llmstack_kernels.sample_tokens.triton_choice import block_kernel, choice_kernel
 from llmstack_kernels.sample_tokens.triton_search import search_kernel
-
-__all__ = ["describe", "is_available", "sample_tokens"]
 
 _NUM_CANDIDATES = 512
 """Twice the largest set that is inverted by rank: a bound taken from maxima of blocks lets some more tokens pass."""

@@ -128,7 +128,7 @@ def _penalised(row, columns, is_inside, values):
 
 @triton.jit
 def weights_relative(values, best, temperature):
-    """Probabilities relative to that of `best`, which may be one for each; nearly 0 where they should be 0."""
+    """Probabilities relative to that of `best`, a number or a tensor; nearly 0 where they should be 0."""
     # Without the bound a low temperature would overflow.
     differences = tl.maximum(values - best, LOWEST_EXPONENT * temperature)
     return tl.exp2(differences * (_LOG2_E / temperature))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, require_library
 from llmstack_kernels.selective_scan import SelectiveInputs, reference
 from llmstack_kernels.state_rows import StateRows
 
@@ -31,13 +31,3 @@ def selective_scan(inputs: SelectiveInputs, states: torch.Tensor, rows: StateRow
         len(rows), state_size, num_channels,
     )  # fmt: skip
     return out
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

@@ -11,11 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.launch import launch
 from llmstack_kernels.selective_scan import SelectiveInputs
 from llmstack_kernels.state_rows import StateRows
-
-__all__ = ["describe", "is_available", "selective_scan"]
 
 _CHANNELS = 64
 """Per program: with 16 numbers each they are 8 registers of each thread of four warps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, require_library
 from llmstack_kernels.state_rows import StateRows
 from llmstack_kernels.state_space_scan import ScanInputs, reference
 
@@ -30,13 +30,3 @@ def state_space_scan(inputs: ScanInputs, states: torch.Tensor, rows: StateRows) 
         len(rows), len(mixed), inputs.num_groups, num_heads, state_size, head_dim, *inputs.limits,
     )  # fmt: skip
     return out
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -13,23 +15,11 @@ def state_space_scan(inputs: ScanInputs, states: torch.Tensor, rows: StateRows) 
     """One token after the other, all heads at once."""
     _, num_heads, _, head_dim = states.shape
     out = inputs.mixed.new_empty((len(inputs.mixed), num_heads * head_dim))
-    starts, known = rows.query_start_loc.tolist(), rows.num_known_tokens.tolist()
-    for row, (source, target) in enumerate(zip(rows.sources.tolist(), rows.targets.tolist(), strict=True)):
-        state = states[source].clone()  # [num_heads, state_size, head_dim]
-        for number, token in enumerate(range(starts[row], starts[row + 1])):
-            if number == known[row]:
-                states[target] = state
-            state, out[token] = _take_in(inputs, token, state)
-        if known[row] == starts[row + 1] - starts[row]:
-            states[target] = state
-    return out
+    return rows.scan(states, out, partial(_take_in, inputs))
 
 
 def _take_in(inputs: ScanInputs, token: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The state behind a token, and its answer in float32 [num_heads * head_dim].
-
-    PyTorch's functions have other bits for the last numbers of a tensor, so no tensor here holds several tokens.
-    """
+    """The state behind a token, and its answer in float32 [num_heads * head_dim]."""
     num_heads, state_size, head_dim = state.shape
     num_groups = inputs.num_groups
     of_group = num_groups * state_size

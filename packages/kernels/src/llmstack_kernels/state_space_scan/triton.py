@@ -11,11 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.launch import launch
 from llmstack_kernels.state_rows import StateRows
 from llmstack_kernels.state_space_scan import ScanInputs
-
-__all__ = ["describe", "is_available", "state_space_scan"]
 
 _COLUMNS = 32
 """Of a state per program: 128 rows of them are 32 registers of each thread of four warps."""

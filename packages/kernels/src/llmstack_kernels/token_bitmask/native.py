@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
-from llmstack_kernels.native import Int, Pointer, library, require_library
+from llmstack_kernels.native import Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Int, Int)
 
@@ -18,13 +18,3 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Te
     rows, bits = rows.contiguous(), bits.contiguous()
     function = require_library().function("token_bitmask_f32", *_ARGUMENTS)
     function(logits.data_ptr(), rows.data_ptr(), bits.data_ptr(), len(rows), logits.shape[-1])
-
-
-def is_available() -> bool:
-    """Whether a library was built for this processor."""
-    return library() is not None
-
-
-def describe() -> str:
-    """The variant that runs."""
-    return str(library())

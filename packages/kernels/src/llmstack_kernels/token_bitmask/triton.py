@@ -10,9 +10,7 @@ import triton.language as tl
 
 from llmstack_kernels import reference
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-
-__all__ = ["apply_token_bitmask", "describe", "is_available"]
+from llmstack_kernels.launch import launch, supports_dependent_launch
 
 _BLOCK_SIZE = 4096
 

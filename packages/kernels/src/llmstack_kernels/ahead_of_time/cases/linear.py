@@ -31,6 +31,7 @@ _LAYERS = {
 _STORED_SHAPES: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {
     "fp8_block": (64, (), torch.float32),
     "int4_zeros": (32, (5,), torch.int32),
+    "mxfp4": (32, (), torch.int32),
 }
 
 
@@ -81,13 +82,17 @@ def _layer(name: str, weight_format: str, dtype: torch.dtype) -> TritonLinear:
         weight = torch.empty(out_features, in_features, dtype=dtype, device="meta")
         return TritonLinear((out_features, in_features), dtype, bias, weight, None, "plain", None)
     if weight_format in _STORED_SHAPES:
-        num_chunks, (num_words, num_scales, scale_dtype) = in_features // 128, _STORED_SHAPES[weight_format]
-        weight = torch.empty(num_chunks, out_features, num_words, dtype=torch.int16, device="meta")
-        scales = torch.empty(num_chunks, *num_scales, out_features, dtype=scale_dtype, device="meta")
+        weight, scales = _stored(out_features, in_features, weight_format)
         return TritonLinear((out_features, in_features), dtype, bias, weight, scales, weight_format, None)
     unpacked = torch.empty(out_features, in_features, dtype=dtype, device="meta")
     weight, scales = pack_chunks(empty_quantized(unpacked, weight_format))
     return TritonLinear((out_features, in_features), dtype, bias, weight, scales, weight_format, None)
+
+
+def _stored(out_features: int, in_features: int, weight_format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    num_chunks, (num_words, num_scales, scale_dtype) = -(-in_features // 128), _STORED_SHAPES[weight_format]
+    weight = torch.empty(num_chunks, out_features, num_words, dtype=torch.int16, device="meta")
+    return weight, torch.empty(num_chunks, *num_scales, out_features, dtype=scale_dtype, device="meta")
 
 
 _EXPERT_CLAIMS: dict[str, tuple[Claim, ...]] = {
@@ -97,12 +102,16 @@ _EXPERT_CLAIMS: dict[str, tuple[Claim, ...]] = {
 }
 _EXPERT_FLOAT32_CLAIMS: dict[str, tuple[Claim, ...]] = {"_grouped_linear_kernel": ("pdl",)}
 # Experts, choices, hidden size, inner size.
-_MODELS = {"mixtral_8x7b": (8, 2, 4096, 14336), "qwen3_30b_a3b": (128, 8, 2048, 768)}
+_MODELS = {
+    "mixtral_8x7b": (8, 2, 4096, 14336),
+    "qwen3_30b_a3b": (128, 8, 2048, 768),
+    "gpt_oss_120b": (128, 4, 2880, 2880),
+}
 
 
 def _grouped_linear_cases() -> Iterator[CompileCase]:
-    """The two products of Mixtral 8x7B and Qwen3 30B A3B: one token, a batch, a prefill."""
-    for name in _MODELS:
+    """The two products of Mixtral 8x7B, Qwen3 30B A3B and gpt-oss 120B: one token, a batch, a prefill."""
+    for name in ("mixtral_8x7b", "qwen3_30b_a3b"):
         for num_tokens in (1, 64, 2048):
             is_sample = (name, num_tokens) == ("qwen3_30b_a3b", 1)
             yield CompileCase(
@@ -112,6 +121,14 @@ def _grouped_linear_cases() -> Iterator[CompileCase]:
         for num_tokens in (1, 2048):
             call = partial(_run_experts, "qwen3_30b_a3b", num_tokens, scheme)
             yield CompileCase(f"qwen3_30b_a3b_{num_tokens}_tokens_{scheme}_bf16", call, False, _EXPERT_CLAIMS)
+    for name, stored in (("gpt_oss_120b", "mxfp4"), ("qwen3_30b_a3b", "fp8_block"), ("qwen3_30b_a3b", "int4_zeros")):
+        for num_tokens in (1, 2048):
+            call = partial(_run_experts, name, num_tokens, stored)
+            yield CompileCase(f"{name}_{num_tokens}_tokens_{stored}_bf16", call, False, _EXPERT_CLAIMS)
+    for num_experts in (256, 512):
+        expert_ids = torch.empty(16, 8, dtype=torch.int64, device="meta")
+        sort = partial(grouped_linear.group_rows, expert_ids, num_experts)
+        yield CompileCase(f"{num_experts}_experts_16_tokens", sort, False, {"_find_tiles_kernel": ("pdl",)})
     call = partial(_run_experts, "qwen3_30b_a3b", 2048, "plain", torch.float32)
     yield CompileCase("qwen3_30b_a3b_2048_tokens_f32", call, False, _EXPERT_FLOAT32_CLAIMS)
 
@@ -131,18 +148,31 @@ def _run_experts(
 def _experts(shape: tuple[int, int, int], weight_format: str, dtype: torch.dtype) -> grouped_linear.TritonExperts:
     if weight_format == "plain":
         return grouped_linear.TritonExperts(shape, torch.empty(shape, dtype=dtype, device="meta"), None, "plain")
-    one = pack_chunks(empty_quantized(torch.empty(shape[1:], dtype=dtype, device="meta"), weight_format))
+    if weight_format in _STORED_SHAPES:
+        one = _stored(*shape[1:], weight_format)
+    else:
+        one = pack_chunks(empty_quantized(torch.empty(shape[1:], dtype=dtype, device="meta"), weight_format))
     weight, scales = (torch.empty((shape[0], *part.shape), dtype=part.dtype, device="meta") for part in one)
     return grouped_linear.TritonExperts(shape, weight, scales, weight_format)
 
 
 def _low_rank_cases() -> Iterator[CompileCase]:
-    """Queries, keys and values of GPT-2 and Llama 8B, with adapters of rank 16 and 64."""
+    """Queries, keys and values of GPT-2, those and the embedding of Llama 8B, with adapters of rank 16 and 64."""
     for name, in_features, out_features, rank in (("gpt2_qkv", 768, 2304, 16), ("8b_qkv", 4096, 6144, 64)):
-        slots = LowRankSlots(8, 1, 64, rank, torch.device("meta"))
-        slots.host_tiles = [[slot, 8 * slot, 8] for slot in range(8)]
         x, y = meta_tensor(64, in_features), meta_tensor(64, out_features)
-        yield CompileCase(f"{name}_r{rank}_bf16", partial(low_rank.add_low_rank_, y, x, slots, 0), name == "gpt2_qkv")
+        work = partial(low_rank.add_low_rank_, y, x, _low_rank_slots(rank), 0)
+        yield CompileCase(f"{name}_r{rank}_bf16", work, name == "gpt2_qkv")
+    work = partial(low_rank.add_low_rank_, meta_tensor(2048, 6144), meta_tensor(2048, 4096), _low_rank_slots(64), 0)
+    yield CompileCase("8b_qkv_r64_2048_rows_bf16", work)
+    ids, vectors = meta_tensor(64, dtype=torch.int64), meta_tensor(64, 4096)
+    embed = partial(low_rank.add_low_rank_to_embedding_, vectors, ids, _low_rank_slots(64), 0, 128256)
+    yield CompileCase("8b_embedding_r64_bf16", embed, is_sample=True)
+
+
+def _low_rank_slots(rank: int) -> LowRankSlots:
+    slots = LowRankSlots(8, 1, 64, rank, torch.device("meta"))
+    slots.host_tiles = [[slot, 8 * slot, 8] for slot in range(8)]
+    return slots
 
 
 CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
