@@ -20,6 +20,7 @@ from llmstack_gguf import (
     cache_folder,
     folder,
     gguf_files,
+    made_folders,
     model_folder,
     target_of,
 )
@@ -81,7 +82,7 @@ def test_the_configuration_says_what_the_metadata_says() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "mamba"}, "the architecture 'mamba' is not supported as GGUF; llama, qwen2, qwen3"),
+        ({"general.architecture": "rwkv7"}, "the architecture 'rwkv7' is not supported as GGUF; llama, qwen2, qwen3"),
         ({"llama.expert_count": 8}, "a tensor for each expert"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": -1}, "llama.block_count is missing or no count"),
@@ -112,6 +113,9 @@ def test_factors_of_llama_3_are_recognized_and_others_refused() -> None:
     assert (found["rope_type"], found["factor"]) == ("llama3", 32.0)
     with pytest.raises(GGUFError, match="not those of Llama 3"):
         model_config(header(big), {"rope_freqs.weight": [factor * 1.1 for factor in factors]})
+    sizes = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    with pytest.raises(GGUFError, match="not those of Llama 3"):  # before as many are computed
+        model_config(header({f"llama.{name}": 1 << 40 for name in sizes}), {"rope_freqs.weight": factors})
 
 
 def test_names_are_those_of_repositories() -> None:
@@ -120,15 +124,22 @@ def test_names_are_those_of_repositories() -> None:
         "output_norm.weight",
         "blk.0.attn_k.weight",
         "blk.0.attn_v.weight",
-        "something.else",
+        "blk.0.attn_rot_embd.weight",
     ]
     found = header(tensors={name: TensorInfo((32, 32), F32, 0, 4096) for name in names})
     down, norm, keys, values, other = (target_of(found, name) for name in names)
     assert down.names == ("model.layers.12.mlp.down_proj.weight",)
     assert norm.names == ("model.norm.weight",)
-    assert other.names == ("something.else",)
+    assert other.names == ()  # follows from the metadata
     assert keys.has_interleaved_heads
     assert not values.has_interleaved_heads
+
+
+@pytest.mark.parametrize("name", ["something.else", "blk.0.attn_q_norm.weight", "blk.0.attn_gate.weight"])
+def test_a_tensor_that_the_architecture_does_not_have_is_refused(name: str) -> None:
+    found = header(tensors={name: TensorInfo((32, 32), F32, 0, 4096)})
+    with pytest.raises(GGUFError, match=rf"{name} is not known in llama, and may change answers"):
+        target_of(found, name)
 
 
 EXPERTS = {"llama.expert_count": 4, "llama.expert_used_count": 2}
@@ -279,7 +290,7 @@ def test_a_cache_that_others_may_write_is_refused(file: Path) -> None:
 
 
 def test_the_folders_used_last_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "MAX_FOLDERS", 2)
+    monkeypatch.setattr(made_folders, "MAX_FOLDERS", 2)
     made = []
     for number in range(4):
         os.utime(file, ns=(number, number))

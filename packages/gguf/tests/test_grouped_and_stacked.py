@@ -102,6 +102,13 @@ def test_what_would_be_computed_otherwise_is_refused(architecture: str, changes:
         ("seed-coder", "a//\n1", ["a", "//", "Ċ", "1"]),
         ("viking", "ab 12", ["ab", "Ġ", "1", "2"]),
         ("refact", "ab 12", ["ab", "Ġ", "1", "2"]),
+        ("qwen35", "e\u0304a 12's", ["eÌĦa", "Ġ", "1", "2", "'s"]),
+        ("deepseek-v3", "ab_cd 1234\u4f60\u3042x", ["ab", "_cd", "Ġ", "123", "4", "ä½łãģĤ", "x"]),
+        ("kimi-k2", "HelloWorld's\u4f60 1234", ["Hello", "World's", "ä½ł", "Ġ", "123", "4"]),
+        ("bailingmoe2", "ab's\n\n12", ["ab", "'s", "ĊĊ", "1", "2"]),
+        ("glm4", "ab 1234", ["ab", "Ġ", "123", "4"]),
+        ("minimax-m2", "HelloWorld's 1", ["Hello", "World's", "Ġ", "1"]),
+        ("command-r", "ab 12", ["ab", "Ġ", "1", "2"]),
     ],
 )
 def test_texts_are_cut_by_the_rules_that_a_file_names(rules: str, text: str, pieces: list[str]) -> None:

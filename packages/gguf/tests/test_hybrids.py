@@ -47,6 +47,13 @@ def test_kinds_of_layers_are_those_of_their_tensors(architecture: str, kinds: li
     assert config["num_key_value_heads"] == 2
 
 
+def test_norms_of_falcon_h1_have_no_kind_in_files() -> None:
+    for name in ("blk.1.ffn_norm", "blk.1.ffn_norm.weight"):
+        file = header("falcon-h1")
+        named = Header(file.metadata, {**file.tensors, name: TensorInfo((32,), F32, 0, 0)})
+        assert target_of(named, name).names == ("model.layers.1.pre_ff_layernorm.weight",)
+
+
 def test_numbers_of_states_are_put_into_the_form_of_repositories() -> None:
     found = header("mamba2")
     forms = {"ssm_a": "log of negative", "ssm_d": "flat", "ssm_norm.weight": "flat", "ssm_conv1d.weight": "taps"}
@@ -71,6 +78,10 @@ def test_a_count_of_layers_is_bounded_before_anything_is_looked_for(architecture
         ("qwen35", {"ssm__time_step_rank": 0}, "0 heads cannot share 64"),
         ("lfm2", {"attention__head_count_kv": array("i", [2])}, "no count for each of 2 layers"),
         ("lfm2", {"attention__head_count_kv": array("i", [-1, 2])}, "no count for each of 2 layers"),
+        ("lfm2", {"attention__head_count_kv": array("f", [1.5, 2.0])}, "no count for each of 2 layers"),
+        ("lfm2", {"attention__head_count_kv": array("f", [float("inf"), 2.0])}, "no count for each of 2 layers"),
+        ("qwen2vl", {"attention__head_count_kv": 2, "rope__dimension_count": 8,
+                     "rope__dimension_sections": array("f", [float("nan"), 1, 1])}, "has no three axes"),
         ("nemotron_h", {"block_count": 3, "attention__head_count_kv": 2}, "block 2 is of no known kind"),
     ],
 )  # fmt: skip

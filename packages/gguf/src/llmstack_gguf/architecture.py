@@ -7,9 +7,15 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmstack_gguf.dense import DENSE_FIELDS
+from llmstack_gguf.gemma3n import gemma_3n_fields
+from llmstack_gguf.gemma4 import gemma_4_fields
 from llmstack_gguf.header import GGUFError, Header
 from llmstack_gguf.hybrids import HYBRID_FIELDS
+from llmstack_gguf.latent import LATENT_FIELDS
+from llmstack_gguf.mixtures import MIXTURE_FIELDS
 from llmstack_gguf.names import architecture_of
+from llmstack_gguf.selective import SELECTIVE_FIELDS
 from llmstack_gguf.tokenizer import end_ids, special_id
 from llmstack_gguf.variants import (
     LONG_FACTORS,
@@ -17,12 +23,13 @@ from llmstack_gguf.variants import (
     PARTLY_ROTATED,
     SHORT_FACTORS,
     Values,
+    rope_scaling_of,
     share_of,
     variant_fields,
 )
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the frequencies of Llama 3.1 and newer; they belong to the configuration."""
+"""Divisors of the frequencies of Llama 3.1 and newer, and of Gemma 4; they belong to the configuration."""
 ROPE_TENSORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 """Tensors that belong to the configuration."""
 
@@ -39,6 +46,9 @@ _SAMPLING_KEYS = {
 }
 # So many layers are built in no time, and then miss their weights.
 _MAX_UNCHECKED_LAYERS = 256
+_ALL_FIELDS = {**OWN_FIELDS, **HYBRID_FIELDS, **LATENT_FIELDS, **SELECTIVE_FIELDS, "gemma3n": gemma_3n_fields}
+_FURTHER_FIELDS = {**DENSE_FIELDS, **MIXTURE_FIELDS}  # beside those of the Llama family
+_OLD_ROPE = ("rope_theta", "rope_scaling")
 _THREE_AXES = ("qwen2vl", "qwen3vl", "qwen3vlmoe")
 
 
@@ -63,15 +73,18 @@ def model_config(header: Header, rope_factors: Mapping[str, Sequence[float]] | N
         "dtype": _dtype(header),
         "quantization_config": {"quant_method": "gguf"},
     }
-    if (fields := OWN_FIELDS.get(header.architecture) or HYBRID_FIELDS.get(header.architecture)) is not None:
+    if header.architecture == "gemma4":
+        config |= gemma_4_fields(header, values, (rope_factors or {}).get(ROPE_FACTORS))
+    elif (fields := _ALL_FIELDS.get(header.architecture)) is not None:
         config |= fields(header, values)
     else:
         config |= _llama_fields(header, values, rope_factors or {})
     num_layers, num_tensors = values.integer("block_count"), len(header.tensors)
     if num_layers > max(num_tensors, _MAX_UNCHECKED_LAYERS):
         raise GGUFError(f"its metadata says {num_layers} layers, and it has only {num_tensors} tensors.")
-    for name in ("bos", "eos"):
-        if (token_id := special_id(header.metadata, name)) is not None:
+    for name in ("bos", "eos", "pad"):
+        token_id = special_id(header.metadata, name)
+        if token_id is not None or name == "pad":  # defaults of transformers may be beyond small vocabularies
             config[f"{name}_token_id"] = token_id
     return config
 
@@ -87,7 +100,7 @@ def _llama_fields(header: Header, values: Values, rope_factors: Mapping[str, Seq
         "num_attention_heads": num_heads,
         "num_key_value_heads": values.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "num_hidden_layers": values.integer("block_count"),
+        "num_hidden_layers": values.num_layers(),
         "intermediate_size": values.integer("feed_forward_length"),
         "max_position_embeddings": values.integer("context_length"),
         "rope_theta": theta,
@@ -104,6 +117,10 @@ def _llama_fields(header: Header, values: Values, rope_factors: Mapping[str, Seq
         scaling = sections
     if scaling is not None:
         fields["rope_scaling"] = scaling
+    if (own := _FURTHER_FIELDS.get(header.architecture)) is not None:
+        fields |= own(header, values, fields)
+        # Where layers have rotations of two kinds, the older fields would replace both.
+        return fields if "rope_parameters" not in fields else {k: v for k, v in fields.items() if k not in _OLD_ROPE}
     return fields | variant_fields(header, values, fields, rope_factors)
 
 
@@ -112,8 +129,9 @@ def _sections(header: Header) -> dict[str, Any] | None:
     found = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
     if header.architecture not in _THREE_AXES or not isinstance(found, array):
         return None
-    sections = [int(one) for one in found[:4]]
-    if len(sections) < 3 or any(one < 1 for one in sections[:3]) or any(sections[3:]):
+    sections = [one for one in found[:4] if type(one) is int]
+    is_counted = 3 <= len(sections) == min(len(found), 4)
+    if not is_counted or any(one < 1 for one in sections[:3]) or any(sections[3:]):
         raise GGUFError(f"{header.architecture}.rope.dimension_sections has no three axes.")
     is_interleaved = {"mrope_interleaved": True} if header.architecture != "qwen2vl" else {}
     return {"rope_type": "default", "mrope_section": sections[:3], **is_interleaved}
@@ -143,23 +161,16 @@ def _rope_scaling(
 ) -> dict[str, Any] | None:
     if factors is not None:
         return _llama_3_scaling(factors, theta, head_dim)
-    kind = values.text("rope.scaling.type", "none")
-    if kind == "none" or (kind == "longrope" and values.prefix == "phi3"):  # what it needs is in tensors
-        return None
-    if kind not in ("linear", "yarn"):
-        raise GGUFError(f"the scaling {kind[:64]!r} of RoPE is not supported.")
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": values.number("rope.scaling.factor")}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = values.integer("rope.scaling.original_context_length")
-    return scaling
+    if values.prefix == "phi3" and values.text("rope.scaling.type", "none") == "longrope":
+        return None  # what it needs is in tensors
+    return rope_scaling_of(values)
 
 
 def _llama_3_scaling(found: Sequence[float], theta: float, head_dim: int) -> dict[str, Any]:
-    for factor, num_positions in _LLAMA_3_SETTINGS:
+    settings = _LLAMA_3_SETTINGS if len(found) == head_dim // 2 else ()  # a size may be any that the file says
+    for factor, num_positions in settings:
         expected = llama_3_factors(factor, num_positions, theta, head_dim)
-        if len(found) == len(expected) and all(
-            math.isclose(one, other, rel_tol=_FACTOR_TOLERANCE) for one, other in zip(found, expected, strict=True)
-        ):
+        if all(math.isclose(one, other, rel_tol=_FACTOR_TOLERANCE) for one, other in zip(found, expected, strict=True)):
             return {
                 "rope_type": "llama3",
                 "factor": factor,

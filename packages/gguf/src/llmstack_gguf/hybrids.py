@@ -8,18 +8,6 @@ from typing import Any
 from llmstack_gguf.header import GGUFError, Header
 from llmstack_gguf.variants import Values, share_of
 
-_MAX_LAYERS = 4096
-"""So many are looked for, and have counts of their own."""
-FORMS: Mapping[str, str] = {
-    "ssm_a": "log of negative",
-    "ssm_d": "flat",
-    "ssm_norm.weight": "flat",
-    "ssm_conv1d.weight": "taps",
-    "ffn_gate_inp_shexp.weight": "row",
-    "shortconv.conv.weight": "taps",
-}
-"""Tensors of a layer that repositories have in another form (`Target.form`)."""
-
 
 def _state_space(name: str) -> dict[str, str]:
     parts = {"ssm_in": "in_proj", "ssm_out": "out_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm"}
@@ -55,7 +43,11 @@ GRANITE: Mapping[str, str] = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     **{f"ffn_{part}_exps": f"block_sparse_moe.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
 }
-FALCON_H1: Mapping[str, str] = _state_space("mamba")
+FALCON_H1: Mapping[str, str] = {
+    **_state_space("mamba"),
+    "ffn_norm": "pre_ff_layernorm.weight",  # llama.cpp's converter leaves `.weight` off
+    "ffn_norm.weight": "pre_ff_layernorm.weight",
+}
 NEMOTRON: Mapping[str, str] = {
     **_state_space("mixer"),
     "attn_norm": "norm",
@@ -92,19 +84,17 @@ QWEN_35: Mapping[str, str] = {
     **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
     **{f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
 }
-
-
-def _num_layers(values: Values) -> int:
-    num_layers = values.integer("block_count")
-    if num_layers > _MAX_LAYERS:
-        raise GGUFError(f"its metadata says {num_layers} layers; {_MAX_LAYERS} are the most.")
-    return num_layers
+QWEN_3_NEXT: Mapping[str, str] = {
+    **QWEN_35,
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_in": "linear_attn.in_proj_qkvz",  # of old files
+}
 
 
 def _common(values: Values) -> dict[str, Any]:
     return {
         "hidden_size": values.integer("embedding_length"),
-        "num_hidden_layers": _num_layers(values),
+        "num_hidden_layers": values.num_layers(),
         "max_position_embeddings": values.integer("context_length"),
         "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
         "layer_norm_epsilon": values.number("attention.layer_norm_rms_epsilon"),
@@ -113,7 +103,7 @@ def _common(values: Values) -> dict[str, Any]:
 
 def _with_attention(values: Values) -> dict[str, Any]:
     """Layers without attention have 0 heads of keys and values."""
-    num_layers = _num_layers(values)
+    num_layers = values.num_layers()
     return _common(values) | {
         "num_attention_heads": max(values.integers("attention.head_count", num_layers), default=0),
         "num_key_value_heads": max(values.integers("attention.head_count_kv", num_layers), default=0),
@@ -243,15 +233,14 @@ def nemotron_fields(header: Header, values: Values) -> dict[str, Any]:
 
 
 def qwen_35_fields(header: Header, values: Values) -> dict[str, Any]:
-    """The fields of Qwen 3.5 and 3.6, dense or with experts; layers behind the last one predict several tokens."""
+    """The fields of Qwen3-Next, and of Qwen 3.5 and 3.6, dense or with experts."""
     fields, head_dim = _with_attention(values), values.integer("attention.key_length")
-    num_layers = fields["num_hidden_layers"] - values.integer("nextn_predict_layers", 0)
+    num_layers = fields["num_hidden_layers"]
     num_heads, inner_size = values.integer("ssm.time_step_rank"), values.integer("ssm.inner_size")
     if not num_heads or inner_size % num_heads:
         raise GGUFError(f"{num_heads} heads cannot share {inner_size} features of values.")
     kinds = ["linear" if _is_in(header, number, "ssm_out") else "full" for number in range(num_layers)]
     fields |= {
-        "num_hidden_layers": num_layers,
         "head_dim": head_dim,
         "layer_types": [f"{kind}_attention" for kind in kinds],
         "linear_num_key_heads": values.integer("ssm.group_count"),
@@ -262,7 +251,7 @@ def qwen_35_fields(header: Header, values: Values) -> dict[str, Any]:
         "rope_theta": values.number("rope.freq_base", 10_000_000.0),
         "partial_rotary_factor": share_of(values.integer("rope.dimension_count"), head_dim),
     }
-    if header.architecture != "qwen35moe":
+    if header.architecture == "qwen35":
         return fields | {"intermediate_size": values.integer("feed_forward_length")}
     return fields | {
         "num_experts": values.integer("expert_count"),
@@ -270,6 +259,12 @@ def qwen_35_fields(header: Header, values: Values) -> dict[str, Any]:
         "moe_intermediate_size": _num_rows(header, "ffn_up_exps", 1),
         "shared_expert_intermediate_size": _num_rows(header, "ffn_up_shexp"),
     }
+
+
+def qwen_3_next_fields(header: Header, values: Values) -> dict[str, Any]:
+    """The fields of Qwen3-Next; old files have all inputs of a delta net in one tensor, as repositories do."""
+    is_joined = any(name.endswith(".ssm_in.weight") for name in header.tensors)
+    return qwen_35_fields(header, values) | {"norm_topk_prob": True, "has_joined_delta_inputs": is_joined}
 
 
 def mamba2_fields(header: Header, values: Values) -> dict[str, Any]:
@@ -293,6 +288,7 @@ HYBRID_FIELDS: Mapping[str, Callable[[Header, Values], dict[str, Any]]] = {
     "mamba2": mamba2_fields,
     "nemotron_h": nemotron_fields,
     "nemotron_h_moe": nemotron_fields,
+    "qwen3next": qwen_3_next_fields,
     "qwen35": qwen_35_fields,
     "qwen35moe": qwen_35_fields,
 }

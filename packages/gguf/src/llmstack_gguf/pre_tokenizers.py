@@ -20,6 +20,7 @@ _O200K = (
 )
 _TEKKEN = _O200K.replace(_ENDINGS, "").replace(r"\p{N}{1,3}", r"\p{N}")
 _QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN_35 = _QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 _SEED_CODER = _QWEN_2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DEEPSEEK_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
@@ -37,6 +38,17 @@ _DEEPSEEK_LETTERS = (
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
 _DEEPSEEK_MARKS = "!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
+_DEEPSEEK_3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# As of GPT-4o, but runs of Han characters are pieces of their own.
+_UPPER, _LOWER = (rf"[\p{{{cases}}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for cases in (r"Lu}\p{Lt", "Ll"))
+_KIMI = (
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 _GPT_2 = {**_BYTES, "use_regex": True}
 _DIGITS = {"type": "Digits", "individual_digits": True}
@@ -49,16 +61,28 @@ def _in_turn(*steps: Mapping[str, Any] | str) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": made}
 
 
+_LLAMAS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 _SMOLLM = _in_turn(_DIGITS, _GPT_2)
 PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "default", "mpt", "olmo", "a.x-4.0", "mellum", "trillion"), _GPT_2),
-    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), _in_turn(_BLOOM, _BYTES)),
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "dbrx", "smaug-bpe"), _in_turn(_LLAMA_3, _BYTES)
+        ("gpt-2", "phi-2", "default", "mpt", "olmo", "a.x-4.0", "mellum", "trillion", "gigachat", "jais", "exaone4"),
+        _GPT_2,
     ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2"), _in_turn(_QWEN_2, _BYTES)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), _SMOLLM),
-    "gpt-4o": _in_turn(_O200K, _BYTES),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), _in_turn(_BLOOM, _BYTES)),
+    **dict.fromkeys((*_LLAMAS, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _in_turn(_LLAMA_3, _BYTES)),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        _in_turn(_QWEN_2, _BYTES),
+    ),
+    "qwen35": _in_turn(_QWEN_35, _BYTES),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b", "command-r", "codeshell", "exaone"), _SMOLLM),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _in_turn(_O200K, _BYTES)),
+    "kimi-k2": _in_turn(_KIMI, _BYTES),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _in_turn(_BAILING, _BYTES)),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
+        _in_turn(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_3, _BYTES),
+    ),
     "seed-coder": _in_turn(_SEED_CODER, _BYTES),
     "tekken": _in_turn(_TEKKEN, _BYTES),
     "viking": _in_turn(_BLOOM, _DIGITS, _BYTES),
@@ -74,7 +98,7 @@ PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
     ),
 }
 """`tokenizer.ggml.pre` to the cutting of a text before merges apply."""
-IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "tekken")
+IGNORES_MERGES = (*_LLAMAS, "tekken")
 """A whole word that is a token is that token; texts begin with the token for that, unless the file says otherwise."""
-COMPOSES = ("qwen2", "deepseek-r1-qwen", "mpt", "olmo")
+COMPOSES = ("qwen2", "qwen35", "deepseek-r1-qwen", "mpt", "olmo")
 """Texts are in normalization form C."""

@@ -1,4 +1,4 @@
-"""Tensors of encoders of pictures in GGUF files, and what repositories call them."""
+"""Repository names of the tensors of picture encoders in GGUF files."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Tokenizer of a GGUF file, as `tokenizer.json` and `tokenizer_config.json`.
 
 Byte-level BPE has its merges in the file. A sentencepiece model has scores instead, from which merges follow: two
-pieces are merged in the order of the scores of what they make.
+pieces are merged in the order of the scores of what they make. That of Gemma 4 has pieces and merges.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmstack_gguf.header import GGUFError, Value
@@ -17,13 +17,20 @@ _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 _END_TOKENS = frozenset(
     (
         "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>",
-        "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]",
-        "[EOS]", "<｜end▁of▁sentence｜>",
+        "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "_<EOT>",
+        "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>",
     )
 )  # fmt: skip
 _MAX_TOKENS = 1 << 20
 _MAX_PIECE_CHARACTERS = 256
 """Splits of a longer piece are not searched: their number, times its length, is work that a file could demand."""
+_MAX_SPLITS = 1 << 24
+"""Of all pieces; 262,144 pieces of Gemma have 2 million."""
+_MAX_MERGES = 1 << 21
+"""That follow from pieces; those of Gemma have 600,000."""
+
+
+_Merges = Callable[[Sequence[str], Sequence[float], Sequence[float]], list[list[str]]]
 
 
 def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, Any]:
@@ -37,9 +44,11 @@ def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, Any]:
     if kind == "gpt2":
         parts = _byte_level(metadata, tokens)
     elif kind == "llama":
-        parts = _sentencepiece(metadata, tokens)
+        parts = _sentencepiece(metadata, tokens, _merges_of)
+    elif kind == "gemma4":
+        parts = _sentencepiece(metadata, tokens, lambda *_: _merges_in(metadata))
     else:
-        raise GGUFError(f"its tokenizer is of the kind {str(kind)[:64]!r}; gpt2 and llama are supported.")
+        raise GGUFError(f"its tokenizer is of the kind {str(kind)[:64]!r}; gpt2, llama and gemma4 are supported.")
     named = {
         name: tokens[token_id]
         for name in ("bos", "eos", "unk", "pad")
@@ -140,16 +149,19 @@ def _byte_level(metadata: Mapping[str, Value], tokens: Sequence[str]) -> dict[st
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS or not isinstance(name, str):
         raise GGUFError(f"its tokenizer cuts texts by the rules {str(name)[:64]!r}, which are not supported.")
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
-        raise GGUFError("its tokenizer has no merges.")
-    pairs = [_pair(merge) for merge in merges]
     return {
         "normalizer": {"type": "NFC"} if name in COMPOSES else None,
         "pre_tokenizer": PRE_TOKENIZERS[name],
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(tokens, pairs, ignore_merges=name in IGNORES_MERGES),
+        "model": bpe_model(_vocab_of(tokens), _merges_in(metadata), ignore_merges=name in IGNORES_MERGES),
     }
+
+
+def _merges_in(metadata: Mapping[str, Value]) -> list[list[str]]:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise GGUFError("its tokenizer has no merges.")
+    return [_pair(merge) for merge in merges]
 
 
 def _pair(merge: str) -> list[str]:
@@ -160,7 +172,7 @@ def _pair(merge: str) -> list[str]:
     return [first, second]
 
 
-def _sentencepiece(metadata: Mapping[str, Value], tokens: Sequence[str]) -> dict[str, Any]:
+def _sentencepiece(metadata: Mapping[str, Value], tokens: Sequence[str], merges_of: _Merges) -> dict[str, Any]:
     scores, kinds = metadata.get("tokenizer.ggml.scores"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(scores, array) or not isinstance(kinds, array) or not len(scores) == len(kinds) == len(tokens):
         raise GGUFError("its tokenizer has no score for each token.")
@@ -176,7 +188,7 @@ def _sentencepiece(metadata: Mapping[str, Value], tokens: Sequence[str]) -> dict
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     unknown = special_id(metadata, "unk")
     has_unknown = unknown is not None and unknown < len(tokens)
-    model = _bpe(tokens, _merges_of(tokens, scores, kinds), ignore_merges=False)
+    model = bpe_model(_vocab_of(tokens), merges_of(tokens, scores, kinds))
     model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": tokens[unknown or 0] if has_unknown else None}
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
@@ -187,23 +199,36 @@ def _sentencepiece(metadata: Mapping[str, Value], tokens: Sequence[str]) -> dict
 
 
 def _merges_of(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[float]) -> list[list[str]]:
-    """All pairs of pieces that make a piece, the piece of the highest score first."""
+    """All pairs of pieces that make a piece, the piece of the highest score first.
+
+    Raises:
+        GGUFError: They are more than a tokenizer has.
+    """
     piece_to_id = {
         token: token_id
         for token_id, token in enumerate(tokens)
         if kinds[token_id] not in (_CONTROL, _BYTE) and len(token) <= _MAX_PIECE_CHARACTERS
     }
+    if sum(map(len, piece_to_id)) > _MAX_SPLITS:
+        raise GGUFError(f"the pieces of its tokenizer have more than {_MAX_SPLITS} characters.")
     merges: list[tuple[float, int, int, list[str]]] = []
     for piece, token_id in piece_to_id.items():
         for cut in range(1, len(piece)):
             first, second = piece[:cut], piece[cut:]
             if first in piece_to_id and second in piece_to_id:
                 merges.append((-scores[token_id], piece_to_id[first], piece_to_id[second], [first, second]))
+        if len(merges) > _MAX_MERGES:
+            raise GGUFError(f"the pieces of its tokenizer make more than {_MAX_MERGES} merges.")
     merges.sort(key=lambda merge: merge[:3])
     return [pair for *_, pair in merges]
 
 
-def _bpe(tokens: Sequence[str], merges: list[list[str]], *, ignore_merges: bool) -> dict[str, Any]:
+def _vocab_of(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: token_id for token_id, token in enumerate(tokens)}
+
+
+def bpe_model(vocab: Mapping[str, int], merges: list[list[str]], *, ignore_merges: bool = False) -> dict[str, Any]:
+    """The model of a BPE as in tokenizer.json. `vocab`: Token to its id."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -213,6 +238,6 @@ def _bpe(tokens: Sequence[str], merges: list[list[str]], *, ignore_merges: bool)
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": ignore_merges,
-        "vocab": {token: token_id for token_id, token in enumerate(tokens)},
+        "vocab": dict(vocab),
         "merges": merges,
     }

@@ -9,9 +9,16 @@ from typing import Any
 
 from llmstack_gguf.header import GGUFError, Header, Value
 
-PARTLY_ROTATED = frozenset({"phi2", "phi3", "stablelm"})
+PARTLY_ROTATED = frozenset({"phi2", "phi3", "stablelm", "glm4", "glm4moe", "minimax-m2"})
 """Architectures that may rotate a part of each head."""
+MAX_LAYERS = 4096
+"""So many are looked for, and have counts of their own."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+_YARN_KEYS: Mapping[str, str] = {
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
+}
 # Layers of the models whose scores have a factor of their own, which files do not say.
 _LARGE_GEMMA: Mapping[str, int] = {"gemma2": 46, "gemma3": 62}
 
@@ -23,19 +30,32 @@ class Values:
         self._metadata = metadata
         self.prefix = architecture
 
+    def has(self, name: str) -> bool:
+        """Whether the file has a value of this name."""
+        return f"{self.prefix}.{name}" in self._metadata
+
     def integer(self, name: str, default: int | None = None) -> int:
         found = self._metadata.get(f"{self.prefix}.{name}", default)
         if type(found) is not int or found < 0:
             raise GGUFError(f"{self.prefix}.{name} is missing or no count.")
         return found
 
+    def num_layers(self) -> int:
+        """Layers of the model itself, without those that predict several tokens, at most `MAX_LAYERS`."""
+        count = self.integer("block_count") - self.integer("nextn_predict_layers", 0)
+        if not 0 < count <= MAX_LAYERS:
+            raise GGUFError(f"its metadata says {count} layers; {MAX_LAYERS} are the most.")
+        return count
+
     def integers(self, name: str, count: int) -> list[int]:
         """A count of each layer, where the file has one for all or a list of them."""
         found = self._metadata.get(f"{self.prefix}.{name}")
         if not isinstance(found, array):
             return [self.integer(name)] * count
-        counts = [int(one) for one in found]
-        if len(counts) != count or min(counts, default=0) < 0:
+        if len(found) == self.integer("block_count"):  # with layers that predict several tokens
+            found = found[:count]
+        counts = [one for one in found if type(one) is int and one >= 0]
+        if not len(found) == len(counts) == count:
             raise GGUFError(f"{self.prefix}.{name} has no count for each of {count} layers.")
         return counts
 
@@ -52,6 +72,28 @@ class Values:
     def flag(self, name: str, *, default: bool) -> bool:
         """A value that is true or false."""
         return self._metadata.get(f"{self.prefix}.{name}", default) is True
+
+
+def rope_scaling_of(values: Values) -> dict[str, Any] | None:
+    """`rope_scaling` of linear scaling and of YaRN; None without scaling.
+
+    Raises:
+        GGUFError: Another kind, or a number is missing.
+    """
+    kind = values.text("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise GGUFError(f"the scaling {kind[:64]!r} of RoPE is not supported.")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": values.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = values.integer("rope.scaling.original_context_length")
+        for key, name in _YARN_KEYS.items():
+            if values.has(f"rope.scaling.{key}"):
+                scaling[name] = values.number(f"rope.scaling.{key}")
+        if values.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+            raise GGUFError("an extrapolation factor of YaRN is not supported.")
+    return scaling
 
 
 def share_of(rotary_dim: int, head_dim: int) -> float:
@@ -204,7 +246,6 @@ def _phi3(values: Values, common: Mapping[str, Any], rope_factors: Mapping[str, 
     fields: dict[str, Any] = {
         "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
         "sliding_window": window if 0 < window < common["max_position_embeddings"] else None,
-        "pad_token_id": None,  # transformers' default is beyond small vocabularies
     }
     if LONG_FACTORS in rope_factors:
         original = values.integer("rope.scaling.original_context_length")

@@ -12,6 +12,7 @@ from llmstack_model_files.folder import (
     read_model_config,
 )
 from llmstack_model_files.gguf import gguf_weights
+from llmstack_model_files.mistral_form import ANY_FORM, FileForm, has_own_names
 from llmstack_model_files.page_cache import read_ahead
 from llmstack_model_files.positions import extended_positions
 from llmstack_model_files.registered import PACKAGED, RegisteredModel, is_packaged_model_installed
@@ -34,6 +35,7 @@ from llmstack_model_files.text_config import TEXT_PART_OF, WHOLE_CONFIG, text_co
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
+    "ANY_FORM",
     "COLBERT",
     "PACKAGED",
     "SECONDS_PER_TIMESTAMP",
@@ -42,6 +44,7 @@ __all__ = [
     "WHOLE_CONFIG",
     "AdapterFiles",
     "DenseModule",
+    "FileForm",
     "ModelFilesError",
     "RegisteredModel",
     "SentenceModules",
@@ -54,6 +57,7 @@ __all__ = [
     "check_safetensors_content",
     "extended_positions",
     "gguf_weights",
+    "has_own_names",
     "is_local_name",
     "is_packaged_model_installed",
     "may_have_tensor",

@@ -108,6 +108,25 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 4096,
     },
     "distilbert": {"vocab_size": 30_522, "max_position_embeddings": 512},
+    "ernie4_5": {
+        "vocab_size": 103_424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+    },
+    "ernie4_5_moe": {
+        "vocab_size": 103_424,
+        "hidden_size": 2560,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+    },
     "falcon_mamba": {"vocab_size": 50_280, "hidden_size": 768, "num_hidden_layers": 32},
     "falcon_h1": {**_BAMBA, "max_position_embeddings": 8192},
     "falcon": {
@@ -207,6 +226,37 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 131_072,
         "rope_theta": 1e6,
     },
+    "mistral4": {
+        "vocab_size": 131_072,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 1024,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "max_position_embeddings": 1_048_576,
+        "rope_parameters": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
+            "max_position_embeddings": 1_048_576,
+            "partial_rotary_factor": 0.5,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "mixtral": {**_MISTRAL, "sliding_window": None, "rope_theta": 1e6},
     "nemotron_h": {
         **_LLAMA,
@@ -304,7 +354,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with what it leaves out. Configurations of other types are as they were."""
+    """The configuration with what it leaves out. Configurations of other types are returned unchanged."""
     defaults = DEFAULTS.get(str(config.get("model_type")), {})
     missing = {
         name: value

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from llmstack_model_files.folder import ModelFilesError
 from llmstack_model_files.gguf import SUFFIX, choose_files, only_gguf, open_gguf, split_quantization, with_projector
+from llmstack_model_files.mistral_form import ANY_FORM, CONSOLIDATED, PARAMS_NAME, FileForm, in_form
 from llmstack_model_files.registered import PACKAGED, RegisteredModel, find_packaged
 
 logger = logging.getLogger(__name__)
 
-_ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
-# Subfolders hold the same model for other programs; `consolidated*` is a second copy of the weights.
-_IGNORE_PATTERNS = ("*/*", "consolidated*")
+_ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.model.v*", "*.tiktoken", "*.jinja")
+# Of the two forms in which a repository may have its weights; subfolders hold the same model for other programs.
+_HUB_WEIGHTS, _CONSOLIDATED = "model*.safetensors", f"{CONSOLIDATED}*"
 # What sentence-transformers keeps in subfolders and is needed: how hidden states become a vector.
 _MODULE_PATTERNS = ("*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
 _TEMPLATES_PATTERN = "additional_chat_templates/*.jinja"
@@ -38,7 +39,9 @@ ENTRY_POINT_GROUP = "llmstack.models"
 """Entry points of installed packages: a model's name, and a function that returns its folder or GGUF file."""
 
 
-def resolve_model(name_or_path: str, revision: str | None = None, mmproj: str | None = None) -> Path:
+def resolve_model(
+    name_or_path: str, revision: str | None = None, mmproj: str | None = None, form: FileForm = ANY_FORM
+) -> Path:
     """The folder of a model: the folder itself, else an installed package's, else the hub's cache, else a download.
 
     A GGUF file, `repository:quantization`, or a folder with nothing but one GGUF file stands for a folder too, which is
@@ -48,18 +51,20 @@ def resolve_model(name_or_path: str, revision: str | None = None, mmproj: str | 
     of huggingface-hub hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
 
     `mmproj`: A GGUF file with an encoder of pictures, for a model in another one.
+    `form`: Which files are read of a model that is there in Mistral's own form too; in it a folder stands for the
+    model's, as for a GGUF file.
 
     Raises:
         ModelFilesError: Neither a folder nor a repository that can be reached; the text is one line that says why.
     """
-    folder = _resolve(name_or_path, revision)
+    folder = _resolve(name_or_path, revision, form)
     return folder if mmproj is None else with_projector(folder, mmproj)
 
 
-def _resolve(name_or_path: str, revision: str | None) -> Path:
+def _resolve(name_or_path: str, revision: str | None, form: FileForm) -> Path:
     folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder):
-        return _checked_folder(folder)
+        return _checked_folder(folder, form)
     if folder.suffix == SUFFIX and os.path.isfile(folder):
         return open_gguf(folder)
     if "://" in name_or_path:
@@ -82,16 +87,16 @@ def _resolve(name_or_path: str, revision: str | None) -> Path:
         raise ModelFilesError(
             f"{name_or_path[:128]!r} is neither a folder nor a repository id such as gpt2 or org/name."
         )
-    return _find_repository(name_or_path, revision)
+    return _find_repository(name_or_path, revision, form)
 
 
-def _find_repository(name: str, revision: str | None) -> Path:
+def _find_repository(name: str, revision: str | None, form: FileForm) -> Path:
     """The folder of a repository, from the hub's cache or downloaded."""
     cached = _find_cached(name, revision)
-    if cached is not None and _has_weights(cached):
-        return cached
+    if cached is not None and _is_complete(cached, form):
+        return _in_form(cached, form)
     try:
-        return _download(name, revision)
+        return _in_form(_download(name, revision, form), form)
     except ModelFilesError as error:
         if cached is None or not (cached / "config.json").is_file():
             raise
@@ -99,9 +104,9 @@ def _find_repository(name: str, revision: str | None) -> Path:
         return cached
 
 
-def _checked_folder(folder: Path) -> Path:
-    if (folder / "config.json").is_file():
-        return folder
+def _checked_folder(folder: Path, form: FileForm = ANY_FORM) -> Path:
+    if form != ANY_FORM or any((folder / name).is_file() for name in ("config.json", PARAMS_NAME)):
+        return _in_form(folder, form)
     file = only_gguf(folder)
     if file is None:
         raise ModelFilesError(f"The folder {folder} has no config.json, so it is no model.")
@@ -161,11 +166,25 @@ def _is_repository_id(text: str) -> bool:
     )
 
 
+def _in_form(folder: Path, form: FileForm) -> Path:
+    if form == ANY_FORM and not any(folder.glob(f"{CONSOLIDATED}*.safetensors")) and (folder / "config.json").is_file():
+        return folder
+    return in_form(folder, form, has_hub_weights=_has_weights(folder))
+
+
+def _is_complete(folder: Path, form: FileForm) -> bool:
+    """Whether a copy in the cache has all that is read."""
+    try:
+        return _has_weights(_in_form(folder, form))
+    except ModelFilesError:
+        return False
+
+
 def _has_weights(folder: Path) -> bool:
     from llmstack_model_files.weight_files import safetensors_files  # late: most callers pass a folder
 
     try:
-        return (folder / "config.json").is_file() and bool(safetensors_files(folder))
+        return bool(safetensors_files(folder))
     except ModelFilesError:
         return False
 
@@ -209,7 +228,7 @@ def _download_gguf(repository: str, quantization: str, revision: str | None) -> 
         raise ModelFilesError(_why_not(repository, revision, error)) from error
 
 
-def _download(repository: str, revision: str | None) -> Path:
+def _download(repository: str, revision: str | None, form: FileForm) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:
@@ -219,13 +238,13 @@ def _download(repository: str, revision: str | None) -> Path:
     try:
         found = HfApi().repo_info(repository, revision=revision, timeout=_HUB_TIMEOUT_S)
         logger.info("downloading %s at %s", repository, found.sha)
+        files = getattr(found, "siblings", None) or ()  # other kinds of repositories have none
         path = snapshot_download(
             repository,
             revision=revision,
             allow_patterns=list(_ALLOW_PATTERNS),
-            ignore_patterns=list(_IGNORE_PATTERNS),
+            ignore_patterns=["*/*", *_second_copy((entry.rfilename for entry in files), form)],
         )
-        files = getattr(found, "siblings", None) or ()  # other kinds of repositories have none
         more = [*_MODULE_PATTERNS] if (Path(path) / "modules.json").is_file() else []
         more += [_TEMPLATES_PATTERN] if any(fnmatch(each.rfilename, _TEMPLATES_PATTERN) for each in files) else []
         if more:
@@ -233,6 +252,17 @@ def _download(repository: str, revision: str | None) -> Path:
     except Exception as error:  # of the network, the hub or the disk, which share no narrower type
         raise ModelFilesError(_why_not(repository, revision, error)) from error
     return Path(path)
+
+
+def _second_copy(names: Iterable[str], form: FileForm) -> list[str]:
+    """Patterns of the weights that are not read, where a repository has the same ones in two forms."""
+    listed = list(names)
+    if form.weights == "mistral":
+        return [_HUB_WEIGHTS]
+    has_only_own = any(fnmatch(name, _CONSOLIDATED) for name in listed) and not any(
+        fnmatch(name, _HUB_WEIGHTS) for name in listed
+    )
+    return [] if has_only_own else [_CONSOLIDATED]
 
 
 def _why_not(repository: str, revision: str | None, error: Exception) -> str:

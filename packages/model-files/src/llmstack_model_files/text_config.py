@@ -86,6 +86,7 @@ TEXT_TYPES: Mapping[str, _Text] = {
     "granite": _Text("GraniteForCausalLM", "granite"),
     "llama": _Text("LlamaForCausalLM", "llama"),
     "ministral3": _Text("Ministral3ForCausalLM", "ministral3"),
+    "mistral4": _Text("Mistral4ForCausalLM", "mistral4"),
     "mistral": _Text("MistralForCausalLM", "mistral"),
     "phi3": _Text("Phi3ForCausalLM", "phi3"),
     "qwen2": _Text("Qwen2ForCausalLM", "qwen2"),
@@ -110,7 +111,7 @@ _NOT_OF_TEXT = ("model_type", "audio_config", "vision_config")
 
 
 def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the text model of a class in `WHOLES`; any other one, or of other texts, as it is."""
+    """The configuration of the text model, for a class in `WHOLES`; other configurations are returned unchanged."""
     config = _without_speaker(config)
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

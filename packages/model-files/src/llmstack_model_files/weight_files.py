@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llmstack_model_files.folder import PICKLE_SUFFIXES, ModelFilesError, artifact_path, read_json
+from llmstack_model_files.mistral_form import CONSOLIDATED, linked_weights
 
 SINGLE_NAME = "model.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
@@ -17,16 +18,14 @@ DIGESTED_PIECE_BYTES = 1 << 26
 INDEX_NAME = "model.safetensors.index.json"
 
 
-_MISTRALS_OWN = "consolidated"
-"""Files that begin so name their tensors in another way."""
-
-
 def safetensors_files(folder: Path) -> list[Path]:
     """Real paths of the safetensors files of a model: the single file, the shards of the index, or the only one.
 
     Raises:
         ModelFilesError: There are none (only files that can carry code, perhaps), or a shard is missing.
     """
+    if linked := linked_weights(folder):
+        return linked
     single = artifact_path(folder, SINGLE_NAME)
     if single is not None:
         return [single]
@@ -34,14 +33,14 @@ def safetensors_files(folder: Path) -> list[Path]:
     if index is not None:
         return _shards(folder, index.get("weight_map"))
     others = sorted(path.name for path in Path(folder).glob("*.safetensors"))
-    if len(others) == 1 and not others[0].startswith(_MISTRALS_OWN):
+    if len(others) == 1 and not others[0].startswith(CONSOLIDATED):
         only = artifact_path(folder, others[0])
         return [only] if only is not None else []
     raise ModelFilesError(_why_none(Path(folder), others))
 
 
 def weights_digest(folder: Path, *, of_content: bool = False, of_place: bool = False) -> str:
-    """Digest of sizes, times and headers of the weight files; another one means that they may be other weights.
+    """Digest of sizes, times and headers of the weight files. A changed digest means that weights may have changed.
 
     Empty where there are no weight files.
 
@@ -103,11 +102,6 @@ def _shards(folder: Path, weight_map: object) -> list[Path]:
 
 
 def _why_none(folder: Path, others: list[str]) -> str:
-    if others and all(name.startswith(_MISTRALS_OWN) for name in others):
-        return (
-            f"{folder.name} has its weights in Mistral's own form alone ({others[0][:64]}); use a repository that has "
-            f"{SINGLE_NAME} or {INDEX_NAME}."
-        )
     if others:
         return f"{folder.name} has several safetensors files but neither {SINGLE_NAME} nor {INDEX_NAME}."
     if not folder.is_dir():
