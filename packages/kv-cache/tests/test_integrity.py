@@ -3,8 +3,8 @@
 import pytest
 
 from llmstack_kv_cache import DuplicateRequestError, KVCacheGroup, KVCacheIntegrityError, KVCacheManager
-from llmstack_kv_cache.block import Segment
 from llmstack_kv_cache.prefix_index import Run
+from llmstack_kv_cache.session_turns import Segment
 
 TOKENS = list(range(40))
 

@@ -81,6 +81,25 @@ def test_an_identity_that_died_with_its_block_is_not_given_to_what_takes_its_pla
     assert manager.get_computed_blocks("d", [1, 2, 9, 4, 0])[1] == 3
 
 
+@given(lengths=st.lists(st.integers(1, 150), min_size=1, max_size=4), data=st.data())
+def test_what_blocks_hold_is_a_number_of_its_own(lengths, data):
+    manager = KVCacheManager(num_blocks=sum(lengths), block_size=1)
+    for number, length in enumerate(lengths):
+        manager.allocate_slots(str(number), length)
+        manager.cache_blocks(str(number), [1000 * number + token for token in range(length)], length)
+        manager.free(str(number))
+    before = manager.contents(range(sum(lengths)))
+    assert 0 not in before
+    assert len({*before}) == len(before)
+    asked = data.draw(st.lists(st.sampled_from(range(sum(lengths)))))
+    assert manager.contents(asked) == [before[block_id] for block_id in asked]
+    taken = manager.allocate_slots("x", data.draw(st.integers(1, sum(lengths))))
+    manager.cache_blocks("x", [-1] * len(taken), len(taken))
+    after = manager.contents(range(sum(lengths)))
+    assert all(after[block_id] not in before for block_id in taken)
+    assert all(after[block_id] in (0, before[block_id]) for block_id in {*range(sum(lengths))} - {*taken})
+
+
 def test_a_fork_that_looks_its_blocks_up_again_makes_unreachable_blocks_findable():
     manager = KVCacheManager(num_blocks=5, block_size=1)
     manager.allocate_slots("a", 1)

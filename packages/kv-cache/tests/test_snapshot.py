@@ -19,6 +19,11 @@ LEFT_OUT = {
     "block_size", "_block_size", "_enable_prefix_caching", "_watermark", "_groups", "_is_plain", "_leader",
     "_companions", "companions", "_num_bytes", "num_reserved_blocks", "num_blocks", "num_host_blocks", "num_groups",
     "has_windows", "has_states", "_events", "events", "_lookup", "_pool", "num_known_tokens", "group", "state_group",
+    "num_cuts",  # a walk of a snapshot has found nothing that is cut
+    "sessions", "_order",  # the same as `_ledger`, where there is one
+    "turn",  # in the state of the ledger
+    "parent",  # follows from the keys of runs
+    "taker",  # of blocks that are taken next
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from itertools import compress
 from operator import not_
 
 from llmstack_kv_cache.prefix_index import ROOT
+from llmstack_kv_cache.session_turns import Segment
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -52,21 +53,6 @@ def check_sizes(
         raise ValueError(f"watermark must be in [0, 1), got {watermark!r}")
 
 
-class Segment:
-    """Blocks that are held, and later freed, together.
-
-    Attributes:
-        block_ids: While it is held, its blocks; once it is free, those of them that were free at some time.
-        num_free: Of these, the blocks that are free as part of this segment; 0 while it is held.
-    """
-
-    __slots__ = ("block_ids", "num_free")
-
-    def __init__(self, block_ids: list[int]) -> None:
-        self.block_ids = block_ids
-        self.num_free = 0
-
-
 class BlockTable(Segment):
     """The blocks of one request in one group of layers; block i holds tokens [i * block_size, (i + 1) * block_size).
 
@@ -89,6 +75,7 @@ class BlockTable(Segment):
         """A table that begins with `num_blocks` full blocks, of which those are left that no window has passed."""
         self.block_ids = block_ids  # without a call of `super()`: every request begins here
         self.num_free = 0
+        self.turn = None
         self.salt = salt
         self.num_blocks = self.num_full_blocks = num_blocks
         self.num_cached_blocks = 0

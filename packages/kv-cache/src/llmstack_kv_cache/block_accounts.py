@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llmstack_kv_cache.block import BlockTable, check_integer, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
@@ -10,19 +10,18 @@ from llmstack_kv_cache.errors import KVCacheIntegrityError, UnknownRequestError
 from llmstack_kv_cache.events import BlockStored, CompanionStored, EventLog, KVCacheEvent
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup, check_groups, interleave
 from llmstack_kv_cache.integrity import table_inconsistencies
-from llmstack_kv_cache.prefix_index import ROOT, Prefix
+from llmstack_kv_cache.lookup import NO_LOOKUP
+from llmstack_kv_cache.prefix_walk import PrefixWalk
+from llmstack_kv_cache.releases import SessionAccounts
+from llmstack_kv_cache.session_ledger import NoSessions, SessionLedger
+from llmstack_kv_cache.session_order import SessionOrder
 from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
-from llmstack_kv_cache.states import EMPTY_STATE, RequestStates, State
+from llmstack_kv_cache.states import RequestStates
 from llmstack_kv_cache.stats import KVCacheStats
 from llmstack_kv_cache.swap import HostBlockPool
 
-Lookup = tuple[str, int, list[int], Prefix, State, tuple[int, ...]]
-"""A lookup: who looked, for how many tokens; what was found; in blocks, where prefixes may end that others want."""
 
-NO_LOOKUP: Lookup = ("", 0, [], ROOT, EMPTY_STATE, ())
-
-
-class BlockAccounts:
+class BlockAccounts(SessionAccounts):
     """The pools of a cache and the tables of its requests: sizes, figures, events and books.
 
     Args:
@@ -37,6 +36,8 @@ class BlockAccounts:
         watermark: Share of the blocks that must be left free when a request begins or is swapped in; without effect
             while no other request holds blocks, so that what fits at all gets in.
         max_events: Events that are kept until they are fetched; with 0 there are none.
+        knows_sessions: Evicts first what is least likely to be wanted soon, in place of the least recently used; for
+            caches of one group without a window.
 
     Attributes:
         num_groups: Block ids that a table has for each block of tokens: one for each group.
@@ -46,6 +47,7 @@ class BlockAccounts:
         prefix_cache_queries: Counter of tokens looked up, by requests that were then given blocks.
         prefix_cache_hits: Counter of tokens they found.
         prefix_tokens_without_state: Counter of tokens that were found, but are computed again for want of a state.
+        sessions: What is known of sessions; its user tells it of the time, and of requests that begin and end.
         num_known_tokens: Tokens that the last lookup would have found if states were at every boundary.
 
     Raises:
@@ -64,19 +66,24 @@ class BlockAccounts:
         num_reserved_blocks: int | None = None,
         watermark: float = 0.0,
         max_events: int = 0,
+        knows_sessions: bool = False,
     ) -> None:
         self._is_plain = len(groups) == 1 and groups[0].sliding_window is None
         if num_reserved_blocks is None:
             num_reserved_blocks = 0 if self._is_plain else 1
         check_sizes(num_blocks, block_size, num_host_blocks, num_reserved_blocks, watermark, max_events)
         check_groups(groups, num_reserved_blocks)
+        if knows_sessions and not self._is_plain:
+            raise ValueError("knows_sessions needs one group of layers, without a window")
         self.block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
         self._watermark = watermark
         self._events = EventLog(max_events) if max_events else None
-        self._pool = BlockPool(num_blocks, block_size, num_reserved_blocks, self._events)
-        self._prefix_index = self._pool.prefix_index
-        self._host_pool = HostBlockPool(num_host_blocks)
+        self._order = SessionOrder(block_size) if knows_sessions else None
+        self._ledger = self._order or (SessionLedger(block_size) if enable_prefix_caching else None)
+        self.sessions = self._ledger or NoSessions()
+        self._pool = BlockPool(num_blocks, block_size, num_reserved_blocks, self._events, self._order, self._ledger)
+        self._prefix_index, self._host_pool = self._pool.prefix_index, HostBlockPool(num_host_blocks)
         self._states = RequestStates(num_state_blocks, self._prefix_index, block_size) if num_state_blocks else None
         self._groups = tuple(groups)
         self._leader = next((i for i, group in enumerate(groups) if group.sliding_window is None), 0)
@@ -85,6 +92,7 @@ class BlockAccounts:
         self._prefix_index.state_group = len(groups)
         self._tables: dict[str, BlockTable] = {}  # the leader's, with those of the other groups
         self._swapped: dict[str, list[tuple[int, int]]] = {}  # passed and held blocks of each group
+        self._walks: dict[str, PrefixWalk] = {}  # lookups that take several steps
         self._lookup = NO_LOOKUP  # the last one, until blocks are taken or forgotten
         self._num_forks = 0
         # Attributes and no properties: every step reads them.
@@ -109,6 +117,22 @@ class BlockAccounts:
     def num_free_host_blocks(self) -> int:
         """Blocks of the host pool that no swapped-out request holds."""
         return self._host_pool.num_free_blocks
+
+    def look_ahead(self, request_id: str, token_ids: Sequence[int], max_num_blocks: int, salt: str = "") -> int:
+        """Goes on with a lookup that takes several steps; how many blocks it has found now.
+
+        Fewer than `max_num_blocks` say that nothing further is known at the moment. `get_computed_blocks` begins where
+        this ends, until the request holds blocks or is freed. Blocks that it has found may be evicted in the meantime.
+        O(max_num_blocks).
+
+        Raises:
+            ValueError: A token id does not fit into 32 bits.
+        """
+        if not self._enable_prefix_caching:
+            return 0
+        if (walk := self._walks.get(request_id)) is None:
+            walk = self._walks[request_id] = PrefixWalk(self._prefix_index)
+        return walk.go_on(token_ids, max_num_blocks, salt)
 
     def block_table(self, request_id: str) -> list[int]:
         """A copy of the request's block ids, interleaved; the null block where a window has passed."""
@@ -159,6 +183,13 @@ class BlockAccounts:
         state = self._states.find(block_ids[self._leader :: self.num_groups], num_blocks)
         return state.num_tokens // self.block_size, state.block_id
 
+    def contents(self, block_ids: Iterable[int]) -> list[int]:
+        """What each block holds: a number that no other prefix ever has; 0 where nothing finds the block.
+
+        So the blocks of a prefix that was looked up once are known to be its blocks still. O(blocks).
+        """
+        return self._prefix_index.identities(block_ids)
+
     def end_step(self) -> None:
         """Ends the making of a step: the next one may read the states that this one writes."""
         if self._states is not None:
@@ -170,9 +201,12 @@ class BlockAccounts:
         if self._tables:
             return False
         self._lookup = NO_LOOKUP
+        self._walks.clear()
         if self._states is not None:
             self._states.pool.forget_contents()
         self._pool.forget_contents()
+        if self._ledger is not None:
+            self._ledger.reset()
         return True
 
     def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
@@ -254,6 +288,9 @@ class BlockAccounts:
         if table is None:
             raise UnknownRequestError(request_id)
         return table
+
+    def _has_room_for_states(self) -> bool:
+        return self._states is None or self._states.has_room()
 
     def _by_group(self, table: BlockTable) -> list[BlockTable]:
         """The tables of a request, in the order of the groups; `table` is the leader's."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from llmstack_kv_cache.block import Segment
 from llmstack_kv_cache.events import EventLog
 from llmstack_kv_cache.prefix_index import PrefixIndex
+from llmstack_kv_cache.session_ledger import SessionLedger
+from llmstack_kv_cache.session_order import SessionOrder
+from llmstack_kv_cache.session_turns import Segment
 
 _MAX_BLOCKS_TO_COLLECT = 8  # a segment of its own costs some 400 bytes
 _MAX_COLLECTED_BLOCKS = 64
@@ -32,11 +34,19 @@ class BlockPool:
         num_free_blocks: Blocks without a holder.
         num_reserved_blocks: Leading blocks that are never handed out.
         num_evictions: Counter of contents given up to make room.
+        taker: The request that blocks are taken for; its user says so.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_reserved_blocks: int = 0, events: EventLog | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_reserved_blocks: int = 0,
+        events: EventLog | None = None,
+        order: SessionOrder | None = None,
+        ledger: SessionLedger | None = None,
     ) -> None:
+        """`order` tells what is evicted next, in place of the least recently used; `ledger` receives evictions."""
         self.prefix_index = PrefixIndex(num_blocks, block_size, events)
         self.num_blocks = self.num_free_blocks = num_blocks - num_reserved_blocks
         self.num_evictions = 0
@@ -48,7 +58,9 @@ class BlockPool:
         self._unfindable = list(range(num_blocks - 1, num_reserved_blocks - 1, -1))  # taken from its end
         self._collector: Segment | None = None
         self._useless_collector: Segment | None = None
-        self._segments: OrderedDict[Segment, None] = OrderedDict()  # useless first, then least recently used
+        self._order, self._ledger, self.taker = order, ledger, ""
+        # Useless first, then least recently used.
+        self._segments: OrderedDict[Segment, None] = OrderedDict() if order is None else order.segments
 
     def is_free(self, block_id: int) -> bool:
         """Whether the block has no holder."""
@@ -108,6 +120,9 @@ class BlockPool:
             segment: Its blocks are the pool's from now on.
             unfindable: Blocks that are not findable, as far as it never shared any; None to look.
         """
+        if self._order is not None and (head := self._order.take_ended(segment)) is not None:
+            self.release(head)
+            unfindable = None
         block_ids = segment.block_ids
         if unfindable is None or (self._num_owners and not self._num_owners.keys().isdisjoint(block_ids)):
             block_ids, runs = self._disown(segment), self.prefix_index.runs
@@ -120,6 +135,8 @@ class BlockPool:
             else:
                 block_ids = [block_id for block_id in block_ids if self._holders[block_id] is segment]
         if len(block_ids) <= _MAX_BLOCKS_TO_COLLECT:
+            if self._order is not None:
+                self._order.remove(segment)
             self._collect(block_ids)
             return
         segment.block_ids = block_ids
@@ -198,11 +215,13 @@ class BlockPool:
         """Removes the least recently used free blocks that are findable, of which there must be as many."""
         evicted: list[int] = []
         while len(evicted) < num_blocks:
-            segment = next(iter(self._segments))
+            segment = next(iter(self._segments)) if self._order is None else self._order.next()
             self._drop_left(segment)
             taken = segment.block_ids[: len(evicted) - num_blocks - 1 : -1]
             del segment.block_ids[-len(taken) :]
             segment.num_free -= len(taken)
+            if self._ledger is not None and segment.turn is not None:
+                self._ledger.note_evicted(segment.turn, self.prefix_index, segment.block_ids, self.taker)
             if not segment.num_free:
                 del self._segments[segment]
             evicted += taken
@@ -245,6 +264,8 @@ class BlockPool:
         """Counts blocks that are no longer free as part of a free segment, whose holder is another by now."""
         self.num_free_blocks -= num_blocks
         segment.num_free -= num_blocks
+        if self._order is not None:
+            self._order.leave(segment)
         if not segment.num_free:
             del self._segments[segment]
         elif 2 * segment.num_free < len(segment.block_ids):
@@ -261,3 +282,13 @@ class BlockPool:
         for block_id in block_ids:
             self._holders[block_id] = None
         self._unfindable += block_ids
+
+
+def drop_blocks(pool: BlockPool, block_ids: Sequence[int]) -> None:
+    """Forgets what free blocks hold that can be found; they are taken first from now on."""
+    pool.prefix_index.evict([*block_ids])
+    for segment, count in Counter(pool._holders[block_id] for block_id in block_ids).items():
+        if segment is not None:
+            pool._leave(segment, count)
+            pool.num_free_blocks += count
+    pool._add_unfindable(block_ids)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmstack_kv_cache.block import BlockTable, Segment, check_integer, num_blocks_for
-from llmstack_kv_cache.block_accounts import NO_LOOKUP, BlockAccounts
+from llmstack_kv_cache.block import BlockTable, check_integer, num_blocks_for
+from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.common_prefix import CommonPrefix
 from llmstack_kv_cache.errors import DuplicateRequestError, shown
 from llmstack_kv_cache.groups import NEVER, NULL_BLOCK_ID, interleave
+from llmstack_kv_cache.lookup import NO_LOOKUP
 from llmstack_kv_cache.prefix_index import ROOT, Prefix
+from llmstack_kv_cache.session_turns import Segment
 from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
 from llmstack_kv_cache.states import EMPTY_STATE
 
@@ -35,7 +37,7 @@ class KVCacheManager(BlockAccounts):
 
         Whole blocks only, and never all tokens, so that one is left to compute; the null block where a window needs
         none. Blocks beyond the last state are for reading: what they hold is computed again, but not written.
-        O(tokens found). Takes nothing: the blocks are safe until another call that changes the cache.
+        O(tokens found beyond `look_ahead`). Takes nothing: the blocks are safe until a call that changes the cache.
 
         Raises:
             ValueError: A token id does not fit into 32 bits.
@@ -43,7 +45,8 @@ class KVCacheManager(BlockAccounts):
         if not self._enable_prefix_caching:
             return [], 0
         max_blocks = (len(token_ids) - 1) // self.block_size
-        block_ids, prefix = self._prefix_index.find(token_ids, max_blocks, salt)
+        finder = self._walks.get(request_id, self._prefix_index)
+        block_ids, prefix = finder.find(token_ids, max_blocks, salt)
         num_tokens, state = len(block_ids) * self.block_size, EMPTY_STATE
         ends: tuple[int, ...] = ()
         if self._is_plain and self._states is not None:
@@ -76,8 +79,8 @@ class KVCacheManager(BlockAccounts):
         """
         if type(num_tokens) is not int or num_tokens < 1:
             check_integer("num_tokens", num_tokens, 1)
-        table = self._tables.get(request_id)
-        if table is None:
+        self._pool.taker = request_id
+        if (table := self._tables.get(request_id)) is None:
             return self._begin(request_id, num_tokens, list(computed_block_ids), salt)
         if computed_block_ids:
             raise ValueError(f"computed_block_ids: request_id {shown(request_id)} holds blocks already")
@@ -196,8 +199,7 @@ class KVCacheManager(BlockAccounts):
         if not self._has_room_for_states():
             return None
         block_ids = _all_block_ids(tables)
-        host_block_ids = self._host_pool.take(request_id, len(block_ids), tables[0].salt)
-        if host_block_ids is None:
+        if (host_block_ids := self._host_pool.take(request_id, len(block_ids), tables[0].salt)) is None:
             return None
         copies = list(zip(block_ids, host_block_ids, strict=True))
         self._swapped[request_id] = [(one.num_passed_blocks, len(one.block_ids)) for one in tables]
@@ -211,8 +213,7 @@ class KVCacheManager(BlockAccounts):
 
         The host blocks are free at once: in a step, all copies to the host come before those from it.
         """
-        host_block_ids = self._host_pool.block_ids(request_id)
-        if not self._admits(len(host_block_ids)):
+        if not self._admits(len(host_block_ids := self._host_pool.block_ids(request_id))):
             return None
         tables = self._new_tables(self._host_pool.swap_in(request_id), [], ROOT, ())
         for table, (num_passed_blocks, num_blocks) in zip(tables, self._swapped.pop(request_id), strict=True):
@@ -226,9 +227,12 @@ class KVCacheManager(BlockAccounts):
 
         What was cached stays findable, its states too. A swapped-out request gives its host blocks back.
         """
-        table = self._tables.pop(request_id, None)
-        if table is not None:
+        self._walks.pop(request_id, None)
+        if (table := self._tables.pop(request_id, None)) is not None:
+            final = self._ledger and self._ledger.free(table)
             self._release(table)
+            if final:
+                self._give_up(final)
         elif self._swapped.pop(request_id, None) is not None:
             self._host_pool.release(request_id)
         else:
@@ -298,6 +302,7 @@ class KVCacheManager(BlockAccounts):
 
     def _hold(self, request_id: str, tables: list[BlockTable]) -> None:
         leader = self._tables[request_id] = tables[self._leader]
+        self._walks.pop(request_id, None)
         if not self._is_plain:
             leader.companions = tuple(tables[number] for number in self._companions)
 
@@ -355,9 +360,6 @@ class KVCacheManager(BlockAccounts):
         """Whether a request that begins may take so many free blocks."""
         num_kept_free = int(self._watermark * self._pool.num_blocks) if self._tables else 0
         return num_blocks + num_kept_free <= self._pool.num_free_blocks
-
-    def _has_room_for_states(self) -> bool:
-        return self._states is None or self._states.has_room()
 
 
 def _all_block_ids(tables: list[BlockTable]) -> list[int]:

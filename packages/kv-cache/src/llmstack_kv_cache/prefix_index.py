@@ -1,4 +1,4 @@
-"""Which block holds which prefix: an exact lookup, not a hash that could collide.
+"""Index of blocks by their prefixes: an exact lookup, without hash collisions.
 
 Blocks that become findable together form a run: their token ids, packed into one `bytes`, and their block ids. Only
 the first block of a run has an entry in a map; its key is the identity of its parent's content and its own token ids
@@ -30,11 +30,15 @@ class Run:
         contents: Packed token ids of the other blocks.
         block_ids: At least one while the run is known; evicting a block cuts those after it off as well.
         max_blocks: How long it may become.
+        parent: The run that its first block is chained to; None where that is none, or no longer known.
     """
 
-    __slots__ = ("block_ids", "contents", "key", "max_blocks", "start")
+    __slots__ = ("block_ids", "contents", "key", "max_blocks", "parent", "start")
 
-    def __init__(self, start: int, key: bytes, contents: bytes, block_ids: list[int]) -> None:
+    def __init__(
+        self, start: int, key: bytes, contents: bytes, block_ids: list[int], parent: Run | None = None
+    ) -> None:
+        self.parent = parent
         self.start = start
         self.key = key
         self.contents = contents
@@ -57,6 +61,9 @@ class Prefix:
         return self.run.start + self.index
 
 
+RunPath = list[tuple[Run, int]]
+"""The runs that a prefix goes through, and how many of its blocks are before each."""
+
 ROOT = Prefix(Run(0, b"", b"", []), 0)
 """The empty prefix, parent of every first block."""
 
@@ -67,6 +74,7 @@ class PrefixIndex:
     Attributes:
         runs: By block id, the run in which the block is found; None where it is not.
         num_findable: Blocks that can be found.
+        num_cuts: Counter of runs that have lost blocks.
         events: Takes what is stored and removed; None for no events.
         group: The group of layers whose blocks tell the prefixes; None where there is one only.
         state_group: The group of states in events.
@@ -74,7 +82,7 @@ class PrefixIndex:
 
     def __init__(self, num_blocks: int, block_size: int, events: EventLog | None = None) -> None:
         self.runs: list[Run | None] = [None] * num_blocks
-        self.num_findable = 0
+        self.num_findable = self.num_cuts = 0
         self.events = events
         self.group: int | None = None
         self.state_group = 0
@@ -94,13 +102,13 @@ class PrefixIndex:
         return run.start + run.block_ids.index(block_id) if run else None
 
     def identities(self, block_ids: Iterable[int]) -> list[int]:
-        """Identities of the prefixes that end with each of the blocks, which are findable and follow each other."""
-        found: list[int] = []
-        last: Run | None = None
+        """Identities of the prefixes that end with each of the blocks, most of which follow each other; 0 for none."""
+        found, last, place = list[int](), None, 0
         for block_id in block_ids:
-            run = self.runs[block_id]
-            found.append(found[-1] + 1 if run is last and run else self.prefix(block_id).identity)
-            last = run
+            run, place = self.runs[block_id], place + 1
+            if run and (run is not last or run.block_ids[place : place + 1] != [block_id]):
+                last, place = run, run.block_ids.index(block_id)
+            found.append(run.start + place if run else 0)
         return found
 
     def find(self, token_ids: Sequence[int], max_blocks: int, salt: str) -> tuple[list[int], Prefix]:
@@ -112,9 +120,9 @@ class PrefixIndex:
         if max_blocks < 1:
             return [], ROOT
         # The first block alone: most prompts that miss, miss there, and need not be packed any further.
-        found, prefix = self._match(self._pack(token_ids, 0, 1), 1, ROOT, _encode(salt))
+        found, prefix = self.match(self.pack(token_ids, 0, 1), 1, ROOT, encode_salt(salt))
         if found and max_blocks > 1:
-            more, prefix = self._match(self._pack(token_ids, 1, max_blocks - 1), max_blocks - 1, prefix, b"")
+            more, prefix = self.match(self.pack(token_ids, 1, max_blocks - 1), max_blocks - 1, prefix, b"")
             found += more
         return found, prefix
 
@@ -147,9 +155,9 @@ class PrefixIndex:
         Raises:
             ValueError: A token id does not fit into 32 bits; nothing has been changed.
         """
-        contents = self._pack(token_ids, first, len(block_ids))
-        suffix = b"" if first else _encode(salt)
-        known, prefix = self._match(contents, len(block_ids), parent, suffix)
+        contents = self.pack(token_ids, first, len(block_ids))
+        suffix = b"" if first else encode_salt(salt)
+        known, prefix = self.match(contents, len(block_ids), parent, suffix)
         if len(known) == len(block_ids):
             return known, prefix
         # Nothing is chained to a content that was unknown until now, so all that follow are unknown as well.
@@ -242,8 +250,11 @@ class PrefixIndex:
             problems.append("two cached contents share an identity")
         return problems
 
-    def _match(self, contents: bytes, num_blocks: int, prefix: Prefix, suffix: bytes) -> tuple[list[int], Prefix]:
-        """Follows up to `num_blocks` packed blocks after `prefix`; the blocks known, and the prefix they make."""
+    def match(
+        self, contents: bytes, num_blocks: int, prefix: Prefix, suffix: bytes, first: int = 0,
+        path: RunPath | None = None,
+    ) -> tuple[list[int], Prefix]:  # fmt: skip
+        """Follows up to `num_blocks` packed blocks after the `first` of `prefix`; those known, and what they make."""
         run, index, size = prefix.run, prefix.index, self._num_bytes
         found: list[int] = []
         while (left := num_blocks - len(found)) > 0:
@@ -256,6 +267,8 @@ class PrefixIndex:
             child = self._key_to_run.get(_pack_identity(run.start + index) + contents[start : start + size] + suffix)
             if child is None:
                 break
+            if path is not None:
+                path.append((child, first + len(found)))
             found.append(child.block_ids[0])
             run, index, suffix = child, 0, b""
         return found, Prefix(run, index)
@@ -274,13 +287,13 @@ class PrefixIndex:
             end = min(done + MAX_BLOCKS_PER_RUN, len(block_ids))
             head, start = (done + 1) * size, done * size
             key = _pack_identity(parent.identity) + contents[start:head] + suffix
-            run = self._new_run(key, contents[head : end * size], block_ids[done:end])
+            run = self._new_run(key, contents[head : end * size], block_ids[done:end], parent.run)
             parent = self._enter(run, run.block_ids, parent, contents[start : end * size], suffix)
             suffix, done = b"", end
         return parent
 
-    def _new_run(self, key: bytes, contents: bytes, block_ids: list[int]) -> Run:
-        run = self._key_to_run[key] = Run(self._next_start, key, contents, block_ids)
+    def _new_run(self, key: bytes, contents: bytes, block_ids: list[int], parent: Run | None = None) -> Run:
+        run = self._key_to_run[key] = Run(self._next_start, key, contents, block_ids, parent)
         self._next_start += MAX_BLOCKS_PER_RUN
         return run
 
@@ -320,12 +333,13 @@ class PrefixIndex:
             del run.block_ids[num_left:]
             run.contents = run.contents[: (num_left - 1) * self._num_bytes]
         else:
-            run.block_ids = []
+            run.block_ids, run.contents, run.parent = [], b"", None
             del self._key_to_run[run.key]
         run.max_blocks = 0
+        self.num_cuts += 1
 
-    def _pack(self, token_ids: Sequence[int], first: int, num_blocks: int) -> bytes:
-        """The token ids of blocks, 4 bytes each: 7 ns a token, the bulk of what a lookup costs."""
+    def pack(self, token_ids: Sequence[int], first: int, num_blocks: int) -> bytes:
+        """The token ids of blocks from `first` on, 4 bytes each: 7 ns a token, the bulk of what a lookup costs."""
         num_tokens, start = num_blocks * self.block_size, first * self.block_size
         if start or num_tokens != len(token_ids):
             token_ids = token_ids[start : start + num_tokens]
@@ -365,5 +379,6 @@ def _unpack_companion(key: bytes) -> tuple[int, int]:
     return _unpack_identity(key[:_IDENTITY_BYTES])[0], key[_IDENTITY_BYTES]
 
 
-def _encode(salt: str) -> bytes:
+def encode_salt(salt: str) -> bytes:
+    """The salt as a part of a key."""
     return salt.encode("utf-8", "surrogatepass") if salt else b""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import astuple
 from itertools import chain
 from typing import Any
 
-from llmstack_kv_cache.block import BlockTable, Segment
+from llmstack_kv_cache.block import BlockTable
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.prefix_index import ROOT, Prefix, PrefixIndex, Run
+from llmstack_kv_cache.prefix_walk import PrefixWalk
+from llmstack_kv_cache.run_chains import restore_parents
+from llmstack_kv_cache.session_snapshot import ledger_state, restore_ledger
+from llmstack_kv_cache.session_turns import Segment
 from llmstack_kv_cache.states import RequestStates, StateTable
 from llmstack_kv_cache.states import State as LayerState
 
@@ -20,8 +25,10 @@ State = dict[str, Any]
 
 
 def num_snapshot_items(manager: KVCacheManager) -> int:
-    """How many numbers a snapshot holds, about; O(1)."""
-    return 2 * manager.num_blocks + manager.block_size * manager._prefix_index.num_findable
+    """How many numbers a snapshot holds, about; O(lookups under way)."""
+    num_others = 0 if manager._ledger is None else manager._ledger.num_snapshot_items
+    num_others += sum(walk.num_blocks for walk in manager._walks.values())
+    return 2 * manager.num_blocks + manager.block_size * manager._prefix_index.num_findable + num_others
 
 
 def take_snapshot(manager: KVCacheManager) -> State:
@@ -57,6 +64,8 @@ def take_snapshot(manager: KVCacheManager) -> State:
             (name, [_table_state(one) for one in manager._by_group(table)]) for name, table in manager._tables.items()
         ],
         "swapped": [(name, [list(pair) for pair in pairs]) for name, pairs in manager._swapped.items()],
+        "walks": [(name, walk.known()) for name, walk in manager._walks.items()],
+        "sessions": None if manager._ledger is None else ledger_state(manager._ledger, segments),
         "states": None if manager._states is None else _states_state(manager._states),
     }
 
@@ -72,8 +81,14 @@ def restore_snapshot(manager: KVCacheManager, state: State) -> None:
         if state["blocks"][0] != len(pool._holders):
             raise ValueError(f"the snapshot has {state['blocks'][0]} blocks, the cache {len(pool._holders)}")
         _restore_index(index, state)
+        for name, block_ids in state["walks"]:
+            manager._walks[name] = PrefixWalk(index)
+            manager._walks[name].restore(block_ids)
         tables = _restore_tables(manager, state, {run.start: run for run in index._key_to_run.values()})
         _restore_pool(pool, state, tables)
+        if manager._ledger is not None:
+            runs = {run.start: run for run in index._key_to_run.values()}
+            restore_ledger(manager._ledger, state["sessions"], list(pool._segments), runs)
         host.num_swap_outs, host.num_swap_ins, host._free = state["host"]
         host._request_id_to_block_ids = {request_id: block_ids for request_id, _, block_ids in state["host_tables"]}
         host._request_id_to_salt = {request_id: salt for request_id, salt, _ in state["host_tables"]}
@@ -125,6 +140,7 @@ def _restore_index(index: PrefixIndex, state: State) -> None:
         for block_id in run.block_ids:
             index.runs[block_id] = run
         index.num_findable += len(run.block_ids)
+    restore_parents({run.start: run for run in index._key_to_run.values()})
     index._next_start = state["next_start"]
 
 
@@ -171,7 +187,7 @@ def _restore_pool(pool: BlockPool, state: State, tables: Iterable[BlockTable]) -
         segment = Segment(list(block_ids))
         free = left or block_ids
         segment.num_free = len(free)
-        pool._segments[segment] = None
+        OrderedDict.__setitem__(pool._segments, segment, None)  # the order is restored later
         if number == state["collectors"][0]:
             pool._collector = segment
         if number == state["collectors"][1]:
