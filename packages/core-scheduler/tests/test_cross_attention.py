@@ -72,7 +72,7 @@ def test_a_request_that_runs_keeps_its_room_from_one_that_goes_before_it():
 
 def layers_beside_a_stream(num_waiting, budget):
     """Layers of a sound in each step beside one request that decodes, and before others that wait for theirs."""
-    spec = replace(SPEC, num_layers={"audio": 20}, max_num_tokens={"audio": 20}, step_units=1)
+    spec = replace(SPEC, num_layers={"audio": 40}, max_num_tokens={"audio": 20}, step_units=1)
     rig = Rig(room=200, spec=spec, budget=budget)
     rig.scheduler.add_request(request("stream", "x", max_tokens=25, num_units=20))
     while not rig.answers:
@@ -83,9 +83,9 @@ def layers_beside_a_stream(num_waiting, budget):
 
 
 def test_a_step_encodes_more_where_more_wait_for_their_sound_than_decode():
-    assert layers_beside_a_stream(num_waiting=1, budget=0) == [1, 1, 1]
-    assert layers_beside_a_stream(num_waiting=3, budget=0) == [4, 4, 4]
-    assert layers_beside_a_stream(num_waiting=3, budget=1) == [1, 1, 1]  # what was asked for
+    assert layers_beside_a_stream(num_waiting=1, budget=0) == [2, 2, 2]
+    assert layers_beside_a_stream(num_waiting=3, budget=0) == [16, 16, 16]
+    assert layers_beside_a_stream(num_waiting=3, budget=1) == [2, 2, 2]  # what was asked for
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
-from llmstack_core_scheduler.draft_costs import NUMS_DRAFTS, STEP_COSTS, draft_costs
+from llmstack_core_scheduler.draft_costs import (
+    NUMS_DRAFTS,
+    SMALL_STEP_BYTES,
+    SMALL_STEP_COSTS,
+    STEP_BYTES,
+    STEP_COSTS,
+    draft_costs,
+)
 from llmstack_core_scheduler.draft_lengths import LEAST_GAIN, AcceptanceRate, DraftLengths
 from llmstack_core_scheduler.testing import FakeKVCacheManager
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
@@ -129,11 +136,73 @@ def test_measured_costs_are_those_of_the_table_and_linear_between(variant):
         assert found[5] == pytest.approx((costs[NUMS_DRAFTS.index(4)] + costs[NUMS_DRAFTS.index(6)]) / 2)
         assert draft_costs(variant, num_rows, 10)[10] == pytest.approx(2 * costs[-1] - costs[-2])
     assert draft_costs(variant, 3, 4) == draft_costs(variant, 4, 4)
-    assert draft_costs(variant, 64, 4) == draft_costs(variant, 8, 4)
+    assert draft_costs(variant, 64, 4) == draft_costs(variant, max(STEP_COSTS[variant]), 4)
 
 
 def test_a_variant_that_was_not_measured_has_no_costs():
-    assert draft_costs("portable", 1, 4) == ()
+    assert draft_costs("portable", 1, 4) == draft_costs("portable", 1, 4, SMALL_STEP_BYTES) == ()
+
+
+@pytest.mark.parametrize("variant", STEP_COSTS)
+def test_between_the_two_models_costs_fall_with_the_inverse_of_the_bytes(variant):
+    large, small = draft_costs(variant, 1, 8), draft_costs(variant, 1, 8, SMALL_STEP_BYTES)
+    assert [small[number] for number in NUMS_DRAFTS] == pytest.approx(SMALL_STEP_COSTS[variant][1])
+    assert draft_costs(variant, 1, 8, SMALL_STEP_BYTES // 2) == pytest.approx(small)
+    assert draft_costs(variant, 1, 8, STEP_BYTES) == draft_costs(variant, 1, 8, 10 * STEP_BYTES) == large
+    middle = 2 / (1 / SMALL_STEP_BYTES + 1 / STEP_BYTES)
+    means = [(one + other) / 2 for one, other in zip(large, small, strict=True)]
+    assert draft_costs(variant, 1, 8, round(middle)) == pytest.approx(means)
+
+
+@pytest.mark.parametrize("variant", STEP_COSTS)
+def test_a_small_model_has_no_drafts_until_they_would_repay_the_calls(variant):
+    config = replace(CONFIG, variant=variant, step_bytes=SMALL_STEP_BYTES)
+    assert not DraftLengths(config).may_have_drafts(1)
+    assert not any(run(DraftLengths(config), is_right=True))
+    large = DraftLengths(replace(config, step_bytes=STEP_BYTES))
+    assert large.may_have_drafts(1)
+    assert any(run(large, is_right=True))
+    assert DraftLengths(CONFIG).may_have_drafts(1)  # no costs were measured
+
+
+def test_rows_that_had_drafts_are_looked_at_in_steps_of_any_size():
+    lengths = DraftLengths(replace(CONFIG, variant="avx512bf16"))
+    assert not lengths.may_have_drafts(16)
+    run(lengths, is_right=True)
+    assert lengths.may_have_drafts(16)
+    lengths.forget("a")
+    assert not lengths.may_have_drafts(16)
+
+
+def test_drafts_of_a_step_repay_what_they_cost_all_of_its_rows():
+    lengths = DraftLengths(replace(CONFIG, variant="avx512bf16"))
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        lengths.limit(name, 8, 4, 4)
+        lengths.note_verified(name, 30, 28)
+    assert LEAST_GAIN * draft_costs("avx512bf16", 4, 1)[1] < 1 + 29 / 32 / 4
+    assert lengths.repay([(name, 1) for name in names[:3]], 4)
+    assert lengths.repay([("a", 1)], 4)
+    for _ in range(40):
+        lengths.note_verified("a", 1, 0)
+    assert not lengths.repay([("a", 1)], 4)
+    assert DraftLengths(CONFIG).repay([("a", 1)], 4)  # no costs were measured
+
+
+def test_drafts_that_do_not_repay_are_left_out_of_the_step():
+    config = SchedulerConfig(max_num_batched_tokens=64, max_model_len=64, speculative=replace(CONFIG, variant="avx2"))
+    scheduler = Scheduler(config, FakeKVCacheManager(40, 4))
+    scheduler.add_request(EngineCoreRequest("repeats", [7] * 8, SamplingParams(max_tokens=20)))
+    for name in range(3):
+        prompt = [11 * name + place for place in range(1, 9)]
+        scheduler.add_request(EngineCoreRequest(str(name), prompt, SamplingParams(max_tokens=20)))
+    new = iter(range(100, 200))
+    for _ in range(8):
+        scheduled = scheduler.schedule(0.0)
+        assert not any(row.draft_token_ids for row in scheduled.scheduled_requests)  # one of four rows has some
+        ids = [row.request_id for row in scheduled.scheduled_requests]
+        sampled = [[7 if one == "repeats" else next(new)] for one in ids]
+        scheduler.update_from_output(scheduled, ModelRunnerOutput(ids, sampled), 0.0)
 
 
 def test_drafts_by_measured_costs_need_a_gain():

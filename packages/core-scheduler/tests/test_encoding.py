@@ -23,6 +23,7 @@ from llmstack_types import (
     MediaItem,
     MediaMemory,
     MediaSpec,
+    PrefixMedia,
     SamplingParams,
     SchedulerOutput,
 )
@@ -333,7 +334,9 @@ def test_states_and_items_that_must_not_be_cut_exclude_each_other():
 
 
 def numbers_of(numbers, *requests):
-    return [[number for number, _ in numbers.number(one)] for one in requests]
+    media = [PrefixMedia(one.cache_salt, one.media) for one in requests]
+    named = [numbers.number(one.prompt_token_ids, items) for one, items in zip(requests, media, strict=True)]
+    return [[number for number, _ in one] for one in named]
 
 
 def test_equal_items_of_one_scope_have_one_number():
@@ -364,7 +367,7 @@ def test_numbers_come_to_an_end_with_a_sentence(monkeypatch):
     monkeypatch.setattr(media_numbers, "_LAST_NUMBER", 1)
     numbers = MediaNumbers()
     with pytest.raises(InvalidRequestError, match="start it again"):
-        numbers.number(request("a", picture("cat", 0), picture("dog", 4)))
+        numbers_of(numbers, request("a", picture("cat", 0), picture("dog", 4)))
     assert numbers_of(numbers, request("a", picture("cat", 0))) == [[1]]
 
 

@@ -5,9 +5,10 @@ from functools import cache
 
 import pytest
 from core_scheduler_helpers.media_simulation import MediaSimulation, run_media_seed
+from core_scheduler_helpers.replays import check_replay
 
-from llmstack_core_scheduler.testing import DecisionHash, FakeKVCacheManager, WrongKVError
-from llmstack_types import FinishReason, InvalidRequestError
+from llmstack_core_scheduler.testing import FakeKVCacheManager, WrongKVError
+from llmstack_types import FinishReason
 
 kv_cache = pytest.importorskip("llmstack_kv_cache")
 
@@ -85,21 +86,7 @@ def test_every_answer_of_3_000_runs_is_what_the_model_says(kind, first):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_recorded_run_replays_to_the_same_decisions_without_a_model(seed):
-    original = MediaSimulation(seed, make_manager)
-    original.run()
-    replayed = MediaSimulation(seed, make_manager)
-    scheduler, decisions = replayed.make_scheduler(), DecisionHash()
-    for name, arguments in original.log:
-        if name == "crash":
-            scheduler = replayed.make_scheduler()
-            continue
-        try:
-            result = getattr(scheduler, name)(*arguments)
-        except InvalidRequestError:
-            continue
-        if name == "schedule":
-            decisions.add(result)
-    assert decisions.hexdigest() == original.decisions.hexdigest()
+    check_replay(MediaSimulation(seed, make_manager), MediaSimulation(seed, make_manager))
 
 
 class TakesKeysForTokens(FakeKVCacheManager):

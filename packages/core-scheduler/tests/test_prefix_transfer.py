@@ -6,7 +6,10 @@ import pytest
 from core_scheduler_helpers.steps import make_request, step
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_core_scheduler.media_numbers import MediaNumbers
+from llmstack_core_scheduler.prefix_transfer import PrefixTransfer
 from llmstack_kv_cache import KVCacheManager
+from llmstack_types import MediaItem, PrefixMedia
 
 BLOCK_SIZE = 16
 
@@ -82,3 +85,27 @@ def test_a_prefix_is_not_imported_where_there_is_no_room_for_its_state() -> None
     scheduler.add_request(make_request("a", 20, 9))
     scheduler.schedule(0.0)
     assert scheduler.import_prefix(list(range(1000, 1033))) == ([], 0)
+
+
+def test_imported_items_have_the_numbers_of_later_requests() -> None:
+    cache, numbers = KVCacheManager(8, BLOCK_SIZE), MediaNumbers()
+    prefixes = PrefixTransfer(cache, numbers)
+    token_ids, items = list(range(65)), (MediaItem(bytes(32), "image", 20, 8), MediaItem(b"2" * 32, "image", 50, 4))
+    media = PrefixMedia("salt", items)
+    assert prefixes.cached(token_ids, "salt", media) == ([], 0)
+    assert numbers.state() == [0, []], "what only looks gives no numbers"
+    block_ids, _ = prefixes.receive(token_ids[:33], "salt", media)
+    assert len(block_ids) == 2
+    assert [number for number, _ in numbers.number(token_ids, media)] == [1, 2]
+    assert prefixes.cached(token_ids, "salt", media) == (block_ids, 0)
+    assert prefixes.cached(token_ids, "salt") == (block_ids[:1], 0), "text is no picture"
+    assert prefixes.cached(token_ids, "salt", media._replace(items=items[1:])) == (block_ids[:1], 0)
+    cache.check_integrity()
+
+
+def test_without_numbers_left_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmstack_core_scheduler.media_numbers._LAST_NUMBER", 0)
+    cache = KVCacheManager(8, BLOCK_SIZE)
+    media = PrefixMedia("", (MediaItem(bytes(32), "image", 0, 8),))
+    assert PrefixTransfer(cache, MediaNumbers()).receive(list(range(33)), "", media) == ([], 0)
+    assert cache.num_free_blocks == 8

@@ -84,6 +84,20 @@ def test_no_step_with_a_prompt_takes_longer_than_the_limit(limit, seed):
         parts.append(rows["long"])
 
 
+@pytest.mark.parametrize(("base_s", "num_steps"), [(0.001, 3.0), (0.01, 3.4), (0.2, 5.0)])
+def test_a_step_takes_three_of_the_streams_or_what_makes_its_own_cost_a_tenth_within_the_limit(base_s, num_steps):
+    machine = Machine(base_s=base_s, decode_s=0.004, pair_s=0.0, max_itl_steps=5.0)
+    machine.learn()
+    for number in range(8):
+        machine.add(f"stream-{number}", 5, 4000)
+        machine.step()
+    machine.add("long", 2000, 2)
+    while machine.step()[0].get("long", 0) == 0:
+        pass
+    _, seconds, streams_s = machine.step()
+    assert 0.85 * num_steps <= seconds / streams_s <= 1.01 * num_steps
+
+
 def test_a_long_prompt_leaves_time_to_short_ones_behind_it():
     machine = Machine(max_itl_steps=3.0, prompt_s=0.0005)
     machine.learn()

@@ -39,10 +39,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_lookahead_slots=st.sampled_from([0, 3]),
         max_num_preemptions=st.integers(1, 4),
         max_prefill_tokens=st.sampled_from([0, 1, 12]),
+        has_turns=st.booleans(),
     )
     def start(
         self, num_blocks, block_size, max_num_seqs, budget, policy, is_chunked, num_host_blocks, num_lookahead_slots,
-        max_num_preemptions, max_prefill_tokens,
+        max_num_preemptions, max_prefill_tokens, has_turns,
     ):  # fmt: skip
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -54,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_preemptions=max_num_preemptions,
             max_num_partial_prefills=1,
             max_prefill_tokens=max_prefill_tokens,
+            shorter_prompts_first=has_turns and is_chunked and policy in ("fcfs", "fair"),
         )
         self.num_host_blocks = num_host_blocks
         self.manager = kv_cache.KVCacheManager(num_blocks, block_size, num_host_blocks=num_host_blocks)

@@ -5,11 +5,12 @@ from functools import cache
 
 import pytest
 from core_scheduler_helpers.fuzz import load_manager, main, run_seed
+from core_scheduler_helpers.replays import check_replay
 from core_scheduler_helpers.simulation import BrokenInvariantError, Simulation
 
 from llmstack_core_scheduler import Scheduler
-from llmstack_core_scheduler.testing import DecisionHash, FakeKVCacheManager, WrongKVError
-from llmstack_types import FinishReason, InvalidRequestError
+from llmstack_core_scheduler.testing import FakeKVCacheManager, WrongKVError
+from llmstack_types import FinishReason
 
 PLAIN = load_manager("llmstack_core_scheduler.testing:FakeKVCacheManager")
 
@@ -45,21 +46,7 @@ def test_the_plain_manager_gives_the_same_answers(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_recorded_run_replays_to_the_same_decisions_without_a_model(seed):
-    original = Simulation(seed, real_manager)
-    original.run()
-    replayed = Simulation(seed, real_manager)
-    scheduler, decisions = replayed.make_scheduler(), DecisionHash()
-    for name, arguments in original.log:
-        if name == "crash":
-            scheduler = replayed.make_scheduler()
-            continue
-        try:
-            result = getattr(scheduler, name)(*arguments)
-        except InvalidRequestError:
-            continue
-        if name == "schedule":
-            decisions.add(result)
-    assert decisions.hexdigest() == original.decisions.hexdigest()
+    check_replay(Simulation(seed, real_manager), Simulation(seed, real_manager))
 
 
 def test_the_simulations_are_messy_enough_to_mean_something():

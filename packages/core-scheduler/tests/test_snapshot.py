@@ -30,8 +30,8 @@ from llmstack_types import (
 LEFT_OUT = {
     "_policy", "_config", "_has_windows", "_num_host_blocks", "_needs", "_prefixes", "_states",
     "_max_num_preemptions", "_has_host_blocks", "_manager", "has_source", "_max_num_step_tokens", "_smoothing",
-    "_max_num_row_tokens", "quantum", "_variant", "_key_to_costs",
-    "_token_cost", "_draft_cost", "_follows_output",
+    "_max_num_row_tokens", "quantum", "_variant", "_step_bytes", "_key_to_costs", "_max_num_drafts", "_num_rows_to_try",
+    "_sessions", "_token_cost", "_draft_cost", "_follows_output",
     "_depth", "_factor", "_least_chance", "_longest", "_max_num_answers", "_max_num_tokens",
     "_owner_to_index", "_tenant_to_num_tokens", "_num_answers",  # these follow from the answers
     "_max_num_indexed_tokens", "_min_repeats", "_start", "_kv_cache_manager", "_block_size",

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_log_helpers.logged_runs import LoggedRun, ended_requests, write_long_log
 
-from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
+from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig, prompt_lookups
+from llmstack_core_scheduler import scheduler as scheduler_module
 from llmstack_step_log import RecordedRun, StepLogError, read_step_log, seek, snapshot_writer, snapshots
 from llmstack_step_log.control_plane import CacheConfig, GroupConfig, build_scheduler
 from llmstack_step_log.encoding import FORMAT_VERSION, MAGIC
@@ -97,12 +98,46 @@ test_a_replay_from_any_snapshot_decides_as_one_from_the_beginning = settings(max
 test_a_replay_from_any_snapshot_of_many_runs = pytest.mark.full(settings(max_examples=200)(SCENARIOS(check_scenario)))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replay_with_eviction_by_sessions_decides_the_same(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.steps"
+    run = LoggedRun(path, LIMITS, replace(CACHE, session_eviction=True), seed, snapshot_steps=8)
+    for _ in range(80):
+        run.do_something(1)
+    run.finish()
+    assert run.scheduler._scheduler.kv_cache_manager.sessions.num_turns > 5
+    assert check_all_snapshots(path) > 6
+
+
 def recorded(path: Path, num_calls: int = 60, cache: CacheConfig = CACHE, **settings: object) -> LoggedRun:
     run = LoggedRun(path, replace(LIMITS, policy="fair"), cache, 3, **settings)
     for _ in range(num_calls):
         run.do_something(1)
     run.finish()
     return run
+
+
+def test_a_replay_from_a_snapshot_goes_on_with_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are looked up by a block per step."""
+    monkeypatch.setattr(scheduler_module, "LONG_PROMPT_TOKENS", 1)
+    for name in ("_MAX_STEP_BLOCKS", "_MIN_PIECE_BLOCKS"):
+        monkeypatch.setattr(prompt_lookups, name, 1)
+    states: list[list[tuple[str, list[str]]]] = []
+    of_lookups = prompt_lookups.PromptLookups.state
+
+    def state(lookups: prompt_lookups.PromptLookups) -> list[tuple[str, list[str]]]:
+        states.append(of_lookups(lookups))
+        return states[-1]
+
+    monkeypatch.setattr(prompt_lookups.PromptLookups, "state", state)
+    for seed in range(4):
+        path = tmp_path / f"{seed}.steps"
+        run = LoggedRun(path, replace(LIMITS, policy="fair"), CacheConfig(40, 4), seed, snapshot_steps=8)
+        for _ in range(60):
+            run.do_something(1)
+        run.finish()
+        assert check_all_snapshots(path)
+    assert sum(map(bool, states)) > 3
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,14 +36,21 @@ from llmstack_types import (
     EngineCoreRequest,
     MediaItem,
     MediaMemory,
+    PrefixMedia,
     RepetitionDetectionParams,
     SamplingParams,
     SchedulerOutput,
     StructuredOutputsParams,
 )
+from llmstack_types.media import NO_MEDIA
 
 HEADER = LogHeader.of(SchedulerConfig(max_num_seqs=3), CacheConfig(7, 8), {"llmstack-engine-core": "0.1.0"})
 
+ITEMS = (
+    MediaItem(bytes(32), "image", 1, 4, ((0, 1), (2, 2)), (1, 2, 2), 9),
+    MediaItem(b"1" * 32, "audio", 7, 2),
+)
+PREFIX_MEDIA = [NO_MEDIA, PrefixMedia("\ud800 salt", ITEMS), PrefixMedia("", ITEMS[1:])]
 token_ids = st.integers(0, 2**31 - 1)
 texts = st.text(max_size=12)
 times = st.integers(0, 2**50)
@@ -90,7 +98,7 @@ events = st.one_of(
         st.dictionaries(texts, texts, max_size=2),
     ),
     st.just(PrefixCacheReset()),
-    st.builds(PrefixImported, st.lists(st.integers(0, 2**31 - 1)), st.text(max_size=8)),
+    st.builds(PrefixImported, st.lists(st.integers(0, 2**31 - 1)), st.text(max_size=8), st.sampled_from(PREFIX_MEDIA)),
 )
 
 
@@ -108,8 +116,8 @@ def write(log: StepLog, event: Event) -> None:
             log.update(now_us, lag, sampled, errors)
         case PrefixCacheReset():
             log.reset_prefix_cache()
-        case PrefixImported(token_ids, salt):
-            log.import_prefix(token_ids, salt)
+        case PrefixImported(token_ids, salt, media):
+            log.import_prefix(token_ids, salt, media)
 
 
 def recorded(data: bytes) -> list[Event]:
@@ -248,6 +256,12 @@ def test_a_setting_that_these_packages_do_not_know_is_named() -> None:
         header.configs()
 
 
+@pytest.mark.parametrize("numerics", [{}, {"numeric_contract": "ab", "backends": {"linear": "native"}}])
+def test_a_header_says_how_numbers_were_computed(numerics: dict[str, Any]) -> None:
+    header = LogHeader(HEADER.scheduler, HEADER.cache, {}, b"", numerics)
+    assert LogHeader.unpack(header.pack()) == header
+
+
 def test_the_ring_keeps_its_size_and_says_what_it_dropped() -> None:
     sink = RingSink(4096)
     data = small_log(5000, sink)
@@ -338,12 +352,12 @@ def test_a_log_of_an_older_format_is_refused_in_one_sentence() -> None:
     log = (Path(__file__).parent / "data" / "step_log_0_1_0.bin").read_bytes()
     with pytest.raises(StepLogError) as caught:
         RecordedRun(log)
-    assert str(caught.value) == "has format version 1, and these packages read version 4"
+    assert str(caught.value) == "has format version 1, and these packages read version 6"
 
 
 def test_a_log_of_this_format_is_derived_bit_for_bit() -> None:
     """Its run has preemptions, prefix hits, aborts, a failed row, beams and a reset of the prefix cache."""
-    log = (Path(__file__).parent / "data" / "step_log_format_4.bin").read_bytes()
+    log = (Path(__file__).parent / "data" / "step_log_format_6.bin").read_bytes()
     report = verify(RecordedRun(log))
     assert (report.num_steps, report.num_requests, report.num_tokens) == (48, 18, 134)
     assert report.digest == "091306ea970e5ec4d55c2b7f45cde9b4"

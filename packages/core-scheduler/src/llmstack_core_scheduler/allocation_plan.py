@@ -6,6 +6,7 @@ from typing import Protocol
 
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.prompt_turns import goes_before_long
 from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.step_plan import StepPlan
@@ -34,6 +35,8 @@ def waits_for_progress(request: Request, plan: StepPlan, config: SchedulerConfig
     """Whether a waiting request waits for the progress of running ones, not for room: then others may overtake it."""
     if request.num_tokens > len(request.token_ids) or request.num_computed_tokens == request.num_tokens:
         return True  # preempted while a step under way samples for it, in the second case its last token
+    if plan.long_prompts and not goes_before_long(request, plan):
+        return True
     parent, limit = request.parent, config.max_num_partial_prefills
     if parent is not None and parent.status is RequestStatus.RUNNING:
         if parent.num_computed_tokens < request.num_prompt_tokens - 1:

@@ -1,4 +1,4 @@
-"""How many blocks requests need, in terms of the scheduler's own limits."""
+"""Numbers of blocks for requests, in terms of the scheduler's own limits."""
 
 from __future__ import annotations
 

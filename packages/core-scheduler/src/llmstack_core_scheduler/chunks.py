@@ -1,34 +1,46 @@
-"""How much of a prompt one row computes."""
+"""Sizes of chunks: the tokens of a prompt that one row computes in a step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.encoding import Encoding
 from llmstack_core_scheduler.prompt_pace import make_prompt_pace
+from llmstack_core_scheduler.prompt_turns import make_prompt_turns
 from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.state_rows import make_state_rows
 from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_core_scheduler.waiting_queue import WaitingQueue
 from llmstack_types import SchedulerOutput
 
 
 class Chunks:
-    """Ends chunks where the step's time is used up, before an item that is not encoded, and where a state is kept.
+    """Ends chunks where others go first or the time is up, before an item not encoded, and where a state is kept.
 
     Attributes:
         states: The states of rows; None for a model without any.
+        turns: Whose turn it is among prompts; None where they go by rank alone.
     """
 
-    def __init__(self, config: SchedulerConfig, manager: KVCacheManager, encoding: Encoding | None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        encoding: Encoding | None,
+        needs: BlockNeeds,
+        waiting: WaitingQueue,
+    ) -> None:
         """Begins a run.
 
         Raises:
-            ValueError: Items must not be cut, and states ask for that.
+            ValueError: Items must not be cut, or turns are asked for, and the model has states.
         """
         self._pace = make_prompt_pace(config)
+        self.turns = make_prompt_turns(config, manager, needs, waiting, self._pace)
         self.states = make_state_rows(manager, config.state_snapshot_interval)
         if self.states is not None and config.media is not None and config.media.is_atomic:
             raise ValueError("layers with a state exclude items that are computed in one step")
@@ -44,6 +56,8 @@ class Chunks:
         if self._encoding is not None and start < request.media_end:
             num_ready = self._encoding.ready_tokens(request, start, num_tokens, plan)
             num_tokens = num_ready if self._can_cut or num_ready == num_tokens else 0
+        if self.turns is not None and start >= request.media_end and start + num_tokens < request.num_tokens:
+            num_tokens = self.turns.begin_row(request, start, num_tokens, plan)
         # Behind the encoder: a prompt that waits for an item takes no time from others.
         if self._pace is not None and num_tokens and not (self._is_atomic and start < request.media_end):
             num_tokens = self._pace.cut(request, start, num_tokens)
@@ -69,7 +83,9 @@ class Chunks:
         """What the time of a step is predicted from, as plain data."""
         return [] if self._pace is None else self._pace.state()
 
-    def restore(self, state: Sequence[Any]) -> None:
-        """The inverse of `state`, for one with the same configuration."""
+    def restore(self, state: Sequence[Any], turns: Sequence[int]) -> None:
+        """The inverse of `state`, and of that of the turns, for one with the same configuration."""
         if self._pace is not None:
             self._pace.restore(state)
+        if self.turns is not None:
+            self.turns.restore(turns)

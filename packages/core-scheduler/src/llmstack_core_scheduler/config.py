@@ -32,7 +32,8 @@ class SchedulerConfig(SchedulerSettings, StepSettings, StageSettings):
         max_loras: Most distinct adapters among the requests that run; 0 is no such limit.
         max_itl_ms: Milliseconds of a step beside running streams, as predicted: chunks of prompts are cut so that it
             takes no longer. 0 is no such limit.
-        max_itl_steps: The same limit in predicted steps of the streams alone, above 1; 0 is no such limit.
+        max_itl_steps: The same limit in predicted steps of the streams alone, above 1; 0 is no such limit. Beyond three
+            of them a step is only as long as makes what each step costs a tenth of it.
         speculative: Which drafts the scheduler makes itself; None makes none.
         media: What the model takes besides tokens; None for tokens only.
 
@@ -65,6 +66,8 @@ class SchedulerConfig(SchedulerSettings, StepSettings, StageSettings):
             size = self.pipeline_parallel_size
             raise ValueError(f"pipeline_parallel_size {size} and drafts exclude each other: drafts need one stage")
         self._check_pace()
+        if self.shorter_prompts_first:
+            self._check_turns()
         if not self.enable_chunked_prefill:
             self._check_whole_prompts()
         if self.media is not None and self.media.is_atomic:
@@ -82,6 +85,15 @@ class SchedulerConfig(SchedulerSettings, StepSettings, StageSettings):
                 raise ValueError("a limit of a step's time needs one stage: with several, steps overlap")
             if not self.enable_chunked_prefill:
                 raise ValueError("a limit of a step's time needs enable_chunked_prefill: it cuts prompts")
+
+    def _check_turns(self) -> None:
+        """Other policies order requests by more than their arrival, which a shorter prompt must not go before."""
+        if self.policy not in ("fcfs", "fair"):
+            raise ValueError(f"shorter_prompts_first needs the policy fcfs or fair, got {self.policy!r}")
+        if self.pipeline_parallel_size > 1:
+            raise ValueError("shorter_prompts_first needs one stage: with several, each step has some of the requests")
+        if not self.enable_chunked_prefill:
+            raise ValueError("shorter_prompts_first needs enable_chunked_prefill: it cuts prompts")
 
     def _check_whole_items(self, num_tokens: int) -> None:
         """An item is computed in one step, beside a token of each other request that runs."""

@@ -1,4 +1,4 @@
-"""How many drafts a row gets: as many as are expected to repay their cost."""
+"""Numbers of drafts per row: as many as are expected to repay their cost."""
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ class AcceptanceRate:
                 length, best = number, num_tokens / costs[number]
         return length
 
+    def num_expected(self, num_drafts: int) -> float:
+        """The tokens that a row with so many drafts is expected to give."""
+        rate = (self.num_right + self._prior[0]) / (self.num_tried + self._prior[1])
+        return sum(rate**place for place in range(num_drafts + 1))
+
     def _halve(self) -> None:
         self.num_tried //= 2
         self.num_right //= 2
@@ -99,7 +104,24 @@ class DraftLengths:
         self._prior = _PRIOR_OF_MODEL if config.is_by_model else _PRIOR_OF_TEXT
         self._rates: dict[str, AcceptanceRate] = {}
         self._variant = "" if config.is_by_model else config.variant
+        self._step_bytes = config.step_bytes
         self._key_to_costs: dict[tuple[int, int], Sequence[float]] = {}
+        self._max_num_drafts = config.num_speculative_tokens
+        self._num_rows_to_try: dict[int, bool] = {}
+
+    def may_have_drafts(self, num_rows: int) -> bool:
+        """Whether a step of so many rows may have drafts; False where first ones would not repay, and no row had any.
+
+        So a small model pays one call in a step, and not some for each row.
+        """
+        if self._rates:
+            return True
+        found = self._num_rows_to_try.get(num_rows)
+        if found is None:  # at most as many as a step has rows
+            costs = self._costs(num_rows, self._max_num_drafts)
+            found = not costs or AcceptanceRate(self._prior).best_length(costs) > 0
+            self._num_rows_to_try[num_rows] = found
+        return found
 
     def limit(self, request_id: str, limit: int, num_rows: int, num_step_tokens: int) -> int:
         """At most `limit` drafts for a row of a step that has so many rows and tokens already."""
@@ -119,13 +141,25 @@ class DraftLengths:
             rate.note_step_without()
         return length
 
+    def repay(self, ids_and_numbers: Sequence[tuple[str, int]], num_rows: int) -> bool:
+        """Whether the drafts of a step of so many rows are expected to repay what they cost all of its rows.
+
+        Some rows may have none: `limit` cannot know it, since rows are asked one after another. `ids_and_numbers` has
+        the others' requests and numbers of drafts. Where no costs were measured they do.
+        """
+        mean = -(-sum(number for _, number in ids_and_numbers) // num_rows)
+        if not (costs := self._costs(num_rows, mean)):
+            return True
+        num_tokens = sum(self._rates[name].num_expected(number) - 1.0 for name, number in ids_and_numbers)
+        return 1.0 + num_tokens / num_rows >= LEAST_GAIN * costs[mean]
+
     def _costs(self, num_rows: int, limit: int) -> Sequence[float]:
         if not self._variant:
             return ()
         key = num_rows, limit
         found = self._key_to_costs.get(key)
         if found is None:  # at most as many as a step with drafts has rows, times the most drafts of a row
-            found = self._key_to_costs[key] = draft_costs(self._variant, num_rows, limit)
+            found = self._key_to_costs[key] = draft_costs(self._variant, num_rows, limit, self._step_bytes)
         return found
 
     def note_verified(self, request_id: str, num_drafts: int, num_right: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.draft_lengths import DraftLengths
 from llmstack_core_scheduler.model_drafts import ModelDrafts
@@ -41,15 +43,30 @@ class Drafting:
         self._manager = manager
 
     def extend(self, plan: StepPlan) -> None:
-        """Adds drafts to the rows that sample, first come first served."""
-        if self._source is None:
+        """Adds drafts to the rows that sample, first come first served, if they repay what they cost all rows."""
+        if self._source is None or (self._lengths is not None and not self._lengths.may_have_drafts(len(plan.rows))):
             return
+        index_to_drafts: dict[int, list[int]] = {}
+        budget = plan.budget
         for index, request in enumerate(plan.requests):
-            if not plan.budget:
-                return
-            draft_token_ids = self._propose(self._source, request, plan)
-            if not draft_token_ids:
-                continue
+            if not budget:
+                break
+            draft_token_ids = self._propose(self._source, request, budget, len(plan.rows))
+            if draft_token_ids:
+                index_to_drafts[index] = draft_token_ids
+                budget -= len(draft_token_ids)
+        if index_to_drafts and self._repay(plan, index_to_drafts):
+            self._add(plan, index_to_drafts)
+
+    def _repay(self, plan: StepPlan, index_to_drafts: Mapping[int, Sequence[int]]) -> bool:
+        if self._lengths is None:
+            return True
+        ids_and_numbers = [(plan.requests[index].request_id, len(own)) for index, own in index_to_drafts.items()]
+        return self._lengths.repay(ids_and_numbers, len(plan.rows))
+
+    def _add(self, plan: StepPlan, index_to_drafts: Mapping[int, list[int]]) -> None:
+        for index, draft_token_ids in index_to_drafts.items():
+            request = plan.requests[index]
             new_block_ids = self._make_room(request, len(draft_token_ids))
             if new_block_ids is not None:
                 plan.add_drafts(index, draft_token_ids, new_block_ids)
@@ -85,7 +102,7 @@ class Drafting:
         if self._lengths is not None:
             self._lengths.forget(request.request_id)
 
-    def _propose(self, source: DraftSource, request: Request, plan: StepPlan) -> list[int]:
+    def _propose(self, source: DraftSource, request: Request, budget: int, num_rows: int) -> list[int]:
         num_tokens = request.num_computed_tokens
         if num_tokens != len(request.token_ids) or request.num_tokens == num_tokens:
             return []  # it samples nothing, or its last token, or what it begins with is not known yet
@@ -94,11 +111,9 @@ class Drafting:
         if self._follows_output and num_tokens <= request.num_prompt_tokens:
             return []
         # The row's own token follows the drafts, so one less than may still come; the last token needs no slot.
-        limit = min(len(self.num_accepted), plan.budget, request.max_num_tokens - num_tokens - 1)
+        limit = min(len(self.num_accepted), budget, request.max_num_tokens - num_tokens - 1)
         if self._lengths is not None:
-            limit = self._lengths.limit(
-                request.request_id, limit, len(plan.rows), self._max_num_step_tokens - plan.budget
-            )
+            limit = self._lengths.limit(request.request_id, limit, num_rows, self._max_num_step_tokens - budget)
         if limit < 1:
             return []
         owner = (request.arrival.tenant, request.prefix_salt)

@@ -18,11 +18,12 @@ from llmstack_types import (
     InvalidRequestError,
     MediaItem,
     MediaSpec,
+    PrefixMedia,
 )
 
 IDLE_BUDGETS: Final = 8
 """Budgets of a step in which no request decodes: no stream waits for it, and an item is begun and ended in one."""
-CROWDED_BUDGETS: Final = 4
+CROWDED_BUDGETS: Final = 8
 """Budgets of a step beside which more requests wait than decode, where each has an item of its own to be encoded first.
 
 A row reads all weights however few there are. With one budget, 16 sounds through Whisper tiny decoded one by one.
@@ -103,8 +104,9 @@ class Encoding:
         Raises:
             InvalidRequestError: There are no numbers left; nothing has changed.
         """
-        items = request.arrival.media
-        named = zip(numbers, items, strict=True) if numbers else self.numbers.number(request.arrival)
+        arrival, items = request.arrival, request.arrival.media
+        media = PrefixMedia(arrival.cache_salt, items)
+        named = zip(numbers, items, strict=True) if numbers else self.numbers.number(arrival.prompt_token_ids, media)
         request.media = tuple(named)
         request.media_end = self._end_of(items[-1])
         request.key_ids = media_keys(request.token_ids, request.media)

@@ -22,6 +22,8 @@ from llmstack_core_scheduler.request import Rank, Request
 from llmstack_core_scheduler.tenant_turns import Tenant, TenantTurns
 from llmstack_core_scheduler.waiting_queue import MAX_NUM_SKIPPED, WaitingQueue, WaitingTenants
 
+MAX_NUM_TENANTS = 256
+"""Tenants whose first requests others may overtake in one step, where more than `MAX_NUM_SKIPPED` have some."""
 MAX_NUM_REPORTED = 64
 """Tenants in the statistics of a step: those with the most tokens."""
 
@@ -129,21 +131,34 @@ class FairQueue(WaitingQueue):
 class FairOrder:
     """The requests of a fair queue in turn, while some of them are admitted.
 
-    With a `share` of places those of tenants that have less go first.
+    With a `share` of places those of tenants that have less go first. Each tenant has an equal part of what may be
+    skipped, and at least its first request, so that requests that wait for something do not hold up other tenants.
     """
 
-    __slots__ = ("_begun", "_name_to_num_skipped", "_num_skipped", "_share", "_turns")
+    __slots__ = (
+        "_begun",
+        "_first_turn",
+        "_max_in_all",
+        "_max_num_skipped",
+        "_name_to_num_skipped",
+        "_num_skipped",
+        "_share",
+        "_turns",
+    )
 
     def __init__(self, begun: list[Request], turns: TenantTurns[Request], share: int = 0) -> None:
         self._begun = begun
         self._turns = turns
         self._share = share
         self._name_to_num_skipped: dict[str, int] = {}
-        self._num_skipped = 0
+        self._num_skipped = self._first_turn = 0  # the turns before this one have nothing more to admit
+        num_tenants = max(len(turns.turns), 1)
+        self._max_num_skipped = MAX_NUM_SKIPPED // num_tenants  # of a tenant, besides its first one
+        self._max_in_all = max(MAX_NUM_SKIPPED, min(num_tenants, MAX_NUM_TENANTS))
 
     def next(self) -> Request | None:
         """A preempted request that is the first of its tenant, or else the first request of the tenant in turn."""
-        if self._num_skipped > MAX_NUM_SKIPPED:
+        if self._num_skipped > self._max_in_all:
             return None
         if not self._share:
             return next(self._firsts(), None)
@@ -158,10 +173,14 @@ class FairOrder:
         for request in self._begun:
             if self._first(self._turns.tenants[request.arrival.tenant]) is request:
                 yield request
-        for _, _, tenant in self._turns.turns:
-            first = self._first(tenant)
+        turns, is_leading = self._turns.turns, True
+        for index in range(self._first_turn, len(turns)):
+            first = self._first(turns[index][2])
             if first is not None:
+                is_leading = False
                 yield first
+            elif is_leading:
+                self._first_turn = index + 1
 
     def skip(self, request: Request) -> None:
         """Lets others overtake the request in this step."""
@@ -171,4 +190,4 @@ class FairOrder:
 
     def _first(self, tenant: Tenant[Request]) -> Request | None:
         index = self._name_to_num_skipped.get(tenant.name, 0) if self._num_skipped else 0
-        return tenant.waiting[index] if index < len(tenant.waiting) else None
+        return tenant.waiting[index] if index <= self._max_num_skipped and index < len(tenant.waiting) else None

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from llmstack_types import EngineCoreRequest, InvalidRequestError, MediaItem
+from llmstack_types import InvalidRequestError, MediaItem, PrefixMedia
 
 MAX_KNOWN: Final = 16_384
 """Items that are remembered: one that is forgotten gets another number, so that nothing of it is found any more."""
 _LAST_NUMBER: Final = 2**31 - 1
+_UNKNOWN: Final = 0
+"""The number of an item that has none: nothing is ever stored under its key."""
 
 Numbered = tuple[tuple[int, MediaItem], ...]
 """The items of a prompt without their memory, each with its number."""
@@ -30,18 +32,22 @@ class MediaNumbers:
         self._name_to_number: dict[_Name, int] = {}  # that used last is the last
         self._number_to_name: dict[int, _Name] = {}
 
-    def number(self, request: EngineCoreRequest) -> Numbered:
-        """The items of a request with their numbers; O(items).
+    def number(self, token_ids: Sequence[int], media: PrefixMedia) -> Numbered:
+        """The items of a prompt with their numbers; O(items).
 
         Raises:
             InvalidRequestError: There are no numbers left; nothing has changed.
         """
-        if self._last + len(request.media) > _LAST_NUMBER:
+        if self._last + len(media.items) > _LAST_NUMBER:
             raise InvalidRequestError("The engine core has numbered 2**31 items; start it again.", param="media")
         return tuple(
-            (self._number_of(_name(item, request)), replace(item, memory=None) if item.memory else item)
-            for item in request.media
+            (self._number_of(_name(item, token_ids, media)), replace(item, memory=None) if item.memory else item)
+            for item in media.items
         )
+
+    def known(self, token_ids: Sequence[int], media: PrefixMedia) -> Numbered:
+        """As `number`, but an item that has no number gets none; nothing changes."""
+        return tuple((self._name_to_number.get(_name(item, token_ids, media), _UNKNOWN), item) for item in media.items)
 
     def name_of(self, number: int) -> tuple[bytes, int] | None:
         """The digest and the placeholder of an item; None once it is forgotten."""
@@ -77,11 +83,18 @@ class MediaNumbers:
             self._name_to_number[name], self._number_to_name[number] = number, name
 
 
-def _name(item: MediaItem, request: EngineCoreRequest) -> _Name:
+def _name(item: MediaItem, token_ids: Sequence[int], media: PrefixMedia) -> _Name:
     """Whatever the front end says of an item is part of its name: it cannot be found with other facts."""
-    start = item.embed_runs[0][0] if item.embed_runs else 0
-    placeholder = request.prompt_token_ids[item.offset + start]
-    return request.cache_salt, placeholder, replace(item, offset=0, memory=None)
+    return media.cache_salt, token_ids[_first_place(item)], replace(item, offset=0, memory=None)
+
+
+def _first_place(item: MediaItem) -> int:
+    return next(vector_places(item)).start
+
+
+def media_within(media: PrefixMedia, num_tokens: int) -> PrefixMedia:
+    """The items with a vector among so many first tokens."""
+    return media._replace(items=tuple(item for item in media.items if _first_place(item) < num_tokens))
 
 
 def vector_places(item: MediaItem) -> Iterator[range]:
@@ -96,6 +109,7 @@ def media_keys(token_ids: Sequence[int], media: Iterable[tuple[int, MediaItem]])
     for number, item in media:
         for places in vector_places(item):
             keys[places.start : places.stop] = [-1 - number] * len(places)
+    del keys[len(token_ids) :]  # of an item that they hold the beginning of
     return keys
 
 

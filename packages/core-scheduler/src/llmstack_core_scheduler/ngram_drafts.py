@@ -88,6 +88,6 @@ class _NgramIndex:
 
 
 def _continue(token_ids: Sequence[int], start: int, num_tokens: int) -> list[int]:
-    """The tokens from `start` on, over and over: what has just repeated itself is taken to go on so."""
+    """`num_tokens` drafts: the tokens from `start` on, repeated from there after the last known token."""
     following = token_ids[start : start + num_tokens]
     return [following[index % len(following)] for index in range(num_tokens)]

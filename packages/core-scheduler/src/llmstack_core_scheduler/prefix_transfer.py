@@ -5,35 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from llmstack_core_scheduler.media_numbers import MediaNumbers, media_keys, media_within
 from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_types import InvalidRequestError, PrefixMedia
+from llmstack_types.media import NO_MEDIA
 
 _OWNER: Final = "\x00import"
 """Stands for a request while blocks are allocated; no request has this id."""
+
+PrefixBlocks = tuple[list[int], int]
+"""The blocks of a prefix, and the block of the state behind it; 0 for none."""
 
 
 class PrefixTransfer:
     """Reads the cached prefixes of one cache for other engine cores, and adds theirs."""
 
-    def __init__(self, manager: KVCacheManager) -> None:
-        self._manager = manager
+    def __init__(self, manager: KVCacheManager, numbers: MediaNumbers | None = None) -> None:
+        """`numbers`: Of the items in the keys of the cache; None for a model of tokens."""
+        self._manager, self._numbers = manager, numbers or MediaNumbers()
 
-    def cached(self, token_ids: Sequence[int], salt: str) -> tuple[list[int], int]:
+    def cached(self, token_ids: Sequence[int], salt: str, media: PrefixMedia = NO_MEDIA) -> PrefixBlocks:
         """The blocks of the longest cached prefix, at most all but the last token, and the block of its state.
 
         Only as far as that state; it is 0 for a model without states.
         """
+        if media.items:
+            known = self._numbers.known(token_ids, media_within(media, len(token_ids)))
+            token_ids = media_keys(token_ids, known)
         block_ids, _ = self._manager.get_computed_blocks(_OWNER, token_ids, salt)
         num_blocks, state_id = self._manager.known_state(block_ids)
         return block_ids[: num_blocks * self._manager.num_groups], state_id
 
-    def receive(self, token_ids: Sequence[int], salt: str) -> tuple[list[int], int]:
+    def receive(self, token_ids: Sequence[int], salt: str, media: PrefixMedia = NO_MEDIA) -> PrefixBlocks:
         """Makes the whole blocks before the last token findable; those that the caller fills before the next step.
 
         They hold the end of the prefix: what comes before is cached already. Empty if nothing is missing, or if there
         is no room. No request holds the blocks: later allocations may evict them. The second number is the block that
-        the caller fills with the state after them; 0 for none.
+        the caller fills with the state after them; 0 for none. Items get the numbers that the request has later.
         """
         manager = self._manager
+        if media.items:
+            try:
+                numbered = self._numbers.number(token_ids, media_within(media, len(token_ids)))
+            except InvalidRequestError:  # there are no numbers left
+                return [], 0
+            token_ids = media_keys(token_ids, numbered)
         num_tokens = (len(token_ids) - 1) // manager.block_size * manager.block_size
         # Under another name than blocks are allocated for: the figures count the lookups of requests alone.
         found_block_ids, num_found_tokens = manager.get_computed_blocks("", token_ids, salt)

@@ -1,4 +1,4 @@
-"""How much of prompts a step takes beside running streams, by its predicted time."""
+"""Tokens of prompts in a step beside running streams, by its predicted time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ LONG_NUM_STEPS: Final = 16
 """A prompt that needs more such steps leaves half of each to prompts behind it, which may be short ones."""
 
 DEFAULT_NUM_STEPS: Final = 3.0
-"""The target in steps of decodes, where none was given and where the time of a step is not known yet."""
+"""The target in steps of decodes, where none was given and where the time of a step is not known yet; and so many steps
+are enough for any, unless what each step costs is more than a tenth of its prompts."""
+
+COSTLY_NUM_BASES: Final = 10.0
+"""Prompts of a step that take so many times what each step costs lose a tenth by being cut there."""
 
 # Base, prompt token, decode, and pair of a token with one that it attends to, in units of the first. They count until
 # enough was measured; the second and the third are those of GPT-2's shape on a CPU.
@@ -73,8 +77,10 @@ class PromptPace:
         if num_decodes:
             base_s, _, decode_s, pair_s = self._fitted()
             streams_s = base_s + decode_s * num_decodes + pair_s * num_pairs
-            target_s = self._target_s if self._target_s and self._is_fitted else self._num_steps * streams_s
-            self._left_s = max(target_s - streams_s, 0.0)
+            if self._target_s and self._is_fitted:
+                self._left_s = max(self._target_s - streams_s, 0.0)
+            else:
+                self._left_s = self._worth_s(streams_s, base_s)
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
         """How many of the request's next `num_tokens` tokens the step has time for; the first prompt has some always.
@@ -127,6 +133,11 @@ class PromptPace:
         self._weights = list(weights)
         for fit, (gram, sums, num_measured) in zip(self._fits, fits, strict=True):
             fit.gram, fit.sums, fit.num_measured = [list(line) for line in gram], list(sums), num_measured
+
+    def _worth_s(self, streams_s: float, base_s: float) -> float:
+        """Time of prompts within the limit: more would delay the streams, and compute little faster."""
+        enough_s = max((DEFAULT_NUM_STEPS - 1) * streams_s, COSTLY_NUM_BASES * base_s)
+        return min((self._num_steps - 1) * streams_s, enough_s)
 
     def _is_stream(self, request: Request, start: int) -> bool:
         """Whether it has its first token; after a step with drafts, the right ones may have to be computed again."""

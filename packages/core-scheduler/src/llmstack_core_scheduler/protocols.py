@@ -5,8 +5,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+
+class Sessions(Protocol):
+    """What a cache knows of sessions. Equal calls give equal answers.
+
+    Attributes:
+        now_s: The time.
+    """
+
+    now_s: float
+
+    @property
+    def num_computed_tokens(self) -> Sequence[int]:
+        """Counters of tokens that are computed, by `COMPUTED_CAUSES`."""
+        ...
+
+    def begin(
+        self, request_id: str, token_ids: Sequence[int], salt: str, num_found_tokens: int, owner: str,
+        *, num_known_tokens: int, name: str, is_final: bool, disk_miss: str, is_looked_up: bool,
+    ) -> None:  # fmt: skip
+        """A request begins; not again after a preemption.
+
+        Args:
+            request_id: Of the request.
+            token_ids: Its prompt.
+            salt: Prefixes are found under it.
+            num_found_tokens: How much of the prompt was found.
+            owner: Whose it is.
+            num_known_tokens: How much was there, of which the last part has no state.
+            name: What its client calls the session.
+            is_final: Whether the session is given up when the request ends.
+            disk_miss: What was in the way of blocks on disk, one of `DISK_MISS_CAUSES`; empty for nothing.
+            is_looked_up: Whether the prompt was looked for at all.
+        """
+        ...
+
+    def resume(self, num_lost_tokens: int) -> None:
+        """A request goes on after a preemption, and computes so many tokens again."""
+        ...
+
+    def end(self, request_id: str, num_tokens: int, ending: tuple[int, ...], token_ids: Sequence[int]) -> None:
+        """A request with so many tokens has ended, and is freed next; how it ended, the most general first."""
+        ...
+
+    def take_returns(self) -> Sequence[tuple[str, str, float, int, int, str, float, str]]:
+        """The sessions that have gone on since the last call, as the fields of `SessionReturn`."""
+        ...
 
 
 class KVCacheManager(Protocol):
@@ -15,6 +62,11 @@ class KVCacheManager(Protocol):
     Everything is a plain value: capacity is an answer (`None`, a count), never an exception. No method reads a clock,
     draws a random number or depends on the order of a set, so equal calls give equal answers.
     """
+
+    @property
+    def sessions(self) -> Sessions:
+        """What has to know of the time, and of requests that begin and end."""
+        ...
 
     @property
     def block_size(self) -> int:
@@ -89,6 +141,15 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def look_ahead(self, request_id: str, token_ids: Sequence[int], max_num_blocks: int, salt: str = "") -> int:
+        """Goes on with a lookup that takes several steps; how many blocks it has found now, at most `max_num_blocks`.
+
+        Fewer say that nothing further is known at the moment. `get_computed_blocks` begins where this ends, until the
+        request holds blocks or is freed. The work is bounded by `max_num_blocks`. It takes nothing, and what it has
+        found may be evicted in the meantime.
+        """
+        ...
+
     def allocate_slots(
         self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
     ) -> list[int] | None:
@@ -134,6 +195,10 @@ class KVCacheManager(Protocol):
 
         Without states these are all of them.
         """
+        ...
+
+    def contents(self, block_ids: Iterable[int]) -> list[int]:
+        """What each block holds: a number that no other prefix ever has; 0 where nothing finds the block."""
         ...
 
     def end_step(self) -> None:
@@ -190,6 +255,13 @@ class KVCacheManager(Protocol):
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
+        ...
+
+    def release_sessions(self, owner: str, name: str) -> tuple[int, int]:
+        """Gives up the sessions of an owner that have a name; how many there were, and the tokens that are forgotten.
+
+        What others share stays, and what requests hold does until they end.
+        """
         ...
 
 

@@ -48,6 +48,7 @@ class Request:
         ending_token_ids: `eos_token_ids` and `stop_token_ids` together.
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
         num_known_tokens: Tokens whose KV was found when it was last looked up, whether a state was found there or not.
+        num_lost_tokens: Tokens whose KV it had when it was preempted, until it goes on.
         num_slots: Tokens that its block table has room for.
         next_passed_token: Computed tokens at which a sliding window passes another block; 0 where that is to be asked.
         num_queued_tokens: Tokens that it counts with in the waiting queue; set when it is queued.
@@ -89,6 +90,7 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_known_tokens",
+        "num_lost_tokens",
         "num_media_seen",
         "num_overtakers",
         "num_paid_tokens",
@@ -143,7 +145,7 @@ class Request:
         detection = params.repetition_detection
         self.repetition = None if detection is None else RepetitionDetector(detection, self.num_prompt_tokens)
         self.num_computed_tokens = 0
-        self.num_known_tokens = 0
+        self.num_known_tokens = self.num_lost_tokens = 0
         self.num_slots = 0
         self.next_passed_token = 0
         self.num_queued_tokens = self.num_queued_prefill_tokens = 0
@@ -165,6 +167,11 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if is_asked_for else None
 
     @property
+    def num_left_tokens(self) -> int:
+        """Known tokens that are not computed yet."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
     def needs_whole_prompt(self) -> bool:
         """Whether every prompt token has to be computed in its own row: then nothing of it may come from elsewhere."""
         return self.pools_whole_prompt or self.prompt_logprobs is not None
@@ -177,6 +184,15 @@ class Request:
             key_ids += token_ids[len(key_ids) :]
         return key_ids
 
+    def ending(self, status: RequestStatus) -> tuple[int, tuple[int, ...]]:
+        """What follows may depend on: its tokens, 0 without blocks, and its last two, the last one first.
+
+        Models end a call of a tool with other tokens than an answer. One that did not end has -1 in their place.
+        """
+        num_tokens = self.num_tokens if self.status is RequestStatus.RUNNING else 0
+        did_end = status not in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+        return num_tokens, tuple(self.token_ids[:-3:-1]) if did_end else (-1,)
+
     def change_status(self, status: RequestStatus) -> None:
         """Enters a state and notifies the listener."""
         self.status = status
@@ -186,7 +202,7 @@ class Request:
     def lose_kv(self, step: int, status: RequestStatus = RequestStatus.PREEMPTED) -> None:
         """Back to the queue: nothing is computed any more, the tokens stay. `step` is the last one scheduled."""
         self.change_status(status)
-        self.num_computed_tokens = 0
+        self.num_lost_tokens, self.num_computed_tokens = self.num_computed_tokens, 0
         self.num_slots = 0
         self.next_passed_token = 0
         self.recompute_step = step

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from llmstack_core_scheduler.adapter_places import AdapterPlaces
 from llmstack_core_scheduler.admission import check_block_sharing, check_fork, check_id, longest_length
 from llmstack_core_scheduler.allocation_plan import plan_allocation, waits_for_progress
 from llmstack_core_scheduler.block_needs import BlockNeeds
+from llmstack_core_scheduler.cache_operations import CacheOperations
 from llmstack_core_scheduler.chunks import Chunks
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.deadline_queue import make_waiting_queue
 from llmstack_core_scheduler.drafting import Drafting
-from llmstack_core_scheduler.encoding import Encoding, accept_media, forget_media
+from llmstack_core_scheduler.encoding import Encoding, accept_media
 from llmstack_core_scheduler.forking import Forking
 from llmstack_core_scheduler.place_shares import admission_order, rows_to_yield
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.preemptor import Preemptor
 from llmstack_core_scheduler.prefix_transfer import PrefixTransfer
+from llmstack_core_scheduler.prompt_lookups import LONG_PROMPT_TOKENS, PromptLookups
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
@@ -37,7 +39,7 @@ from llmstack_types import (
 )
 
 
-class Scheduler:
+class Scheduler(CacheOperations):
     """Continuous batching under one token budget: running requests first, then waiting ones, prefill and decode alike.
 
     A pure function of its calls: no clock, no randomness, no I/O, no order of a set. Equal calls give equal decisions.
@@ -69,45 +71,34 @@ class Scheduler:
 
         `on_status` receives each state that a request enters, from WAITING on; it must not call the scheduler.
         """
-        self._policy = policy or POLICIES[config.policy]
-        self.running = RequestQueue()
+        self._policy, self.running = policy or POLICIES[config.policy], RequestQueue()
         self.waiting = make_waiting_queue(self._policy, config.fair_quantum)
-        self._config = config
-        self._max_num_row_tokens = config.max_num_row_tokens
+        self._config, self._max_num_row_tokens = config, config.max_num_row_tokens
         self._kv_cache_manager, self._block_size = kv_cache_manager, kv_cache_manager.block_size
         self._has_windows, self._num_host_blocks = kv_cache_manager.has_windows, kv_cache_manager.num_host_blocks
         self._encoding = None if config.media is None else Encoding(config, config.media, self.running, self.waiting)
         self.media_numbers = None if self._encoding is None else self._encoding.numbers
-        self._chunks = Chunks(config, kv_cache_manager, self._encoding)
+        self._needs, self._lookups = BlockNeeds(config, kv_cache_manager), PromptLookups(kv_cache_manager)
+        self._chunks = Chunks(config, kv_cache_manager, self._encoding, self._needs, self.waiting)
         self._states = self._chunks.states
-        self._needs = BlockNeeds(config, kv_cache_manager)
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
-        self._forking = Forking(kv_cache_manager)
-        self._prefixes = PrefixTransfer(kv_cache_manager)
+        self._forking, self._prefixes = Forking(kv_cache_manager), PrefixTransfer(kv_cache_manager, self.media_numbers)
         self._drafting = Drafting(draft_source, config, kv_cache_manager)
         self._results = StepResults(
             kv_cache_manager, self._drafting, self._encoding,
             self._with_kv, self._retire, self._start_again, self._cache_blocks,
         )  # fmt: skip
-        self._on_status = on_status
-        self._num_arrivals = 0
+        self._on_status, self._sessions, self._last_step = on_status, kv_cache_manager.sessions, NO_STEP
+        self._num_arrivals = self._step = self._num_swapped = self._num_protected = self._stage_tokens = 0
         self._requests: dict[str, Request] = {}
         self._steps_under_way: dict[int, StepUnderWay] = {}
         self._removed_request_ids: list[str] = []
-        self._step, self._last_step = 0, NO_STEP
-        self._num_swapped = self._num_protected = self._stage_tokens = 0
-
-    @property
-    def kv_cache_manager(self) -> KVCacheManager:
-        """The cache that its requests use."""
-        return self._kv_cache_manager
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request.
 
         Raises:
-            InvalidRequestError: It can never fit, its id is in use, or it may not share blocks with `fork_of`; nothing
-                has changed.
+            InvalidRequestError: It can never fit, its id is in use, or it may not share blocks with `fork_of`.
         """
         parent = self._requests.get(request.fork_of) if request.fork_of else None
         if parent is not None:
@@ -118,12 +109,10 @@ class Scheduler:
         """Adds a request that goes on from where a running one is; how many of its tokens need not be computed.
 
         The child's prompt is usually all the parent's tokens and one or more others, as in beam search. It holds its
-        blocks from now on, so the parent may be aborted at once. Without room it waits and computes, and the answer
-        is 0.
+        blocks from now on, so the parent may be aborted at once. Without room it waits and computes: the answer is 0.
 
         Raises:
-            InvalidRequestError: There is no such parent, it may not share its blocks, or the child cannot be added;
-                nothing has changed.
+            InvalidRequestError: There is no such parent, it may not share its blocks, or the child cannot be added.
         """
         if (parent := self._requests.get(parent_id)) is None:
             raise InvalidRequestError(f"There is no request '{parent_id[:64]}' to fork.", param="parent_id")
@@ -136,10 +125,7 @@ class Scheduler:
         return num_tokens
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Ends requests at once and frees their blocks; unknown ids are ignored. No output follows.
-
-        Between `schedule` and `update_from_output` too: the step's results for them are then dropped.
-        """
+        """Ends requests at once and frees their blocks; unknown ids are ignored. Results for them are dropped."""
         for request_id in request_ids:
             if (request := self._requests.get(request_id)) is not None:
                 self._retire(request, RequestStatus.FINISHED_ABORTED)
@@ -153,11 +139,14 @@ class Scheduler:
         if self._config.has_small_steps:
             num_tokens = count_left_tokens(self.running.requests) + self.waiting.num_prefill_tokens
             self._stage_tokens = self._config.stage_tokens(self._stage_tokens, num_tokens)
+        self._sessions.now_s = now_s
         plan = StepPlan(self._config, len(self.running.requests), self._stage_tokens)
         if self._forking.request_id_to_copies:
             self._forking.copy(plan)
         if self._has_windows:
             self._needs.free_passed(self.running.requests)
+        if self._lookups.pending:
+            self._lookups.go_on(self._last_step[0])
         self._chunks.begin_step(self.running.requests, bool(self.waiting.requests))
         if self.waiting.requests and len(self.running) >= self._config.max_num_rows:
             for row in rows_to_yield(self.waiting, self.running.requests, plan, self._config, now_s, self._waits):
@@ -165,6 +154,8 @@ class Scheduler:
         self._schedule_running(plan)
         if self.waiting.requests and not plan.has_preempted:
             self._admit_waiting(plan, now_s)
+        if plan.long_prompts and self._chunks.turns is not None:
+            self._chunks.turns.fill(plan)
         self._drafting.extend(plan)
         if self._states is not None:
             self._states.finish(plan)
@@ -194,7 +185,6 @@ class Scheduler:
         if self._num_host_blocks:
             self._preemptor.observe(scheduled, start_s, now_s)
         self._chunks.observe(scheduled, start_s, now_s)
-        # Of this step, whatever runs after it.
         self._last_step = (scheduled.total_num_scheduled_tokens, len(rows), num_left_tokens)
         return EngineCoreOutputs(outputs, now_s, self.stats())
 
@@ -204,20 +194,6 @@ class Scheduler:
             self._step, self._last_step, len(self.running.requests), self.waiting, self._num_swapped,
             self._kv_cache_manager, self._preemptor, self._forking, self._drafting, self._encoding,
         )  # fmt: skip
-
-    def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes, and what is encoded; False while requests are running."""
-        if is_done := self._kv_cache_manager.reset_prefix_cache():
-            forget_media(self._encoding)
-        return is_done
-
-    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
-        """The blocks of the longest cached prefix, and of its state, as `PrefixTransfer.cached`. It decides nothing."""
-        return self._prefixes.cached(token_ids, salt)
-
-    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
-        """Makes a prefix findable; the blocks to be filled before a step, as `PrefixTransfer.receive`."""
-        return self._prefixes.receive(token_ids, salt)
 
     def _accept(self, request: EngineCoreRequest, parent: Request | None) -> Request:
         check_id(request, self._requests)
@@ -301,9 +277,10 @@ class Scheduler:
     def _waits(self, request: Request, plan: StepPlan) -> bool:
         """Whether it waits for progress, also while a stage may still compute a row that it has lost."""
         has_begun, steps = request.num_cached_tokens >= 0, self._steps_under_way.values()
-        if has_begun and self._config.pipeline_parallel_size > 1 and is_under_way(request.request_id, steps):
+        is_computed = has_begun and self._config.pipeline_parallel_size > 1 and is_under_way(request.request_id, steps)
+        if is_computed or waits_for_progress(request, plan, self._config):
             return True
-        return waits_for_progress(request, plan, self._config)
+        return request.num_tokens > LONG_PROMPT_TOKENS and self._lookups.waits(request, self._step, self._last_step[0])
 
     def _admit(self, request: Request, plan: StepPlan, order: AdmissionOrder, places: AdapterPlaces) -> bool:
         """Admits the request if the step and the pool have room for it; False changes nothing.
@@ -343,10 +320,18 @@ class Scheduler:
         self.running.add(request)
         self._num_swapped -= request.status is RequestStatus.SWAPPED
         request.change_status(RequestStatus.RUNNING)
-        request.parent = None
-        request.num_computed_tokens = num_computed_tokens
+        request.parent, request.num_computed_tokens = None, num_computed_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed_tokens
+            arrival = request.arrival
+            self._sessions.begin(
+                request.request_id, request.keys, request.prefix_salt, num_computed_tokens, arrival.tenant,
+                num_known_tokens=request.num_known_tokens, name=arrival.session, is_final=arrival.is_session_final,
+                disk_miss=arrival.disk_miss, is_looked_up=not request.needs_whole_prompt,
+            )  # fmt: skip
+        elif request.num_lost_tokens:
+            self._sessions.resume(request.num_lost_tokens - num_computed_tokens)
+            request.num_lost_tokens = 0
 
     def _cache_blocks(self, request: Request) -> None:
         """Makes the blocks that a row fills findable; a token not known yet leaves its block for later."""
@@ -365,10 +350,7 @@ class Scheduler:
         return [*self.running, *(one for one in self.waiting.requests if one.status is RequestStatus.SWAPPED)]
 
     def _start_again(self, requests: Iterable[Request], of_step: list[Request]) -> None:
-        """Lets requests be computed from their first token on.
-
-        What the step with the rows `of_step` has sampled for them is void, and so is what steps under way do.
-        """
+        """Lets requests be computed again: what the rows `of_step`, and steps under way, sample for them is void."""
         for request in requests:
             is_swapped = request.status is RequestStatus.SWAPPED
             (self.waiting if is_swapped else self.running).remove(request)
@@ -391,8 +373,9 @@ class Scheduler:
                 self._removed_request_ids.append(request.request_id)
         else:
             self.waiting.remove(request)
-        if request.status in (RequestStatus.RUNNING, RequestStatus.SWAPPED):
-            self._kv_cache_manager.free(request.request_id)
+            self._lookups.drop(request)
+        self._sessions.end(request.request_id, *request.ending(status), request.keys)
+        self._kv_cache_manager.free(request.request_id)
         self._num_swapped -= request.status is RequestStatus.SWAPPED
         self._num_protected -= request.is_protected
         request.finish(status)

@@ -29,7 +29,7 @@ _COUNTS: Final = (
     "num_tokens", "max_num_tokens", "max_num_slots", "num_computed_tokens", "num_slots", "next_passed_token",
     "num_queued_tokens", "num_queued_prefill_tokens", "num_paid_tokens", "has_lost_deadline", "num_preemptions",
     "num_overtakers", "is_protected", "recompute_step", "has_more_to_tell", "num_cached_tokens",
-    "num_known_tokens", "num_media_seen",
+    "num_known_tokens", "num_lost_tokens", "num_media_seen",
 )  # fmt: skip
 _TOKENS: Final = 3
 _NUMBERS: Final = 7
@@ -75,9 +75,11 @@ def take_snapshot(scheduler: Scheduler) -> tuple[State, list[EngineCoreRequest]]
         "num_forks": scheduler._forking.num_forks,
         "forks": [(name, copies.copy()) for name, copies in scheduler._forking.request_id_to_copies.items()],
         "held": list(scheduler._forking.request_id_to_held.items()),
+        "lookups": scheduler._lookups.state(),
         "drafting": _drafting_state(scheduler._drafting),
         "encoding": {} if scheduler._encoding is None else scheduler._encoding.state(),
         "pace": scheduler._chunks.state(),
+        "turns": scheduler._chunks.turns.state() if scheduler._chunks.turns else [],
     }  # fmt: skip
     return state, [request.arrival for request in requests.values()]
 
@@ -216,7 +218,8 @@ def _drafting_state(drafting: Drafting) -> list[Any]:
 def _restore_parts(scheduler: Scheduler, state: State) -> None:
     if scheduler._encoding is not None:
         scheduler._encoding.restore(state["encoding"])
-    scheduler._chunks.restore(state["pace"])
+    scheduler._chunks.restore(state["pace"], state.get("turns", ()))
+    scheduler._lookups.restore(state["lookups"], scheduler._requests)
     preemptor, forking, drafting = scheduler._preemptor, scheduler._forking, scheduler._drafting
     (
         preemptor.num_preemptions, preemptor.num_swaps, preemptor.num_swapped_out_blocks,

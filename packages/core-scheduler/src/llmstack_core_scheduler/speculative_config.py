@@ -1,11 +1,11 @@
-"""How draft tokens are made."""
+"""Settings of drafts: the method, the number and the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_METHODS_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
+_METHODS_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "dflash")
 MODEL_METHODS = (*_METHODS_WITH_MODEL, "mtp")
 """Methods by which the model runner makes the drafts; the scheduler says how many."""
 METHODS = ("ngram", "suffix", *MODEL_METHODS)
@@ -36,7 +36,7 @@ class SpeculativeConfig:
     Attributes:
         method: `ngram` looks the last tokens of a request up in the ones before, `suffix` in earlier answers too;
             `draft_model` asks a smaller model, `mtp` the layer of the served model's checkpoint that guesses a further
-            token; `eagle`, `eagle3` and `medusa` ask heads over its hidden states.
+            token; `eagle`, `eagle3`, `medusa` and `dflash` ask heads over its hidden states.
         num_speculative_tokens: Most draft tokens of one row, 1 to 64.
         prompt_lookup_max: Longest n-gram that is looked up, at most 32 tokens.
         prompt_lookup_min: Shortest one; shorter ones find more and guess worse.
@@ -53,6 +53,8 @@ class SpeculativeConfig:
         model: The draft model, by name or folder; empty for a method without one.
         variant: The native variant whose measured costs count in place of `token_cost`, as `draft_costs` names it. The
             engine core sets it.
+        step_bytes: Bytes of weights that a step reads, by which the measured costs of two models are joined; 0 where
+            unknown. The engine core sets it where it is 0.
         draft_cost: The time that a model takes to make one more draft of every row, over the time of a step of one
             token. The engine core sets it from the sizes of both models.
 
@@ -74,6 +76,7 @@ class SpeculativeConfig:
     needs_equal_bits: bool = False
     model: str = ""
     variant: str = ""
+    step_bytes: int = 0
     draft_cost: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,6 +89,7 @@ class SpeculativeConfig:
             )
         check_integers(self, ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"), 1)
         check_integers(self, ("max_num_step_tokens",), 2)
+        check_integers(self, ("step_bytes",), 0)
         if self.num_speculative_tokens > MAX_NUM_SPECULATIVE_TOKENS:
             raise ValueError(
                 f"num_speculative_tokens must be 1 to {MAX_NUM_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}"

@@ -45,7 +45,8 @@ def count_left_tokens(requests: Iterable[Request]) -> int:
 
 NO_WORK: Final[list[EncoderWork]] = []
 NO_NUMBERS: Final[list[int]] = []
-"""What a plan has until the encoder begins lists of its own: making two costs every step of text."""
+NO_LONG_PROMPTS: Final[list[tuple[Request, int]]] = []
+"""What a plan has until others make lists of their own: making them costs every step of short texts."""
 
 
 class StepPlan:
@@ -60,6 +61,8 @@ class StepPlan:
         num_unknown_tokens: Tokens of a row that the step before this one may still be sampling.
         num_partial_rows: Rows that leave some of their request's tokens for later.
         num_left_tokens: Those tokens.
+        long_prompts: Those that let shorter ones go first, each with the tokens of it that the step may have.
+        num_reserved_tokens: Tokens of these, beside one of each, that take no room from shorter ones.
         num_forks: Requests that begin in this step with another's blocks.
         swap_outs: Copies (block, host block) that come first.
         swap_ins: Copies (host block, block) that come next.
@@ -77,11 +80,13 @@ class StepPlan:
         "encoder_work",
         "freed_media",
         "has_preempted",
+        "long_prompts",
         "max_num_rows",
         "new_requests",
         "num_forks",
         "num_left_tokens",
         "num_partial_rows",
+        "num_reserved_tokens",
         "num_unknown_tokens",
         "preempted_request_ids",
         "requests",
@@ -104,7 +109,8 @@ class StepPlan:
         self.preempted_request_ids: list[str] = []
         self.has_preempted = False
         self.num_partial_rows = self.num_left_tokens = 0
-        self.num_forks = 0
+        self.num_forks = self.num_reserved_tokens = 0
+        self.long_prompts = NO_LONG_PROMPTS
         self.swap_outs: list[tuple[int, int]] = []
         self.swap_ins: list[tuple[int, int]] = []
         self.block_copies: list[tuple[int, int]] = []
@@ -134,8 +140,19 @@ class StepPlan:
 
         One token of each row does not count, so that decodes take no room.
         """
-        num_others = self._max_num_tokens - self.budget - len(self.rows)
+        num_others = self._max_num_tokens - self.budget - len(self.rows) - self.num_reserved_tokens
         return not num_others or num_tokens == 1 or num_others + num_tokens - 1 <= self._max_prefill_tokens
+
+    def extend(self, index: int, num_tokens: int, new_block_ids: list[int]) -> None:
+        """Extends a row by further tokens of a prompt, which do not end it."""
+        row, request = self.rows[index], self.requests[index]
+        self.rows[index] = row._replace(
+            num_scheduled_tokens=row.num_scheduled_tokens + num_tokens,
+            new_block_ids=row.new_block_ids + new_block_ids,
+        )
+        request.num_computed_tokens += num_tokens
+        self.num_left_tokens -= num_tokens
+        self.budget -= num_tokens
 
     def add_drafts(self, index: int, draft_token_ids: list[int], new_block_ids: list[int]) -> None:
         """Extends a row by drafts; until it is known which are right, nothing of the request is left to compute."""

@@ -47,5 +47,6 @@ def step_stats(
             drafting.num_draft_tokens, sum(num_accepted), drafting.num_drafts, tuple(num_accepted),
             waiting.num_tokens, waiting.num_admitted_tokens, num_rows, num_left_tokens, waiting.num_prefill_tokens,
             tenants.num_tokens, tenants.names, manager.prefix_tokens_without_state,
+            tuple(manager.sessions.num_computed_tokens),
         ) + (NO_STAGES if encoding is None else (0, 0, encoding.stats(), None)),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from llmstack_core_scheduler import KVCacheManager as KVCache
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_core_scheduler.request import StatusListener
 from llmstack_kv_cache import KVCacheGroup, KVCacheManager
-from llmstack_types import KVCacheSpec
+from llmstack_types import EngineStartError, KVCacheSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class CacheConfig:
         num_blocks: Blocks of the storage.
         groups: The groups of layers. Several without states, or one with a window, have block tables of their own.
             Empty where all layers share one table and keep all blocks.
+        session_eviction: Whether sessions tell what is evicted next; else what was used the longest ago.
     """
 
     num_blocks: int
@@ -45,6 +46,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     num_host_blocks: int = 0
     groups: tuple[GroupConfig, ...] = ()
+    session_eviction: bool = False
 
     @property
     def sliding_windows(self) -> tuple[int, ...]:
@@ -82,14 +84,27 @@ class CacheConfig:
 
 
 def cache_config(
-    spec: KVCacheSpec, num_blocks: int, enable_prefix_caching: bool, num_host_blocks: int, num_state_blocks: int = 0
+    spec: KVCacheSpec,
+    num_blocks: int,
+    enable_prefix_caching: bool,
+    num_host_blocks: int,
+    num_state_blocks: int = 0,
+    session_eviction: bool = False,
 ) -> CacheConfig:
-    """The configuration of the cache for a loaded model; what is not causal finds no prefixes."""
+    """The configuration of the cache for a loaded model; what is not causal finds no prefixes.
+
+    Raises:
+        EngineStartError: Its layers do not share one block table, which `session_eviction` needs.
+    """
     groups = tuple(
         GroupConfig(group.kind, group.sliding_window or 0, num_state_blocks if group.kind == "state" else 0)
         for group in spec.groups
     )
-    return CacheConfig(num_blocks, spec.block_size, enable_prefix_caching and spec.is_causal, num_host_blocks, groups)
+    is_enabled = enable_prefix_caching and spec.is_causal
+    made = CacheConfig(num_blocks, spec.block_size, is_enabled, num_host_blocks, groups, session_eviction)
+    if session_eviction and made.sliding_windows:
+        raise EngineStartError("--session-eviction is for models without sliding windows, whose layers share a table")
+    return made
 
 
 def build_cache(cache: CacheConfig) -> KVCacheManager:
@@ -101,6 +116,7 @@ def build_cache(cache: CacheConfig) -> KVCacheManager:
         groups=cache.table_groups,
         num_state_blocks=cache.num_state_blocks,
         num_host_blocks=cache.num_host_blocks,
+        knows_sessions=cache.session_eviction,
     )
 
 

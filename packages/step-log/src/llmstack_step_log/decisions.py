@@ -18,6 +18,7 @@ SCHEDULED: Final = "scheduled"
 UPDATED: Final = "updated"
 REFUSED: Final = "refused"
 RESET: Final = "reset"
+RELEASED: Final = "released"
 IMPORTED: Final = "imported"
 FORKED: Final = "forked"
 
@@ -49,7 +50,7 @@ def pack_scheduled(scheduled: SchedulerOutput) -> bytes:
     Rows go in as columns: packing 1,024 rows one by one takes twice as long.
     """
     named = zip(_STEP_FIELDS, _STEP_VALUES(scheduled), strict=True)
-    decided: dict[str, Any] = {name: value for name, value in named if value}
+    decided: dict[str, object] = {name: value for name, value in named if value}
     if scheduled.encoder_work:
         decided[_WORK] = [[*part[:_NUM_WORK_COUNTS], *_digests(part.item)] for part in scheduled.encoder_work]
     if scheduled.scheduled_requests:
@@ -65,7 +66,7 @@ def _filled(column: Sequence[Sequence[int]]) -> dict[int, Sequence[int]]:
     return {index: ids for index, ids in enumerate(column) if ids} if any(column) else {}
 
 
-def _sparse(column: Sequence[Any], default: object) -> dict[int, Any]:
+def _sparse(column: Sequence[object], default: object) -> dict[int, Any]:
     """Row number to value, where there is one."""
     return {index: value for index, value in enumerate(column) if value != default and value != [] and value != ()}
 
@@ -112,7 +113,7 @@ def pack_updated(outputs: EngineCoreOutputs) -> bytes:
     # As in `encode_updated`: every row has one token exactly where the sum says so and no row has none.
     is_counted = len(flat) != num_rows or not all(token_ids)
     new_token_ids = [flat, list(map(len, token_ids))] if is_counted else flat
-    decided: dict[str, Any] = {"request_id": columns[0], "new_token_ids": new_token_ids}
+    decided: dict[str, object] = {"request_id": columns[0], "new_token_ids": new_token_ids}
     for index, name, default in _OUTPUT_DEFAULTS:
         column = columns[index]
         decided[name] = {} if column.count(default) == num_rows else _sparse(column, default)
@@ -150,6 +151,11 @@ def pack_forked(request_id: str, num_tokens: int) -> bytes:
 def pack_reset(is_done: bool) -> bytes:
     """Whether cached prefixes were forgotten."""
     return pack([RESET, is_done])
+
+
+def pack_released(num_sessions: int, num_tokens: int) -> bytes:
+    """What was given up of the sessions of a tenant."""
+    return pack([RELEASED, [num_sessions, num_tokens]])
 
 
 def pack_imported(block_ids: list[int], state_id: int = 0) -> bytes:

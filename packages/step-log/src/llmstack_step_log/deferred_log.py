@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import Any, Final
 
-from llmstack_step_log.decisions import pack_scheduled
 from llmstack_step_log.encoding import encode_forked
 from llmstack_step_log.records import Tag
-from llmstack_step_log.request_fields import pack_request
 from llmstack_step_log.sinks import Sink
 from llmstack_step_log.snapshots import State
 from llmstack_step_log.step_log import StepLog
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SchedulerOutput
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, PrefixMedia, SchedulerOutput
 
 # A batch costs the thread of the steps some microseconds, and the writing one 0.8 ms with eight steps of 256 rows.
 STEPS_PER_BATCH: Final = 8
@@ -33,8 +32,8 @@ Call = tuple[Callable[..., object], *tuple[Any, ...]]
 class DeferredLog:
     """Takes down the calls of `StepLog`, and lets a thread make them in the same order while the model computes.
 
-    What it is given must not change afterwards. New requests do, so they are encoded at once. An error of the thread is
-    raised by one of the next calls.
+    What it is given must not change afterwards. The model runner goes on with the tokens of new requests, so these are
+    copied at once; packing them takes ten times as long. An error of the thread is raised by one of the next calls.
     """
 
     def __init__(self, log: StepLog) -> None:
@@ -68,7 +67,7 @@ class DeferredLog:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Logs a new request."""
-        self._calls.append((self._log.put, Tag.ADD, pack_request(request)))
+        self._calls.append((self._log.add_request, request))
 
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None:
         """Logs a fork of a running request."""
@@ -82,9 +81,17 @@ class DeferredLog:
         """Logs a reset of the prefix cache."""
         self._calls.append((self._log.reset_prefix_cache,))
 
-    def import_prefix(self, token_ids: list[int], salt: str) -> None:
+    def release_sessions(self, tenant: str, name: str) -> None:
+        """Logs that sessions are given up."""
+        self._calls.append((self._log.release_sessions, tenant, name))
+
+    def change_numerics(self, numerics: Mapping[str, Any]) -> None:
+        """Logs that results depend on other weights from now on."""
+        self._calls.append((self._log.change_numerics, numerics))
+
+    def import_prefix(self, token_ids: list[int], salt: str, media: PrefixMedia) -> None:
         """Logs that another engine core's blocks become findable."""
-        self._calls.append((self._log.import_prefix, token_ids, salt))
+        self._calls.append((self._log.import_prefix, token_ids, salt, media))
 
     def mark(self) -> None:
         """Marks this moment, whose state a snapshot has: so all calls before it are made first."""
@@ -96,11 +103,10 @@ class DeferredLog:
 
         A checkpoint needs the step after it, and a batch ends with that: no batch withholds a checkpoint.
         """
-        if scheduled.new_requests:  # the model runner goes on with their lists of tokens
-            self._calls.append((self._log.schedule, now_us))
-            self._calls.append((self._log.decide, pack_scheduled(scheduled)))
-        else:
-            self._calls.append((self._log.step, now_us, scheduled))
+        if scheduled.new_requests:
+            copies = [replace(request, token_ids=request.token_ids.copy()) for request in scheduled.new_requests]
+            scheduled = replace(scheduled, new_requests=copies)
+        self._calls.append((self._log.step, now_us, scheduled))
         self._num_steps = num_steps = self._num_steps + 1
         if num_steps % STEPS_PER_BATCH == 1:
             is_small = len(scheduled.scheduled_requests) <= MAX_SMALL_ROWS

@@ -22,22 +22,25 @@ from llmstack_step_log.records import (
     Event,
     Gap,
     Marked,
+    NumericsChanged,
     PrefixCacheReset,
     PrefixImported,
     RequestAdded,
     RequestForked,
     RequestsAborted,
+    SessionsReleased,
     Snapshotted,
     StepScheduled,
     StepUpdated,
     Tag,
 )
-from llmstack_step_log.request_fields import pack_request, unpack_request
-from llmstack_types import EngineCoreRequest
+from llmstack_step_log.request_fields import pack_media, pack_request, unpack_media, unpack_request
+from llmstack_types import EngineCoreRequest, PrefixMedia
+from llmstack_types.media import NO_MEDIA
 
 MAGIC: Final = b"llmsteps"
-FORMAT_VERSION: Final = 4
-"""Since 4 the snapshot of a cache has one form for groups, windows and states."""
+FORMAT_VERSION: Final = 6
+"""Since 6 snapshots have the sessions, whatever is evicted first."""
 
 _HAS_COUNTS: Final = 1
 _HAS_ERRORS: Final = 2
@@ -92,11 +95,11 @@ def encode_forked(parent_id: str, request: EngineCoreRequest) -> bytearray:
     return _texted(parent_id.encode()) + pack_request(request)
 
 
-def encode_imported(token_ids: list[int], salt: str) -> bytearray:
-    """Payload of an import: the salt, then the tokens."""
+def encode_imported(token_ids: list[int], salt: str, media: PrefixMedia = NO_MEDIA) -> bytearray:
+    """Payload of an import: the salt, then the tokens, then the items where there are any."""
     payload = _texted(salt.encode("utf-8", "surrogatepass"))
     put_ints(payload, token_ids)
-    return payload
+    return payload + pack_media(media) if media.items else payload
 
 
 def _texted(text: bytes) -> bytearray:
@@ -153,7 +156,10 @@ class EventDecoder:
                 Tag.SCHEDULE: self._scheduled,
                 Tag.UPDATE: self._updated,
                 Tag.RESET_PREFIX_CACHE: lambda payload: PrefixCacheReset(),
+                Tag.RELEASE: lambda payload: SessionsReleased(*map(str, unpack(payload, list))),
                 Tag.IMPORT: _imported,
+                Tag.IMPORT_WITH_MEDIA: _imported,
+                Tag.NUMERICS: lambda payload: NumericsChanged(unpack(payload, dict)),
                 Tag.CHECKPOINT: read_checkpoint,
                 Tag.MARK: lambda payload: Marked(Cursor(payload, MARKER_SIZE).take_uint()),
                 Tag.SNAPSHOT: lambda payload: Snapshotted(),
@@ -198,7 +204,9 @@ def _forked(payload: bytes) -> RequestForked:
 def _imported(payload: bytes) -> PrefixImported:
     cursor = Cursor(payload)
     salt = str(cursor.take(cursor.take_uint()), "utf-8", "surrogatepass")
-    return PrefixImported(cursor.take_ints(), salt)
+    token_ids = cursor.take_ints()
+    media = NO_MEDIA if cursor.is_at_end else unpack_media(payload[cursor.position :])
+    return PrefixImported(token_ids, salt, media)
 
 
 def _split(flat: list[int], counts: list[int]) -> list[list[int]]:

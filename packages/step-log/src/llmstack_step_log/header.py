@@ -32,19 +32,27 @@ class LogHeader:
         versions: Distribution name to version, of the packages that made the log.
         marker: Random bytes that begin each snapshot, so that a search finds them; no client knows them. Empty in a
             log without snapshots.
+        numerics: What the bits of its results depend on: `numeric_contract`, an id, and the `backends` of the model
+            runner. Empty where it is not known. No decision depends on it.
     """
 
     scheduler: dict[str, Any]
     cache: dict[str, Any]
     versions: Mapping[str, str] = field(default_factory=dict)
     marker: bytes = b""
+    numerics: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, scheduler: SchedulerConfig, cache: CacheConfig, versions: Mapping[str, str], marker: bytes = b""
+        cls,
+        scheduler: SchedulerConfig,
+        cache: CacheConfig,
+        versions: Mapping[str, str],
+        marker: bytes = b"",
+        numerics: Mapping[str, object] | None = None,
     ) -> LogHeader:
         """The header of a run under these configurations."""
-        return cls(to_plain(scheduler), to_plain(cache), dict(versions), marker)
+        return cls(to_plain(scheduler), to_plain(cache), dict(versions), marker, dict(numerics or {}))
 
     @property
     def made_by(self) -> str:
@@ -78,7 +86,8 @@ class LogHeader:
     def pack(self) -> bytes:
         """The header as one msgpack map."""
         named = {"scheduler": self.scheduler, "cache": self.cache, "versions": dict(self.versions)}
-        return pack({**named, "marker": self.marker} if self.marker else named)
+        others = {"marker": self.marker, "numerics": dict(self.numerics)}
+        return pack(named | {name: value for name, value in others.items() if value})
 
     @classmethod
     def unpack(cls, packed: bytes) -> LogHeader:
@@ -89,10 +98,14 @@ class LogHeader:
         """
         try:
             named = unpack(packed, dict)
-            header = cls(named["scheduler"], named["cache"], named["versions"], named.get("marker", b""))
+            header = cls(
+                named["scheduler"], named["cache"], named["versions"], named.get("marker", b""),
+                named.get("numerics", {}),
+            )  # fmt: skip
         except (StepLogError, KeyError) as error:
             raise StepLogError("its header cannot be read") from error
-        kinds = ((header.scheduler, dict), (header.cache, dict), (header.versions, dict), (header.marker, bytes))
-        if not all(isinstance(part, kind) for part, kind in kinds) or len(header.marker) not in (0, MARKER_SIZE):
+        maps = (header.scheduler, header.cache, header.versions, header.numerics)
+        are_kinds = all(isinstance(part, dict) for part in maps) and isinstance(header.marker, bytes)
+        if not are_kinds or len(header.marker) not in (0, MARKER_SIZE):
             raise StepLogError("its header cannot be read")
         return header

@@ -9,6 +9,7 @@ from llmstack_step_log.decisions import (
     pack_forked,
     pack_imported,
     pack_refused,
+    pack_released,
     pack_reset,
 )
 from llmstack_step_log.primitives import MICROSECONDS
@@ -19,9 +20,12 @@ from llmstack_types import (
     EngineCoreRequest,
     InvalidRequestError,
     ModelRunnerOutput,
+    PrefixMedia,
     SchedulerOutput,
     SchedulerStats,
+    SessionReturn,
 )
+from llmstack_types.media import NO_MEDIA
 
 
 class SchedulerLog(Protocol):
@@ -38,7 +42,8 @@ class SchedulerLog(Protocol):
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None: ...
     def abort_requests(self, request_ids: list[str]) -> None: ...
     def reset_prefix_cache(self) -> None: ...
-    def import_prefix(self, token_ids: list[int], salt: str) -> None: ...
+    def release_sessions(self, tenant: str, name: str) -> None: ...
+    def import_prefix(self, token_ids: list[int], salt: str, media: PrefixMedia) -> None: ...
     def mark(self) -> None: ...
     def step(self, now_us: int, scheduled: SchedulerOutput) -> None: ...
     def result(
@@ -150,13 +155,32 @@ class LoggedScheduler:
         self._log.decide(pack_reset(is_done))
         return is_done
 
-    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
-        """The blocks of the longest cached prefix; not logged, since it decides nothing."""
-        return self._scheduler.cached_prefix(token_ids, salt)
+    def release_sessions(self, owner: str, name: str) -> tuple[int, int]:
+        """Gives up the sessions of an owner that have a name."""
+        self._log.release_sessions(owner, name)
+        released = self._scheduler.release_sessions(owner, name)
+        self._log.decide(pack_released(*released))
+        return released
 
-    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+    def take_returns(self) -> list[SessionReturn]:
+        """The sessions that have gone on; not logged, since it decides nothing."""
+        return self._scheduler.take_returns()
+
+    def cached_prefix(
+        self, token_ids: Sequence[int], salt: str = "", media: PrefixMedia = NO_MEDIA
+    ) -> tuple[list[int], int]:
+        """The blocks of the longest cached prefix; not logged, since it decides nothing."""
+        return self._scheduler.cached_prefix(token_ids, salt, media)
+
+    def contents(self, block_ids: Iterable[int]) -> list[int]:
+        """What blocks of cached prefixes hold; not logged, since it decides nothing."""
+        return self._scheduler.contents(block_ids)
+
+    def import_prefix(
+        self, token_ids: Sequence[int], salt: str = "", media: PrefixMedia = NO_MEDIA
+    ) -> tuple[list[int], int]:
         """Makes another engine core's blocks findable."""
-        self._log.import_prefix(list(token_ids), salt)
-        imported = self._scheduler.import_prefix(token_ids, salt)
+        self._log.import_prefix(list(token_ids), salt, media)
+        imported = self._scheduler.import_prefix(token_ids, salt, media)
         self._log.decide(pack_imported(*imported))
         return imported

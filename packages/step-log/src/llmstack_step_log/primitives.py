@@ -41,15 +41,19 @@ def put_ints(buffer: bytearray, values: list[int]) -> None:
 def pack_ints(values: Iterable[int]) -> tuple[str, bytes]:
     """The narrowest typecode of `array` that holds the numbers, and their bytes, little-endian."""
     values = values if isinstance(values, list) else list(values)
-    largest = max(values, default=0)
-    typecode = "H" if largest < 1 << 16 else "I" if largest < 1 << 32 else "q"
-    try:
-        packed = array(typecode, values)
-    except OverflowError:  # there is a negative one
-        typecode, packed = "q", array("q", values)
+    typecode, packed = _narrowest(values)
     if sys.byteorder == "big":
         packed.byteswap()
     return typecode, packed.tobytes()
+
+
+def _narrowest(values: list[int]) -> tuple[str, array[int]]:
+    for typecode in "HI":
+        try:
+            return typecode, array(typecode, values)
+        except OverflowError:  # a larger one, or one below 0
+            pass
+    return "q", array("q", values)
 
 
 def unpack_ints(typecode: str, packed: bytes) -> list[int]:

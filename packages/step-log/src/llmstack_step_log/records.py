@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
-from llmstack_types import EngineCoreRequest
+from llmstack_types import EngineCoreRequest, PrefixMedia
+from llmstack_types.media import NO_MEDIA
 
 
 class Tag(IntEnum):
@@ -22,6 +25,9 @@ class Tag(IntEnum):
     IMPORT = 9
     MARK = 10
     SNAPSHOT = 11
+    IMPORT_WITH_MEDIA = 12
+    NUMERICS = 13
+    RELEASE = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,27 @@ class PrefixCacheReset:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsReleased:
+    """The sessions of a tenant that have a name were given up."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixImported:
     """Another engine core's blocks became part of the prefix cache: those of these tokens, as far as they are new."""
 
     token_ids: list[int]
     salt: str = ""
+    media: PrefixMedia = NO_MEDIA
+
+
+@dataclass(frozen=True, slots=True)
+class NumericsChanged:
+    """From here on results depend on this, in place of `LogHeader.numerics`: the weights are others."""
+
+    numerics: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +151,9 @@ Event = (
     | StepScheduled
     | StepUpdated
     | PrefixCacheReset
+    | SessionsReleased
     | PrefixImported
+    | NumericsChanged
     | Checkpoint
     | Marked
     | Snapshotted

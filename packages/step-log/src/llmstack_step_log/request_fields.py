@@ -17,6 +17,7 @@ from llmstack_types import (
     PoolingParams,
     PoolingTask,
     PoolingType,
+    PrefixMedia,
     RepetitionDetectionParams,
     SamplingParams,
     StructuredOutputsParams,
@@ -66,7 +67,25 @@ def unpack_request(packed: bytes) -> EngineCoreRequest:
     return request
 
 
-def _to_plain(data: Any) -> dict[str, Any]:
+def pack_media(media: PrefixMedia) -> bytes:
+    """Items as in `pack_request`, with the salt that they are numbered under."""
+    return pack([media.cache_salt.encode("utf-8", "surrogatepass"), _packable(media.items)])
+
+
+def unpack_media(packed: bytes) -> PrefixMedia:
+    """The inverse of `pack_media`.
+
+    Raises:
+        StepLogError: It is something else.
+    """
+    try:
+        cache_salt, items = unpack(packed, list)
+        return PrefixMedia(str(cache_salt, "utf-8", "surrogatepass"), _FROM_PLAIN["media"](items))
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise StepLogError(f"items cannot be read: {str(error)[:100] or type(error).__name__}") from error
+
+
+def _to_plain(data: object) -> dict[str, Any]:
     plain, nested = {}, {}
     for name, default in _DEFAULTS[type(data)].items():
         value = getattr(data, name)
@@ -78,7 +97,7 @@ def _to_plain(data: Any) -> dict[str, Any]:
     return plain | nested
 
 
-def _packable(value: Any) -> Any:
+def _packable(value: object) -> Any:
     if isinstance(value, list | tuple) and set(map(type, value)) == {int}:
         return packed_ints(list(value))
     if isinstance(value, tuple) and set(map(type, value)) == {MediaItem}:

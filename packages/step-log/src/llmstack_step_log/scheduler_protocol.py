@@ -9,9 +9,12 @@ from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
     ModelRunnerOutput,
+    PrefixMedia,
     SchedulerOutput,
     SchedulerStats,
+    SessionReturn,
 )
+from llmstack_types.media import NO_MEDIA
 
 
 class Scheduler(Protocol):
@@ -59,14 +62,36 @@ class Scheduler(Protocol):
         """Forgets cached prefixes; False while requests are running."""
         ...
 
-    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+    def release_sessions(self, owner: str, name: str) -> tuple[int, int]:
+        """Gives up the sessions of an owner that have a name; how many there were, and the tokens that are forgotten.
+
+        What others share stays, and what requests hold does until they end.
+        """
+        ...
+
+    def take_returns(self) -> list[SessionReturn]:
+        """The sessions that have gone on since the last call. It decides nothing."""
+        ...
+
+    def cached_prefix(
+        self, token_ids: Sequence[int], salt: str = "", media: PrefixMedia = NO_MEDIA
+    ) -> tuple[list[int], int]:
         """The blocks of the longest cached prefix, at most all but the last token, and the block of its state.
 
         The latter is 0 for a model without states. It decides nothing.
         """
         ...
 
-    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+    def contents(self, block_ids: Iterable[int]) -> list[int]:
+        """What each block of a cached prefix holds: a number that no other one ever has; 0 where it is gone.
+
+        It decides nothing.
+        """
+        ...
+
+    def import_prefix(
+        self, token_ids: Sequence[int], salt: str = "", media: PrefixMedia = NO_MEDIA
+    ) -> tuple[list[int], int]:
         """Makes the whole blocks before the last token findable; those that the caller fills before the next step.
 
         They hold the end of the prefix: what comes before is cached already. Empty if nothing is missing, or if there

@@ -24,6 +24,10 @@ class Sink(Protocol):
         """Keeps a segment, which ends with `checkpoint`."""
         ...
 
+    def change_header(self, header: bytes) -> None:
+        """Takes the header of a log that begins with the next segment, if earlier ones should be dropped."""
+        ...
+
     def dump(self) -> bytes:
         """The part of the log that is kept in memory, as a valid log."""
         ...
@@ -45,23 +49,28 @@ class RingSink:
         self.num_bytes = 0
         self.num_dropped_steps = 0
         self._max_bytes = max_bytes
-        self._header = b""
-        self._segments: deque[tuple[bytes, Checkpoint]] = deque()
+        self._header = self._next_header = b""
+        self._segments: deque[tuple[bytes, Checkpoint, bytes]] = deque()  # each with the header of a log from there
         self._last_dropped: Checkpoint | None = None
 
     def write(self, segment: bytes, checkpoint: Checkpoint) -> None:
         """Keeps the segment, at the cost of the oldest ones; a snapshot only where as much is left for steps."""
         if not self._header:
-            self._header = segment
+            self._header = self._next_header = segment
             return
         if segment[0] == Tag.SNAPSHOT and len(segment) > self._max_bytes // 2:
             return
-        self._segments.append((segment, checkpoint))
+        self._segments.append((segment, checkpoint, self._next_header))
         self.num_bytes += len(segment)
         while self.num_bytes > self._max_bytes:
-            dropped, self._last_dropped = self._segments.popleft()
+            dropped, self._last_dropped, _ = self._segments.popleft()
             self.num_bytes -= len(dropped)
             self.num_dropped_steps = self._last_dropped.num_steps
+            self._header = self._segments[0][2] if self._segments else self._next_header
+
+    def change_header(self, header: bytes) -> None:
+        """Keeps the header for the time when only later segments are left."""
+        self._next_header = header
 
     def close(self) -> None:
         """Does nothing: memory needs no close."""
@@ -76,7 +85,7 @@ class RingSink:
             put_record(gap, Tag.GAP, payload)
             put_checkpoint(gap, Checkpoint(self.num_dropped_steps, self._last_dropped.digest))
             parts.append(bytes(gap))
-        return b"".join([*parts, *(segment for segment, _ in self._segments)])
+        return b"".join([*parts, *(segment for segment, _, _ in self._segments)])
 
 
 class FileSink:
@@ -107,6 +116,9 @@ class FileSink:
         except OSError as error:
             logger.error("the log of steps %s ends here: %s", self._path, error.strerror)
             self.close()
+
+    def change_header(self, header: bytes) -> None:
+        """Does nothing: a file keeps its beginning."""
 
     def dump(self) -> bytes:
         """Nothing: the file has it."""

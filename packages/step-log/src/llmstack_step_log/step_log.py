@@ -6,7 +6,8 @@ Inputs of the scheduler as they come, and the hash of its decisions at checkpoin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from llmstack_step_log.decisions import DecisionHash, pack_scheduled, pack_updated
 from llmstack_step_log.encoding import (
@@ -26,7 +27,8 @@ from llmstack_step_log.request_fields import pack_request
 from llmstack_step_log.sinks import Sink
 from llmstack_step_log.snapshot_writer import SnapshotWriter
 from llmstack_step_log.snapshots import State
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SchedulerOutput
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, PrefixMedia, SchedulerOutput
+from llmstack_types.media import NO_MEDIA
 
 # A checkpoint takes about 30 bytes, so this adds half a byte per step; a killed process loses what came after the last.
 STEPS_PER_CHECKPOINT = 64
@@ -81,7 +83,7 @@ class StepLog:
         self.decisions = DecisionHash() if follower is None else _KeptDecisions()
         self._follower: Follower | None = None  # not of the header
         self._start_us = 0
-        self._segment = encode_header(header)
+        self._header, self._segment = header, encode_header(header)
         self._num_steps = self._num_marked_steps = 0
         self._last_us = 0
         self._is_closed = False
@@ -108,9 +110,22 @@ class StepLog:
         """Logs a reset of the prefix cache."""
         put_record(self._segment, Tag.RESET_PREFIX_CACHE, b"")
 
-    def import_prefix(self, token_ids: list[int], salt: str) -> None:
+    def release_sessions(self, tenant: str, name: str) -> None:
+        """Logs that sessions are given up."""
+        self.put(Tag.RELEASE, pack([tenant, name]))
+
+    def change_numerics(self, numerics: Mapping[str, Any]) -> None:
+        """Logs that results depend on other weights from now on, which also holds for a log that begins later."""
+        self.put(Tag.NUMERICS, pack(dict(numerics)))
+        self.checkpoint()
+        self._header = replace(self._header, numerics=numerics)
+        segment = encode_header(self._header)
+        put_checkpoint(segment, Checkpoint(0, DecisionHash().digest()))
+        self.sink.change_header(bytes(segment))
+
+    def import_prefix(self, token_ids: list[int], salt: str, media: PrefixMedia = NO_MEDIA) -> None:
         """Logs that another engine core's blocks become findable."""
-        self.put(Tag.IMPORT, encode_imported(token_ids, salt))
+        self.put(Tag.IMPORT_WITH_MEDIA if media.items else Tag.IMPORT, encode_imported(token_ids, salt, media))
 
     def step(self, now_us: int, scheduled: SchedulerOutput) -> None:
         """Logs a call for the next step, and the scheduled step."""

@@ -27,6 +27,7 @@ def check_kv_cache_manager(
     _check_needs(factory(4, 2))
     _check_refusal(factory(4, 2))
     _check_prefix_hits(factory(8, 2))
+    _check_lookups_in_pieces(factory(8, 2))
     _check_forgetting(factory(8, 2))
     _check_reset(factory(4, 2))
     _check_fork(factory(4, 2))
@@ -82,6 +83,22 @@ def _check_prefix_hits(manager: KVCacheManager) -> None:
     _expect("shared blocks are still held", manager.num_free_blocks, 5)
     manager.free("b")
     _expect("hit of a finished request", manager.get_computed_blocks("c", [*token_ids, 7], "s")[1], 6)
+
+
+def _check_lookups_in_pieces(manager: KVCacheManager) -> None:
+    token_ids = [1, 2, 3, 4, 5, 6]
+    table = manager.allocate_slots("a", 6, salt="s") or []
+    manager.cache_blocks("a", token_ids, 4)
+    _expect("a piece of a lookup", manager.look_ahead("b", [*token_ids, 7], 1, "s"), 1)
+    _expect("the rest of it", manager.look_ahead("b", [*token_ids, 7], 5, "s"), 1)
+    _expect("nothing further", manager.look_ahead("b", [*token_ids, 7], 5, "s"), 0)
+    manager.cache_blocks("a", token_ids, 6)
+    _expect("what became known", manager.look_ahead("b", [*token_ids, 7], 5, "s"), 1)
+    _expect("the whole hit", manager.get_computed_blocks("b", [*token_ids, 7], "s"), (table, 6))
+    manager.forget_prefix(token_ids, 2, "s")
+    _expect("what was forgotten", manager.get_computed_blocks("b", [*token_ids, 7], "s"), (table[:1], 2))
+    manager.free("b")
+    _expect("a lookup from the beginning, after the end", manager.look_ahead("b", [*token_ids, 7], 5, "s"), 1)
 
 
 def _check_forgetting(manager: KVCacheManager) -> None:

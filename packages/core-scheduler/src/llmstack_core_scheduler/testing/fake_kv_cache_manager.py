@@ -5,10 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+class FakeSessions:
+    """Takes no notice of sessions."""
+
+    now_s = 0.0
+    num_computed_tokens: Sequence[int] = ()
+
+    def begin(
+        self, request_id: str, token_ids: Sequence[int], salt: str, num_found_tokens: int, owner: str, **facts: object
+    ) -> None:
+        """It decides nothing here."""
+
+    def resume(self, num_lost_tokens: int) -> None:
+        """It decides nothing here."""
+
+    def end(self, request_id: str, num_tokens: int, ending: tuple[int, ...], token_ids: Sequence[int]) -> None:
+        """It decides nothing here."""
+
+    def take_returns(self) -> Sequence[tuple[str, str, float, int, int, str, float, str]]:
+        """Returns nothing, since no session is known."""
+        return ()
+
+
 class FakeKVCacheManager:
     """A KV-cache manager that is slow and plain: whole prefixes as keys, a list for the order of eviction."""
 
     def __init__(self, num_blocks: int, block_size: int = 16, *, num_host_blocks: int = 0) -> None:
+        self.sessions = FakeSessions()
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
@@ -23,6 +46,7 @@ class FakeKVCacheManager:
         self._tables: dict[str, list[int]] = {}
         self._salts: dict[str, str] = {}
         self._prefix_to_block_id: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._num_looked_up: dict[str, int] = {}  # blocks
 
     @property
     def num_free_blocks(self) -> int:
@@ -44,6 +68,13 @@ class FakeKVCacheManager:
             block_ids.append(block_id)
         return block_ids, len(block_ids) * self.block_size
 
+    def look_ahead(self, request_id: str, token_ids: Sequence[int], max_num_blocks: int, salt: str = "") -> int:
+        """How many blocks are known beyond those that were looked up before, `max_num_blocks` at most."""
+        num_known = len(self.get_computed_blocks(request_id, token_ids, salt)[0])
+        num_before = min(self._num_looked_up.get(request_id, 0), num_known)
+        self._num_looked_up[request_id] = min(num_known, num_before + max_num_blocks)
+        return self._num_looked_up[request_id] - num_before
+
     def allocate_slots(
         self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
     ) -> list[int] | None:
@@ -58,6 +89,7 @@ class FakeKVCacheManager:
         appended = [*computed_block_ids, *new_block_ids]
         self._free = [block_id for block_id in self._free if block_id not in appended]
         self._tables[request_id] = table + appended
+        self._num_looked_up.pop(request_id, None)
         self._salts.setdefault(request_id, salt)
         return appended
 
@@ -141,6 +173,7 @@ class FakeKVCacheManager:
 
     def free(self, request_id: str) -> None:
         """Drops the request's references, last block first."""
+        self._num_looked_up.pop(request_id, None)
         self._host_free += self._host_tables.pop(request_id, [])
         table = self._tables.pop(request_id, [])
         self._salts.pop(request_id, None)
@@ -152,7 +185,12 @@ class FakeKVCacheManager:
         if self._tables:
             return False
         self._prefix_to_block_id.clear()
+        self._num_looked_up.clear()
         return True
+
+    def release_sessions(self, owner: str, name: str) -> tuple[int, int]:
+        """It knows of none."""
+        return 0, 0
 
     def _forget(self, block_ids: list[int]) -> None:
         self._prefix_to_block_id = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -45,14 +46,15 @@ def repetitive_token(token_ids: Sequence[int]) -> int:
     return token_id
 
 
-ONE_STAGE_ONLY: dict[str, Any] = {"num_lookahead_slots": 0, "max_itl_steps": 0.0}
+ONE_STAGE_ONLY: dict[str, Any] = {"num_lookahead_slots": 0, "max_itl_steps": 0.0, "shorter_prompts_first": False}
 """What a configuration with several stages lacks."""
 
 
-def draw_config(random: Random) -> SchedulerConfig:
+def draw_config(random: Random, seed: int, *, has_states: bool) -> SchedulerConfig:
+    """The configuration of a seed; its draws come first of all."""
     is_chunked = random.random() < 0.8
     max_model_len = random.randint(8, 150)
-    return SchedulerConfig(
+    config = SchedulerConfig(
         max_num_seqs=random.randint(1, 12),
         max_num_batched_tokens=random.randint(1, 64) if is_chunked else max_model_len + random.randint(0, 20),
         max_model_len=max_model_len,
@@ -65,4 +67,10 @@ def draw_config(random: Random) -> SchedulerConfig:
         max_num_preemptions=random.choice([1, 2, 4]),
         max_prefill_tokens=random.choice([0, 0, 1, 16]),
         max_itl_steps=3.0 if is_chunked and max_model_len % 2 else 0.0,
+        state_snapshot_interval=(0, 5, 24)[seed % 3],
     )
+    if seed % 2 or not is_chunked or config.policy == "priority" or has_states:
+        return config
+    # Steps are so small that some prompts are long.
+    changes = {"max_num_batched_tokens": 9 + seed % 7, "long_prefill_token_threshold": 0, "max_model_len": 150}
+    return replace(config, shorter_prompts_first=True, **changes)

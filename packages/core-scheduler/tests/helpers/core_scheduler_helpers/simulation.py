@@ -68,7 +68,7 @@ class Simulation:
     ) -> None:
         """`sliding_windows` are those of the groups of layers that the managers have, which may have states too."""
         random = self.random = Random(seed)  # reproducible, nothing secret
-        self.config = replace(draw_config(random), state_snapshot_interval=(0, 5, 24)[seed % 3])
+        self.config = draw_config(random, seed, has_states=num_state_blocks > 0)
         if num_stages > 1:
             self.config = replace(self.config, pipeline_parallel_size=num_stages, **ONE_STAGE_ONLY)
         self.block_size = random.choice(BLOCK_SIZES)
@@ -318,7 +318,7 @@ class Simulation:
         return (*([request.request_id for request in queue] for queue in queues), self.scheduler.stats())
 
     def _check_step(self, scheduled: SchedulerOutput, oldest: str | None) -> None:
-        rows = scheduled.scheduled_requests
+        rows, looks_up = scheduled.scheduled_requests, bool(self.scheduler._lookups.pending)
         row_ids = [row.request_id for row in rows]
         num_tokens = sum(row.num_scheduled_tokens for row in rows)
         _expect(scheduled.total_num_scheduled_tokens == num_tokens, "the tokens of a step are those of its rows")
@@ -327,12 +327,12 @@ class Simulation:
         _expect(len(set(row_ids)) == len(row_ids), "a request has one row")
         _expect(oldest is None or row_ids[0] == oldest, "the oldest always advances")
         if not self._under_way:
-            _expect(bool(rows) or not self.alive, "with work there is a step")
+            _expect(bool(rows) or looks_up or not self.alive, "with work there is a step")
             has_turns = self.config.pipeline_parallel_size > 1  # then a step takes a share of them
             _expect(has_turns or all_advance(self.scheduler, row_ids), "every running request advances")
-        drafts, swap_outs = sum(len(row.draft_token_ids) for row in rows), len(scheduled.swap_outs)
-        swap_ins, copies = len(scheduled.swap_ins), len(scheduled.block_copies)
-        self.totals += Counter(steps=1, drafts=drafts, swap_outs=swap_outs, swap_ins=swap_ins, copies=copies)
+        drafts, copies = sum(len(row.draft_token_ids) for row in rows), len(scheduled.block_copies)
+        swaps = {"swap_outs": len(scheduled.swap_outs), "swap_ins": len(scheduled.swap_ins)}
+        self.totals += Counter(steps=1, drafts=drafts, copies=copies, lookups=looks_up, **swaps)
 
     def _check_books(self) -> None:
         scheduler = self.scheduler

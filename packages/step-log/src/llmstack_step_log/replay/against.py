@@ -67,7 +67,7 @@ def _with_settings(run: RecordedRun, settings: str) -> Iterator[Decision]:
     return _decisions(run, LogHeader(scheduler, cache).build_scheduler())
 
 
-def _parse(name: str, text: str, recorded: Any) -> Any:
+def _parse(name: str, text: str, recorded: object) -> Any:
     if isinstance(recorded, bool):
         if text not in ("true", "false"):
             raise AgainstError(f"{name} must be true or false, but is {text[:64]!r}")

@@ -10,6 +10,7 @@ from llmstack_step_log.decisions import (
     pack_forked,
     pack_imported,
     pack_refused,
+    pack_released,
     pack_reset,
     pack_scheduled,
     pack_updated,
@@ -26,6 +27,7 @@ from llmstack_step_log.records import (
     RequestAdded,
     RequestForked,
     RequestsAborted,
+    SessionsReleased,
     Snapshotted,
     StepScheduled,
     StepUpdated,
@@ -160,8 +162,10 @@ class _Deriver:
                 return self._update(event)
             case PrefixCacheReset():
                 return pack_reset(driver.scheduler.reset_prefix_cache())
-            case PrefixImported(token_ids, salt):
-                return pack_imported(*driver.scheduler.import_prefix(token_ids, salt))
+            case SessionsReleased(tenant, name):
+                return pack_released(*driver.scheduler.release_sessions(tenant, name))
+            case PrefixImported(token_ids, salt, media):
+                return pack_imported(*driver.scheduler.import_prefix(token_ids, salt, media))
         return None
 
     def _update(self, event: StepUpdated) -> bytes:

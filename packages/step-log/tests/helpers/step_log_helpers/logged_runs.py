@@ -20,6 +20,7 @@ from llmstack_types import (
     MediaItem,
     MediaMemory,
     ModelRunnerOutput,
+    PrefixMedia,
     RepetitionDetectionParams,
     SamplingParams,
     SchedulerOutput,
@@ -60,7 +61,9 @@ class LoggedRun:
         if rng.random() < 0.05:
             self.scheduler.reset_prefix_cache()
         if rng.random() < 0.1:
-            self.scheduler.import_prefix(PREFIX[: rng.randint(2, 16)], rng.choice(["", "salt"]))
+            token_ids, salt = PREFIX[: rng.randint(2, 16)], rng.choice(["", "salt"])
+            items = () if self._media is None else self._items(len(PREFIX[:16]))
+            self.scheduler.import_prefix(token_ids, salt, PrefixMedia(salt, items))
         if rng.random() < 0.1:
             self.scheduler.cached_prefix(PREFIX[: rng.randint(2, 16)])  # it is not logged, and decides nothing
         self.step(num_under_way)
