@@ -51,6 +51,12 @@ def image_too_large(reason: str, param: str | None = None) -> InvalidRequestErro
     return InvalidRequestError(f"This image {reason}.", param=param, code="image_too_large")
 
 
+def too_many_vectors(count: int, most: int, or_else: str = "") -> InvalidRequestError:
+    """A video that becomes more tokens than the model takes. `or_else`: What becomes fewer, beside fewer frames."""
+    reason = f"becomes {count} tokens, and may become {most}: fewer frames (num_frames, fps){or_else} become fewer"
+    return image_too_large(reason)
+
+
 def invalid_audio(reason: str, param: str | None = None) -> InvalidRequestError:
     """Sound that cannot be used. `reason` follows "This audio"."""
     return InvalidRequestError(f"This audio {reason}.", param=param, code="invalid_audio")
@@ -123,7 +129,7 @@ def named_refusals(param: str, kind: MediaKind = "image") -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted_refusals(codes: Counter[str]) -> Iterator[None]:
-    """Refusals of what is inside are counted by code."""
+    """Counts refusals inside of the block by their code."""
     try:
         yield
     except InvalidRequestError as error:

@@ -21,7 +21,7 @@ def place_of(descriptor: int) -> dict[str, Any]:
 
 
 def open_place(place: Mapping[str, Any], flags: int) -> int:
-    """A descriptor of what another process has open, where that is still the same.
+    """A descriptor of memory that another process has open, unless that process closed it.
 
     Raises:
         ValueError: It is closed; nothing waits for it.

@@ -1,4 +1,4 @@
-"""What a request asks of an item, and the digest of what it becomes."""
+"""Items as a request has them, and digests of their decoded forms."""
 
 from __future__ import annotations
 

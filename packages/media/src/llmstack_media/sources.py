@@ -60,7 +60,7 @@ class SourceBytes:
 
 @dataclass(slots=True)
 class RequestSources:
-    """The sum of one request, of what it had so far.
+    """The number of bytes that one request holds so far.
 
     Attributes:
         num_bytes: Changed by `SourceBytes.take` alone.

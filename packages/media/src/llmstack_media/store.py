@@ -192,7 +192,7 @@ class MediaStore:
             entry.memory.close()
 
     def _exceeded(self) -> Counter[str] | None:
-        """What each tenant has of what there is too much of."""
+        """Bytes or entries of each tenant, if all together exceed that limit; None within both limits."""
         if self.num_bytes + self._reserved_bytes > self._cache_bytes:
             return self._bytes_of
         return self._entries_of if len(self._entries) + self._num_reserved > self._max_entries else None

@@ -1,4 +1,4 @@
-"""Coroutines of one request that run beside one another."""
+"""Concurrent coroutines of one request; the first error ends the others."""
 
 from __future__ import annotations
 

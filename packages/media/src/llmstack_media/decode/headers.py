@@ -1,4 +1,4 @@
-"""What a picture's header says of its format and size, without decoding a pixel."""
+"""Format and size of a picture from its header, without decoding a pixel."""
 
 from __future__ import annotations
 

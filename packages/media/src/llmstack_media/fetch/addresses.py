@@ -1,4 +1,4 @@
-"""Which addresses may be dialled: public ones, and networks of the operator."""
+"""Addresses that may be dialled: public ones, and networks of the operator."""
 
 from __future__ import annotations
 

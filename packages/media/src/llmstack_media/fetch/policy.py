@@ -1,4 +1,4 @@
-"""Which URLs are fetched, decided by their text before anything is resolved."""
+"""Policy of fetched URLs: a decision by their text, before anything is resolved."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from llmstack_media.processors.sound import SoundProcessor
 from llmstack_media.processors.video import VideoProcessor
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.child_pool.client import ChildPool
+from llmstack_types.lifecycle import ClosingParts
 from llmstack_types.vocabulary import MediaKind
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -24,7 +25,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THRE
 _HEADER_S = 1.0
 
 
-class PicturePool:
+class PicturePool(ClosingParts):
     """Headers and arrays of items, from children. Used by one event loop.
 
     Attributes:
@@ -41,6 +42,7 @@ class PicturePool:
         self._pool = ChildPool(
             "llmstack_media.pool.process", configuration, purpose="reads images", reason="media", variables=ONE_THREAD
         )
+        super().__init__(self._pool)
 
     async def start(self) -> None:
         """Starts the process; raises ServerOverloadedError if it cannot be started."""
@@ -111,10 +113,6 @@ class PicturePool:
                 target.close()
                 raise
         return target
-
-    async def shutdown(self) -> None:
-        """Ends the process and its children. Idempotent, and final."""
-        await self._pool.shutdown()
 
     def _limit_s(self, kind: MediaKind, max_s: float) -> float:
         """Processor time of an item; `max_s` is the most that a sound is long."""

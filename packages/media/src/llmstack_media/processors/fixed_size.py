@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmstack_media.decode.pictures import Pixels
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import MAX_SIDE, CheckpointFiles, boolean, integer, size_of
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.processor import (
     BICUBIC,
     CLIP_MEAN,
@@ -21,6 +21,7 @@ from llmstack_media.processors.processor import (
     ImageProcessor,
     channels_first,
     check_resized,
+    inert_but,
 )
 
 
@@ -44,7 +45,6 @@ class FixedSizeProcessor(ImageProcessor):
     has_square_padding: bool
     patch_size: int
     num_vectors: int
-    image_token: str
 
     def layout(self, width: int, height: int) -> ImageLayout:
         if self.has_square_padding:
@@ -64,13 +64,6 @@ class FixedSizeProcessor(ImageProcessor):
             return channels_first([self._resized(pixels, self.height, self.width)])
         resized = self._resized(pixels, *self._first_size(*pixels.shape[:2]))
         return channels_first([middle_of(resized, self.height, self.width)])
-
-    @property
-    def placeholder(self) -> str:
-        return self.image_token
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return (Piece(self.image_token, layout.num_vectors),)
 
     def _first_size(self, height: int, width: int) -> tuple[int, int]:
         return size_by_shortest_edge(height, width, self.shortest_edge)
@@ -98,12 +91,12 @@ class SiglipImageProcessor(FixedSizeProcessor):
         return cls(
             **cls._common(files.image), height=height, width=width, shortest_edge=0, has_square_padding=False,
             patch_size=patch_size, num_vectors=(height // patch_size) * (width // patch_size) + cls._additional(files),
-            image_token=files.token("image_token", "<image>"),
+            token=files.token("image_token", "<image>"),
         )  # fmt: skip
 
     @classmethod
     def _additional(cls, files: CheckpointFiles) -> int:
-        """That of LLaVA's processor, which is the only one with such fields."""
+        """The class token of LLaVA's encoder; only LLaVA's processor has its fields."""
         return additional_vectors(files) if "vision_feature_select_strategy" in files.processor else 0
 
 
@@ -112,11 +105,7 @@ class CLIPImageProcessor(FixedSizeProcessor):
 
     name: ClassVar[str] = "CLIPImageProcessor"
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "do_resize": (True,),
-        "do_pad": (False,),
-        "do_convert_rgb": (True,),
-    }
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = inert_but("do_center_crop")
 
     @classmethod
     def from_checkpoint(cls, files: CheckpointFiles) -> Self:
@@ -137,7 +126,7 @@ class CLIPImageProcessor(FixedSizeProcessor):
             **cls._common(files.image), height=height, width=width, shortest_edge=size.get("shortest_edge", 0),
             has_square_padding=cls._has_square_padding(files), patch_size=patch_size,
             num_vectors=(height // patch_size) * (width // patch_size) + additional_vectors(files),
-            image_token=files.token("image_token", "<image>"),
+            token=files.token("image_token", "<image>"),
         )  # fmt: skip
 
     @classmethod
@@ -149,7 +138,7 @@ class LlavaImageProcessor(CLIPImageProcessor):
     """LLaVA's own, which may make a picture square by borders first."""
 
     name: ClassVar[str] = "LlavaImageProcessor"
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {"do_resize": (True,), "do_convert_rgb": (True,)}
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = inert_but("do_center_crop", "do_pad")
 
     @classmethod
     def _has_square_padding(cls, files: CheckpointFiles) -> bool:

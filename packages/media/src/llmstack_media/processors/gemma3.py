@@ -45,9 +45,6 @@ class Gemma3ImageProcessor(ImageProcessor):
     pan_and_scan_min_ratio_to_activate: float
     num_crop_vectors: int
     patch_size: int
-    begin_token: str
-    image_token: str
-    end_token: str
 
     @classmethod
     def from_checkpoint(cls, files: CheckpointFiles) -> Self:
@@ -64,7 +61,7 @@ class Gemma3ImageProcessor(ImageProcessor):
             num_crop_vectors=integer(files.processor, "image_seq_length", 256),
             patch_size=files.encoder_patch_size(),
             begin_token=files.token("boi_token", "<start_of_image>"),
-            image_token=files.token("image_token", "<image_soft_token>"),
+            token=files.token("image_token", "<image_soft_token>"),
             end_token=files.token("eoi_token", "<end_of_image>"),
         )
 
@@ -84,7 +81,7 @@ class Gemma3ImageProcessor(ImageProcessor):
 
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         begin, end = f"\n\n{self.begin_token}", f"{self.end_token}\n\n"
-        vectors = Piece(self.image_token, self.num_crop_vectors)
+        vectors = Piece(self.token, self.num_crop_vectors)
         if layout.grid[0] == 1:
             return (Piece(begin), vectors, Piece(end))
         between = f"{end} and here are some crops to help you see better {begin}"

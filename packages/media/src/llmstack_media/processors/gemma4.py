@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llmstack_media.decode.pictures import Pixels
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import MAX_SIDE, CheckpointFiles, integer
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.processor import BICUBIC, ImageProcessor, channels_first
 
 _BUDGETS = (70, 140, 280, 560, 1120)
@@ -38,9 +38,6 @@ class Gemma4ImageProcessor(ImageProcessor):
     max_soft_tokens: int
     patch_size: int
     pooling_kernel_size: int
-    begin_token: str
-    image_token: str
-    end_token: str
 
     def __post_init__(self) -> None:
         if self.max_soft_tokens not in _BUDGETS:
@@ -54,7 +51,7 @@ class Gemma4ImageProcessor(ImageProcessor):
             patch_size=integer(files.image, "patch_size", 16, 1, MAX_SIDE),
             pooling_kernel_size=integer(files.image, "pooling_kernel_size", 3, 1, MAX_SIDE),
             begin_token=files.token("boi_token", "<|image>"),
-            image_token=files.token("image_token", "<|image|>"),
+            token=files.token("image_token", "<|image|>"),
             end_token=files.token("eoi_token", "<image|>"),
         )
 
@@ -66,13 +63,6 @@ class Gemma4ImageProcessor(ImageProcessor):
 
     def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
         return channels_first([self._resized(pixels, *self._size(*pixels.shape[:2]))])
-
-    @property
-    def placeholder(self) -> str:
-        return self.image_token
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return Piece(self.begin_token), Piece(self.image_token, layout.num_vectors), Piece(self.end_token)
 
     def _with_low_detail(self) -> Self:
         return replace(self, max_soft_tokens=_BUDGETS[0])

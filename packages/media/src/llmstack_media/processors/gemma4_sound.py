@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles, integer, number, refuse
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.sound import FLOAT_BYTES, SoundProcessor, as_bytes
 from llmstack_media.sound.log_mel import Samples
 from llmstack_media.sound.usm_mel import FEATURE_EXTRACTOR, UsmMel
@@ -34,9 +34,6 @@ class Gemma4SoundProcessor(SoundProcessor):
     has_images: ClassVar[bool] = True
 
     log_mel: UsmMel
-    begin_token: str
-    audio_token: str
-    end_token: str
 
     @classmethod
     def is_taken(cls, files: CheckpointFiles) -> bool:
@@ -47,7 +44,7 @@ class Gemma4SoundProcessor(SoundProcessor):
     def of_checkpoint(cls, files: CheckpointFiles) -> Self:
         return cls(
             log_mel=_read(files), max_s=_MAX_S, begin_token=files.token("boa_token", "<|audio>"),
-            audio_token=files.token("audio_token", "<|audio|>"), end_token=files.token("eoa_token", "<audio|>"),
+            token=files.token("audio_token", "<|audio|>"), end_token=files.token("eoa_token", "<audio|>"),
         )  # fmt: skip
 
     def layout(self, num_samples: int) -> ImageLayout:
@@ -58,13 +55,6 @@ class Gemma4SoundProcessor(SoundProcessor):
 
     def prepare(self, samples: Samples) -> NDArray[np.uint8]:
         return as_bytes(np.ascontiguousarray(self.log_mel.compute(samples).T))
-
-    @property
-    def placeholder(self) -> str:
-        return self.audio_token
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return Piece(self.begin_token), Piece(self.audio_token, layout.num_vectors), Piece(self.end_token)
 
 
 def _read(files: CheckpointFiles) -> UsmMel:

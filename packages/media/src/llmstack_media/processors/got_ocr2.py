@@ -16,7 +16,7 @@ from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles, boolean, integer
 from llmstack_media.processors.fixed_size import fixed_size
 from llmstack_media.processors.layout import ImageLayout, Piece
-from llmstack_media.processors.processor import BICUBIC, CLIP_MEAN, CLIP_STD, ImageProcessor, channels_first
+from llmstack_media.processors.processor import BICUBIC, CLIP_MEAN, CLIP_STD, ImageProcessor, channels_first, cut
 
 _MAX_PATCHES = 256
 
@@ -45,9 +45,6 @@ class GotOcr2ImageProcessor(ImageProcessor):
     max_patches: int
     num_tile_vectors: int
     patch_size: int
-    begin_token: str
-    image_token: str
-    end_token: str
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_patches <= self.max_patches <= _MAX_PATCHES:
@@ -68,7 +65,7 @@ class GotOcr2ImageProcessor(ImageProcessor):
             num_tile_vectors=integer(files.processor, "image_seq_length", 256),
             patch_size=files.encoder_patch_size(),
             begin_token=files.token("start_image_token", "<img>"),
-            image_token=files.token("context_image_token", "<IMG_CONTEXT>"),
+            token=files.token("context_image_token", "<IMG_CONTEXT>"),
             end_token=files.token("end_image_token", "</img>"),
         )
 
@@ -84,19 +81,7 @@ class GotOcr2ImageProcessor(ImageProcessor):
         if rows * columns == 1:
             return channels_first([whole])
         resized = self._resized(pixels, rows * self.height, columns * self.width)
-        tiles = [
-            resized[row * self.height : (row + 1) * self.height, column * self.width : (column + 1) * self.width]
-            for row in range(rows)
-            for column in range(columns)
-        ]
-        return channels_first([*tiles, whole])
-
-    @property
-    def placeholder(self) -> str:
-        return self.image_token
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return Piece(self.begin_token), Piece(self.image_token, layout.num_vectors), Piece(self.end_token)
+        return channels_first([*cut(resized, self.height, self.width), whole])
 
     def _with_low_detail(self) -> Self:
         return replace(self, crop_to_patches=False)
@@ -150,7 +135,7 @@ class AyaVisionImageProcessor(GotOcr2ImageProcessor):
             num_tile_vectors=(integer(values, "img_size", 364) // per_vector) ** 2,
             patch_size=files.encoder_patch_size(),
             begin_token=files.token("start_of_img_token", "<|START_OF_IMG|>"),
-            image_token=files.token("img_patch_token", "<|IMG_PATCH|>"),
+            token=files.token("img_patch_token", "<|IMG_PATCH|>"),
             end_token=files.token("end_of_img_token", "<|END_OF_IMG|>"),
             template_token=files.token("image_token", "<image>"),
             tile_token=files.token("tile_token", "TILE"),
@@ -164,7 +149,7 @@ class AyaVisionImageProcessor(GotOcr2ImageProcessor):
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         names = [*(f"{self.tile_token}_{number}" for number in range(1, layout.grid[0])), self.whole_token]
         names[0] = self.begin_token + names[0]
-        tiles = (part for name in names for part in (Piece(name), Piece(self.image_token, self.num_tile_vectors)))
+        tiles = (part for name in names for part in (Piece(name), Piece(self.token, self.num_tile_vectors)))
         return (*tiles, Piece(self.end_token))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles, integer, refuse
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.sound import FLOAT_BYTES, SoundProcessor, as_bytes
 from llmstack_media.sound.log_mel import Samples
 from llmstack_media.sound.power_mel import FEATURE_EXTRACTOR, PowerMel
@@ -35,7 +35,6 @@ class GraniteSpeechProcessor(SoundProcessor):
     name: ClassVar[str] = "GraniteSpeechProcessor"
 
     log_mel: PowerMel
-    audio_token: str
     window_size: int
     window_vectors: int
 
@@ -51,7 +50,7 @@ class GraniteSpeechProcessor(SoundProcessor):
                 f"windows of {window} states with a vector for {rate} of them are not the model's, or not whole"
             )
         return cls(
-            log_mel=_read(values), max_s=_MAX_S, audio_token=files.token("audio_token", "<|audio|>"),
+            log_mel=_read(values), max_s=_MAX_S, token=files.token("audio_token", "<|audio|>"),
             window_size=window, window_vectors=window // rate,
         )  # fmt: skip
 
@@ -64,13 +63,6 @@ class GraniteSpeechProcessor(SoundProcessor):
     def prepare(self, samples: Samples) -> NDArray[np.uint8]:
         frames = self.log_mel.compute(samples)
         return as_bytes(np.ascontiguousarray(frames.reshape(len(frames) // _JOINED, -1).T))
-
-    @property
-    def placeholder(self) -> str:
-        return self.audio_token
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return (Piece(self.audio_token, layout.num_vectors),)
 
 
 def _read(values: Mapping[str, Any]) -> PowerMel:

@@ -21,7 +21,15 @@ from llmstack_media.processors.config_values import (
     size_of,
 )
 from llmstack_media.processors.layout import ImageLayout, Piece
-from llmstack_media.processors.processor import HALF, LANCZOS, ImageProcessor, channels_first, check_resized
+from llmstack_media.processors.processor import (
+    HALF,
+    LANCZOS,
+    ImageProcessor,
+    channels_first,
+    check_resized,
+    cut,
+    inert_but,
+)
 
 _MAX_SIDE = 4096
 """No side is longer after the first resize, whatever the checkpoint says."""
@@ -43,18 +51,13 @@ class Idefics3ImageProcessor(ImageProcessor):
     name: ClassVar[str] = "Idefics3ImageProcessor"
     options: ClassVar[tuple[str, ...]] = ("do_image_splitting", "longest_edge")
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"resample": LANCZOS, "image_mean": HALF, "image_std": HALF}
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "do_resize": (True,),
-        "do_center_crop": (False,),
-        "do_convert_rgb": (True,),
-    }
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = inert_but("do_pad")
 
     longest_edge: int
     crop_size: int
     do_image_splitting: bool
     num_crop_vectors: int
     patch_size: int
-    image_token: str
 
     @classmethod
     def from_checkpoint(cls, files: CheckpointFiles) -> Self:
@@ -70,7 +73,7 @@ class Idefics3ImageProcessor(ImageProcessor):
             do_image_splitting=boolean(image, "do_image_splitting", True),
             num_crop_vectors=integer(files.processor, "image_seq_len", 169),
             patch_size=files.encoder_patch_size(),
-            image_token=files.token("image_token", "<image>"),
+            token=files.token("image_token", "<image>"),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -89,21 +92,12 @@ class Idefics3ImageProcessor(ImageProcessor):
             return channels_first([self._resized(pixels, side, side)])
         height, width = self._final_size(height, width)
         pixels = self._resized(pixels, height, width)
-        rows, columns = self._cuts(height, width)
-        crops = [
-            pixels[row * side : (row + 1) * side, column * side : (column + 1) * side]
-            for row in range(rows)
-            for column in range(columns)
-        ]
+        crops = cut(pixels, side, side) if self._cuts(height, width)[0] else []
         return channels_first([*crops, self._resized(pixels, side, side) if crops else pixels])
-
-    @property
-    def placeholder(self) -> str:
-        return self.image_token
 
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         _, rows, columns = layout.grid
-        crop = Piece(self.image_token, self.num_crop_vectors)
+        crop = Piece(self.token, self.num_crop_vectors)
         pieces: list[Piece] = []
         for row in range(1, rows + 1):
             for column in range(1, columns + 1):

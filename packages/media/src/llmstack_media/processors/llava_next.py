@@ -14,8 +14,16 @@ from llmstack_media.decode.pictures import Pixels
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import MAX_SIDE, CheckpointFiles, checked_integer, integer, size_of
 from llmstack_media.processors.fixed_size import additional_vectors
-from llmstack_media.processors.layout import ImageLayout, Piece
-from llmstack_media.processors.processor import BICUBIC, CLIP_MEAN, CLIP_STD, ImageProcessor, channels_first
+from llmstack_media.processors.layout import ImageLayout
+from llmstack_media.processors.processor import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    ImageProcessor,
+    channels_first,
+    cut,
+    inert_but,
+)
 
 _DEFAULT_GRIDS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 _MAX_GRIDS = 256
@@ -33,13 +41,12 @@ class LlavaNextImageProcessor(ImageProcessor):
 
     name: ClassVar[str] = "LlavaNextImageProcessor"
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {"do_resize": (True,), "do_convert_rgb": (True,)}
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = inert_but("do_center_crop", "do_pad")
 
     side: int
     grids: tuple[tuple[int, int], ...]
     patch_size: int
     num_additional: int
-    image_token: str
 
     @classmethod
     def from_checkpoint(cls, files: CheckpointFiles) -> Self:
@@ -56,7 +63,7 @@ class LlavaNextImageProcessor(ImageProcessor):
             grids=grids_of(image.get("image_grid_pinpoints") or _DEFAULT_GRIDS, side),
             patch_size=integer(files.processor, "patch_size", 0, 0, MAX_SIDE) or files.encoder_patch_size(),
             num_additional=additional_vectors(files),
-            image_token=files.token("image_token", "<image>"),
+            token=files.token("image_token", "<image>"),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -77,19 +84,7 @@ class LlavaNextImageProcessor(ImageProcessor):
         top, left = (best_height - new_height) // 2, (best_width - new_width) // 2
         canvas[top : top + new_height, left : left + new_width] = self._resized(pixels, new_height, new_width)
         side = self.side
-        tiles = [
-            canvas[row : row + side, column : column + side]
-            for row in range(0, best_height, side)
-            for column in range(0, best_width, side)
-        ]
-        return channels_first([self._resized(pixels, side, side), *tiles])
-
-    @property
-    def placeholder(self) -> str:
-        return self.image_token
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return (Piece(self.image_token, layout.num_vectors),)
+        return channels_first([self._resized(pixels, side, side), *cut(canvas, side, side)])
 
     def _num_vectors(self, height: int, width: int) -> int:
         """Vectors of the whole picture, of its tiles without their borders, and one at the end of each row."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmstack_media.decode.clips import Clip
 from llmstack_media.decode.pictures import Pixels
-from llmstack_media.errors import ProcessorConfigError, image_too_large
+from llmstack_media.errors import ProcessorConfigError, too_many_vectors
 from llmstack_media.limits import MAX_VIDEO_FRAMES
 from llmstack_media.processors.config_values import (
     MAX_SIDE,
@@ -23,9 +23,9 @@ from llmstack_media.processors.config_values import (
     number,
 )
 from llmstack_media.processors.fixed_size import fixed_size
-from llmstack_media.processors.layout import ImageLayout, Piece, VideoLayout
+from llmstack_media.processors.layout import ImageLayout, VideoLayout
 from llmstack_media.processors.llava_next import LlavaNextImageProcessor, grids_of
-from llmstack_media.processors.processor import BICUBIC, CLIP_MEAN, CLIP_STD, channels_first
+from llmstack_media.processors.processor import BICUBIC, CLIP_MEAN, CLIP_STD, INERT, channels_first
 from llmstack_media.processors.video import DEFAULT_FRAMES, VideoProcessor
 
 _KIND = "anyres_max_"
@@ -43,12 +43,7 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
     """
 
     name: ClassVar[str] = "LlavaOnevisionImageProcessor"
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "do_resize": (True,),
-        "do_center_crop": (False,),
-        "do_pad": (True,),
-        "do_convert_rgb": (True,),
-    }
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {**INERT, "do_pad": (True,)}
 
     max_tiles: int
 
@@ -70,7 +65,7 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
             grids=grids_of(files.image.get("image_grid_pinpoints") or every, height),
             patch_size=patch_size,
             num_additional=0,
-            image_token=files.token("image_token", "<image>"),
+            token=files.token("image_token", "<image>"),
             max_tiles=_max_tiles(files),
         )
 
@@ -113,7 +108,6 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
     side: int
     patch_size: int
-    video_token: str
 
     @classmethod
     def of_checkpoint(cls, files: CheckpointFiles, max_vectors: int) -> Self:
@@ -130,23 +124,13 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
             max_vectors=max_vectors,
             side=height,
             patch_size=files.encoder_patch_size(),
-            video_token=files.token("video_token", "<video>"),
+            token=files.token("video_token", "<video>"),
         )
-
-    @property
-    def placeholder(self) -> str:
-        return self.video_token
-
-    def placeholders(self, layout: VideoLayout) -> tuple[Piece, ...]:
-        return (Piece(self.video_token, layout.num_vectors),)
 
     def layout(self, clip: Clip) -> VideoLayout:
         found = self._layout(self._choose(clip), self.rate(clip))
         if found.num_vectors > self.max_vectors:
-            raise image_too_large(
-                f"becomes {found.num_vectors} tokens, and may become {self.max_vectors}: fewer frames (num_frames, "
-                "fps) become fewer"
-            )
+            raise too_many_vectors(found.num_vectors, self.max_vectors)
         return found
 
     def largest(self) -> VideoLayout:

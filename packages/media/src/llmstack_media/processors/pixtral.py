@@ -21,6 +21,7 @@ from llmstack_media.processors.processor import (
     ImageProcessor,
     channels_first,
     check_resized,
+    inert_but,
 )
 
 _LOW_EDGE = 512
@@ -41,11 +42,7 @@ class PixtralImageProcessor(ImageProcessor):
     name: ClassVar[str] = "PixtralImageProcessor"
     options: ClassVar[tuple[str, ...]] = ("max_height", "max_width")
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "do_resize": (True,),
-        "do_center_crop": (False,),
-        "do_convert_rgb": (True,),
-    }
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = inert_but("do_pad")
 
     DEFAULT_MERGE_SIZE: ClassVar[int] = 1
 
@@ -54,9 +51,7 @@ class PixtralImageProcessor(ImageProcessor):
     patch_size: int
     merge_size: int
     side: int
-    image_token: str
     break_token: str
-    end_token: str
 
     @classmethod
     def from_checkpoint(cls, files: CheckpointFiles) -> Self:
@@ -73,7 +68,7 @@ class PixtralImageProcessor(ImageProcessor):
             patch_size=patch_size,
             merge_size=merge_size,
             side=cls._side(files, patch_size, merge_size),
-            image_token=files.token("image_token", "[IMG]"),
+            token=files.token("image_token", "[IMG]"),
             break_token=files.token("image_break_token", "[IMG_BREAK]"),
             end_token=files.token("image_end_token", "[IMG_END]"),
         )
@@ -92,13 +87,9 @@ class PixtralImageProcessor(ImageProcessor):
     def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
         return channels_first([self._resized(pixels, *self._size(*pixels.shape[:2]))])
 
-    @property
-    def placeholder(self) -> str:
-        return self.image_token
-
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
         rows, columns = layout.grid[1] // self.merge_size, layout.grid[2] // self.merge_size
-        row = (Piece(self.image_token, columns), Piece(self.break_token))
+        row = (Piece(self.token, columns), Piece(self.break_token))
         return (*(row * rows)[:-1], Piece(self.end_token))
 
     def _with_low_detail(self) -> Self:
@@ -133,4 +124,4 @@ class LightOnOcrImageProcessor(PixtralImageProcessor):
         return found
 
     def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return (Piece(self.image_token, layout.num_vectors),)
+        return (Piece(self.token, layout.num_vectors),)

@@ -1,4 +1,4 @@
-"""What all processors of pictures and videos share: resizing, values, options."""
+"""Base of processors of pictures and videos: resizing, values, options."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ HALF = (0.5, 0.5, 0.5)
 BILINEAR, BICUBIC, LANCZOS = (
     int(one) for one in (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 )
+INERT: Mapping[str, tuple[object, ...]] = {
+    "do_resize": (True,), "do_center_crop": (False,), "do_pad": (False,), "do_convert_rgb": (True,),
+}  # fmt: skip
 LayoutT = TypeVar("LayoutT", bound=ImageLayout)
 MAX_RESIZED_PIXELS = 100_000_000
 """Of a picture between two steps of its preprocessing: an extreme shape may grow before it is cut."""
@@ -29,7 +32,14 @@ MAX_RESIZED_PIXELS = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ItemProcessor(ABC, Generic[LayoutT]):
-    """What prepares one kind of items: how they are written in prompts, and what a request may change."""
+    """What prepares one kind of items: how they are written in prompts, and what a request may change.
+
+    Attributes:
+        token: The special token of each vector in a prompt.
+        begin_token: Before the tokens of an item, where the placeholder stands for it too.
+        end_token: Behind the tokens of an item, where the placeholder stands for it too.
+        around: What a text has before and behind the placeholder, if a template takes texts alone.
+    """
 
     name: ClassVar[str]
     """Of the reference's class, without an ending."""
@@ -38,18 +48,24 @@ class ItemProcessor(ABC, Generic[LayoutT]):
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that a request may set."""
 
-    @abstractmethod
+    token: str
+    begin_token: str = ""
+    end_token: str = ""
+    around: tuple[str, str] = ("", "")
+
     def placeholders(self, layout: LayoutT) -> tuple[Piece, ...]:
-        """What stands in the prompt in place of the item's placeholder."""
+        """What stands in the prompt in place of the item's placeholder: a token for each vector, and what is around."""
+        vectors = Piece(self.token, layout.num_vectors)
+        return tuple(one for one in (Piece(self.begin_token), vectors, Piece(self.end_token)) if one.text)
 
     @abstractmethod
     def largest(self) -> LayoutT:
         """A layout with as many vectors as any item can have, or a few more."""
 
     @property
-    @abstractmethod
     def placeholder(self) -> str:
         """The special token that a chat template prints where an item stands, and that the pieces replace."""
+        return self.token
 
     @property
     def placeholder_in_text(self) -> str:
@@ -57,7 +73,7 @@ class ItemProcessor(ABC, Generic[LayoutT]):
 
         `{number}` in it is the number of the item among those of its kind, from 1 on.
         """
-        return self.placeholder
+        return self.placeholder.join(self.around)
 
     def for_detail(self, detail: str) -> Self:
         """The processor of a request with this `detail`: `low` costs less, others are as the checkpoint says."""
@@ -88,8 +104,9 @@ class ItemProcessor(ABC, Generic[LayoutT]):
                 raise invalid_option(name, "true or false")
             if kind is not bool and (isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0):
                 raise invalid_option(name, "a positive number" if kind is float else "a positive integer")
+        changes: dict[str, Any] = {**options}
         try:
-            return replace(self, **options)
+            return replace(self, **changes)
         except ProcessorConfigError as error:
             raise invalid_option(" and ".join(options), str(error).partition("must be ")[2] or "possible") from error
 
@@ -110,9 +127,8 @@ class PixelProcessor(ItemProcessor[LayoutT]):
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
     """Of the reference's class: resample, image_mean, image_std."""
-    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "do_resize": (True,), "do_center_crop": (False,), "do_pad": (False,), "do_convert_rgb": (True,),
-    }  # fmt: skip
+    INERT: ClassVar[Mapping[str, tuple[object, ...]]] = INERT
+    """Options of the reference's class that must have these values, where a checkpoint has them."""
 
     resample: int
     do_rescale: bool
@@ -178,6 +194,11 @@ class ImageProcessor(PixelProcessor[ImageLayout]):
         """The array that the encoder reads, of the layout's shape. `pixels`: [height, width, 3]."""
 
 
+def inert_but(*names: str) -> Mapping[str, tuple[object, ...]]:
+    """Those of most classes without these, which a class has itself, or does not read."""
+    return {name: values for name, values in INERT.items() if name not in names}
+
+
 def check_resized(height: int, width: int) -> tuple[int, int]:
     """Refuses a picture that grows too large on its way.
 
@@ -187,6 +208,12 @@ def check_resized(height: int, width: int) -> tuple[int, int]:
     if height * width > MAX_RESIZED_PIXELS:
         raise image_too_large("has a shape that this model enlarges beyond what is allowed")
     return height, width
+
+
+def cut(pixels: Pixels, height: int, width: int) -> list[Pixels]:
+    """Tiles of this size, row by row; the picture is a multiple of it."""
+    rows, columns = (range(0, whole, part) for whole, part in zip(pixels.shape[:2], (height, width), strict=True))
+    return [pixels[row : row + height, column : column + width] for row in rows for column in columns]
 
 
 def channels_first(crops: list[Pixels]) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmstack_media.processors.config_values import CheckpointFiles
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.sound import FLOAT_BYTES, SoundProcessor, as_bytes, read_log_mel
 from llmstack_media.sound.log_mel import LogMel, Samples
 
@@ -26,19 +26,18 @@ class Qwen2AudioProcessor(SoundProcessor):
     """
 
     name: ClassVar[str] = "Qwen2AudioProcessor"
+    NUMBER: ClassVar[str] = "Audio {number}: "
+    """Before an item in a text."""
 
     log_mel: LogMel
-    audio_token: str
-    begin_token: str
-    end_token: str
 
     @classmethod
     def of_checkpoint(cls, files: CheckpointFiles) -> Self:
         log_mel = read_log_mel(files.preprocessor, files.processor)
         return cls(
-            log_mel=log_mel, max_s=float(log_mel.window_s), audio_token=files.token("audio_token", "<|AUDIO|>"),
-            begin_token=files.token("audio_bos_token", "<|audio_bos|>"),
-            end_token=files.token("audio_eos_token", "<|audio_eos|>"),
+            log_mel=log_mel, max_s=float(log_mel.window_s), token=files.token("audio_token", "<|AUDIO|>"),
+            around=(f"{cls.NUMBER}{files.token('audio_bos_token', '<|audio_bos|>')}",
+                    files.token("audio_eos_token", "<|audio_eos|>")),
         )  # fmt: skip
 
     def layout(self, num_samples: int) -> ImageLayout:
@@ -50,17 +49,6 @@ class Qwen2AudioProcessor(SoundProcessor):
     def prepare(self, samples: Samples) -> NDArray[np.uint8]:
         (num_frames,) = self.layout(len(samples)).grid
         return as_bytes(self.log_mel.compute(samples)[:, :num_frames])
-
-    @property
-    def placeholder(self) -> str:
-        return self.audio_token
-
-    @property
-    def placeholder_in_text(self) -> str:
-        return f"Audio {{number}}: {self.begin_token}{self.audio_token}{self.end_token}"
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return (Piece(self.audio_token, layout.num_vectors),)
 
     def _num_sounding(self, num_samples: int) -> int:
         """Frames that begin in the sound."""

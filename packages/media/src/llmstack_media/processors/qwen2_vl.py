@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llmstack_media.decode.pictures import Pixels
 from llmstack_media.errors import ProcessorConfigError, invalid_image
 from llmstack_media.processors.config_values import MAX_SIDE, CheckpointFiles, checked_integer, integer, size_of
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.processor import (
     BICUBIC,
     CLIP_MEAN,
@@ -51,7 +51,6 @@ class Qwen2VLImageProcessor(ImageProcessor):
     patch_size: int
     temporal_patch_size: int
     merge_size: int
-    image_token: str
 
     def __post_init__(self) -> None:
         if not self.min_pixels <= self.max_pixels <= MAX_RESIZED_PIXELS:
@@ -73,7 +72,8 @@ class Qwen2VLImageProcessor(ImageProcessor):
             patch_size=integer(image, "patch_size", 14, 1, MAX_SIDE),
             temporal_patch_size=integer(image, "temporal_patch_size", 2, 1, 64),
             merge_size=integer(image, "merge_size", 2, 1, 64),
-            image_token=files.token("image_token", "<|image_pad|>"),
+            token=files.token("image_token", "<|image_pad|>"),
+            around=(BEGIN, END),
         )
 
     @property
@@ -99,17 +99,6 @@ class Qwen2VLImageProcessor(ImageProcessor):
     def prepare(self, pixels: Pixels) -> NDArray[np.uint8]:
         resized = self._resized(pixels, *self._size(*pixels.shape[:2]))
         return cut_patches(resized[None], 1, self.patch_size, self.merge_size)
-
-    @property
-    def placeholder(self) -> str:
-        return self.image_token
-
-    @property
-    def placeholder_in_text(self) -> str:
-        return f"{BEGIN}{self.image_token}{END}"
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return (Piece(self.image_token, layout.num_vectors),)
 
     def _with_low_detail(self) -> Self:
         return replace(self, max_pixels=max(self.min_pixels, min(self.max_pixels, _LOW_PIXELS)))

@@ -16,13 +16,10 @@ class Qwen2_5OmniProcessor(Qwen2AudioProcessor):
 
     name: ClassVar[str] = "Qwen2_5OmniProcessor"
     has_images: ClassVar[bool] = True
+    NUMBER: ClassVar[str] = ""
 
     def layout(self, num_samples: int) -> ImageLayout:
         num_frames = self._num_sounding(num_samples)
         num_states = -(-num_frames // 2)
         shape = (self.log_mel.num_bins, num_frames, FLOAT_BYTES)
         return ImageLayout(shape, (num_frames,), num_states, num_states // 2)
-
-    @property
-    def placeholder_in_text(self) -> str:
-        return f"{self.begin_token}{self.audio_token}{self.end_token}"

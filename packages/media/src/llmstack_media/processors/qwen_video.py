@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmstack_media.decode.clips import Clip
 from llmstack_media.decode.pictures import Pixels
-from llmstack_media.errors import ProcessorConfigError, image_too_large
+from llmstack_media.errors import ProcessorConfigError, image_too_large, too_many_vectors
 from llmstack_media.limits import MAX_VIDEO_FRAMES
 from llmstack_media.processors.config_values import (
     MAX_SIDE,
@@ -67,7 +67,6 @@ class QwenVideoProcessor(VideoProcessor):
     max_frames: int
     has_cap: bool
     max_video_tokens: int
-    video_token: str
 
     def __post_init__(self) -> None:
         if self.min_pixels > self.max_pixels:
@@ -96,7 +95,8 @@ class QwenVideoProcessor(VideoProcessor):
             max_frames=integer(values, "max_frames", MAX_VIDEO_FRAMES, 1, MAX_VIDEO_FRAMES),
             has_cap=boolean(values, "cap_pixels_per_frame", False),
             max_video_tokens=integer(values, "max_video_tokens", cls.MAX_TOKENS),
-            video_token=files.token("video_token", "<|video_pad|>"),
+            token=files.token("video_token", "<|video_pad|>"),
+            around=(BEGIN, END),
         )
 
     @classmethod
@@ -125,14 +125,6 @@ class QwenVideoProcessor(VideoProcessor):
         """Pixels per side of what becomes one vector."""
         return self.patch_size * self.merge_size
 
-    @property
-    def placeholder(self) -> str:
-        return self.video_token
-
-    @property
-    def placeholder_in_text(self) -> str:
-        return f"{BEGIN}{self.video_token}{END}"
-
     def layout(self, clip: Clip) -> VideoLayout:
         frames, rate = self._frames(clip), self.rate(clip)
         sides = self._sides(len(frames), (clip.height, clip.width))
@@ -141,10 +133,7 @@ class QwenVideoProcessor(VideoProcessor):
         if found.seconds[-1] > _MAX_SECONDS:
             raise image_too_large(f"lasts longer than {_MAX_SECONDS} seconds")
         if found.num_vectors > self.max_vectors:
-            raise image_too_large(
-                f"becomes {found.num_vectors} tokens, and may become {self.max_vectors}: fewer frames (num_frames, "
-                "fps) or smaller ones (max_pixels) become fewer"
-            )
+            raise too_many_vectors(found.num_vectors, self.max_vectors, " or smaller ones (max_pixels)")
         return found
 
     def largest(self) -> VideoLayout:
@@ -162,9 +151,6 @@ class QwenVideoProcessor(VideoProcessor):
             resized[index] = self._resized(frame, height, width)
         resized[len(layout.frames) :] = resized[len(layout.frames) - 1]
         return cut_patches(resized, self.temporal_patch_size, self.patch_size, self.merge_size)
-
-    def placeholders(self, layout: VideoLayout) -> tuple[Piece, ...]:
-        return (Piece(self.video_token, layout.num_vectors),)
 
     def _frames(self, clip: Clip) -> Sequence[int]:
         """Numbers of the frames to take: of a list all, unless their number is limited."""
@@ -275,6 +261,6 @@ class Qwen3VLVideoProcessor(QwenVideoProcessor):
         num_vectors = layout.num_vectors // len(layout.seconds)
         pieces, text = [], ""
         for second in layout.seconds:
-            pieces += [Piece(f"{text}<{second:.1f} seconds>{BEGIN}"), Piece(self.video_token, num_vectors)]
+            pieces += [Piece(f"{text}<{second:.1f} seconds>{BEGIN}"), Piece(self.token, num_vectors)]
             text = END
         return (*pieces, Piece(END))

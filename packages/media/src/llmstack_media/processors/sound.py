@@ -1,4 +1,4 @@
-"""What all processors of sound in chats share: a spectrogram and a limit."""
+"""Base of processors of sound in chats: a spectrogram and a limit."""
 
 from __future__ import annotations
 

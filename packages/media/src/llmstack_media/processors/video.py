@@ -1,4 +1,4 @@
-"""What all processors of videos share: which frames are taken, and their limit."""
+"""Base of processors of videos: the choice of frames, and their limit."""
 
 from __future__ import annotations
 

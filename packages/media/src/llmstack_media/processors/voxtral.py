@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmstack_media.errors import ProcessorConfigError
 from llmstack_media.processors.config_values import CheckpointFiles
-from llmstack_media.processors.layout import ImageLayout, Piece
+from llmstack_media.processors.layout import ImageLayout
 from llmstack_media.processors.sound import FLOAT_BYTES, SoundProcessor, as_bytes, read_log_mel
 from llmstack_media.sound.log_mel import LogMel, Samples
 
@@ -28,8 +28,6 @@ class VoxtralProcessor(SoundProcessor):
     name: ClassVar[str] = "VoxtralProcessor"
 
     log_mel: LogMel
-    audio_token: str
-    begin_token: str
 
     @classmethod
     def of_checkpoint(cls, files: CheckpointFiles) -> Self:
@@ -38,8 +36,8 @@ class VoxtralProcessor(SoundProcessor):
             raise ProcessorConfigError(f"a window of {log_mel.num_frames} frames has no whole number of vectors")
         return cls(
             log_mel=log_mel, max_s=float(_MAX_WINDOWS * log_mel.window_s),
-            audio_token=files.token("audio_token", "[AUDIO]"),
-            begin_token=_BEGIN,
+            token=files.token("audio_token", "[AUDIO]"),
+            around=(_BEGIN, ""),
         )  # fmt: skip
 
     def layout(self, num_samples: int) -> ImageLayout:
@@ -51,17 +49,6 @@ class VoxtralProcessor(SoundProcessor):
     def prepare(self, samples: Samples) -> NDArray[np.uint8]:
         whole = replace(self.log_mel, window_s=self._num_windows(len(samples)) * self.log_mel.window_s)
         return as_bytes(whole.compute(samples))
-
-    @property
-    def placeholder(self) -> str:
-        return self.audio_token
-
-    @property
-    def placeholder_in_text(self) -> str:
-        return f"{self.begin_token}{self.audio_token}"
-
-    def placeholders(self, layout: ImageLayout) -> tuple[Piece, ...]:
-        return (Piece(self.audio_token, layout.num_vectors),)
 
     def _num_windows(self, num_samples: int) -> int:
         return max(1, -(-num_samples // self.log_mel.num_samples))
